@@ -1,0 +1,50 @@
+# Everything a user or a contributor does: make demo | test | check | test-slow | bench | format | clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
+TORCH_INDEX ?=
+
+.PHONY: install demo test test-slow check bench format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, got " + sys.version.split()[0] + "; run make PYTHON=python3.12, say") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv"; exit 2; }
+	@$(BIN)/pip --version >/dev/null || { echo "the virtual environment has no pip; on Debian or Ubuntu: apt install python3-venv, then make clean"; exit 2; }
+	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/install_torch.sh
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/forerun demo
+
+test: install
+	$(BIN)/python -m pytest -n 2
+
+test-slow: install
+	$(BIN)/forerun models pull smollm2-135m
+	$(BIN)/python -m pytest -m slow
+
+check: install
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests docs examples benchmarks README.md
+	$(BIN)/deptry src
+	$(BIN)/python -m pytest docs README.md
+
+bench: install
+	$(BIN)/forerun models pull smollm2-135m
+	$(BIN)/python -m benchmarks.host_overhead
+	$(BIN)/python -m benchmarks.speculation
+
+format: install
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,98 @@
+"""The `forerun` program: its commands, and how mistakes are shown."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+import forerun
+from forerun.cli.chat import chat
+from forerun.cli.collect_env import collect_env
+from forerun.cli.demo import demo
+from forerun.cli.generate import generate
+from forerun.cli.models import models
+from forerun.errors import ForerunError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+COMMANDS: tuple[App | Callable[..., Any], ...] = (
+    chat,
+    collect_env,
+    demo,
+    generate,
+    models,
+)
+
+
+def build_app() -> App:
+    """The program with all its commands."""
+    app = App(
+        name="forerun",
+        help="Text from language models by speculative decoding: exactly the model's own text, sooner.",
+        help_epilogue="Start with:\n  forerun demo\n  forerun COMMAND --help",
+        help_format="plaintext",
+        version=forerun.__version__,
+        default_parameter=Parameter(negative_iterable=()),
+    )
+    for command in COMMANDS:
+        if isinstance(command, App):
+            app.command(command)
+        else:
+            app.command(command, help_epilogue=_examples(command))
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code: 2 for a mistake of the user, 130 when interrupted."""
+    with _plain_messages():
+        try:
+            code = build_app()(argv, exit_on_error=False, print_error=False, result_action="return_value")
+            sys.stdout.flush()
+        except (CycloptsError, ForerunError) as error:
+            return _fail(error)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output has gone; keep the interpreter from failing on it again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _examples(command: Callable[..., Any]) -> str:
+    """The examples at the end of a command's docstring, which the help shows last."""
+    _, _, examples = (inspect.getdoc(command) or "").partition("\nExamples:\n")
+    return f"Examples:\n{examples}" if examples else ""
+
+
+@contextmanager
+def _plain_messages() -> Iterator[None]:
+    """Show forerun's log messages and deprecations as one line each on stderr."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("forerun")
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""`forerun chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from forerun.cli import loading
+from forerun.cli.options import EngineOptions, SamplingOptions
+from forerun.cli.streaming import read_answer, speculation_rows
+from forerun.core.outputs import StreamDelta
+from forerun.errors import ForerunError, did_you_mean
+
+if TYPE_CHECKING:
+    from forerun import LLM, SamplingParams
+
+if importlib.util.find_spec("readline"):  # absent on Windows; its import gives `input` line editing and history
+    import readline as readline
+
+SAMPLING, ENGINE = SamplingOptions(), EngineOptions()
+
+HELP = """/help   show this
+/stats  how well drafting worked so far
+/reset  forget the conversation
+/exit   leave (Ctrl-D does too)
+Ctrl-C stops an answer."""
+
+
+def chat(
+    model: str,
+    /,
+    *,
+    system: str | None = None,
+    sampling: SamplingOptions = SAMPLING,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Talk with a model.
+
+    Answers appear as they are written. /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+        system: The system message that the conversation begins with.
+
+    Examples:
+        forerun chat smollm2-135m
+        forerun chat smollm2-135m --system "You are a pirate." --temperature 0.7 --max-tokens 500
+        forerun chat smollm2-135m --speculative-config.method suffix
+    """
+    params = sampling.params()
+    llm = loading.load_llm(model, engine)
+    on_terminal = sys.stdin.isatty()
+    if on_terminal:
+        print(f"{model}, {llm.speculative.describe()}. /help shows the commands.")
+    Conversation(llm, params, system=system).run(lambda: input("> " if on_terminal else ""))
+
+
+class Conversation:
+    """The messages so far, and the loop that adds to them."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None = None) -> None:
+        self._llm = llm
+        self._params = params
+        self._opening = [{"role": "system", "content": system}] if system is not None else []
+        self.messages = list(self._opening)
+        self._commands: dict[str, Callable[[], None]] = {
+            "/help": lambda: print(HELP),
+            "/stats": self._print_stats,
+            "/reset": self._reset,
+        }
+
+    def run(self, read_line: Callable[[], str]) -> None:
+        """Answer line after line, until the end of input or /exit."""
+        while True:
+            try:
+                line = read_line().strip()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D or /exit leaves)")
+                continue
+            if line == "/exit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._answer(line)
+
+    def _command(self, line: str) -> None:
+        command = self._commands.get(line)
+        if command is None:
+            print(f"unknown command {line!r}{did_you_mean(line, (*self._commands, '/exit'))}")
+            return
+        command()
+
+    def _answer(self, question: str) -> None:
+        """Stream the answer; keep as much of it as was shown, or drop the question if there is none."""
+        self.messages.append({"role": "user", "content": question})
+        parts: list[str] = []
+
+        def show(delta: StreamDelta) -> None:
+            parts.append(delta.text)
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+
+        try:
+            deltas = self._llm.stream_chat(self.messages, self._params)
+            answer = read_answer(deltas, show)
+            cut = f" [cut at --max-tokens {self._params.max_tokens}]" if answer.finish_reason == "length" else ""
+            print(cut)
+        except KeyboardInterrupt:
+            deltas.close()
+            print(" [stopped]")
+        except ForerunError as error:
+            print(f"error: {error} (/reset forgets the conversation)", file=sys.stderr)
+        if "".join(parts):
+            self.messages.append({"role": "assistant", "content": "".join(parts)})
+        else:
+            self.messages.pop()
+
+    def _reset(self) -> None:
+        self.messages = list(self._opening)
+        print("(forgotten)")
+
+    def _print_stats(self) -> None:
+        speculation = self._llm.stats.speculation
+        rows = [("drafting", self._llm.speculative.describe()), *speculation_rows(speculation)]
+        print("\n".join(f"{name}: {value}" for name, value in rows))

@@ -1,0 +1,98 @@
+"""`forerun generate`: the continuation of one prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from forerun.cli import loading
+from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
+from forerun.cli.streaming import Answer, read_answer, speculation_json
+from forerun.core.outputs import StreamDelta
+from forerun.errors import RequestError
+
+if TYPE_CHECKING:
+    from forerun import LLM
+
+StdinFlag = Annotated[bool, Parameter(name="-", negative=(), show_default=False)]
+SAMPLING, ENGINE = SamplingOptions(), EngineOptions()
+
+
+def generate(
+    model: str,
+    prompt: str | None = None,
+    /,
+    *,
+    from_stdin: StdinFlag = False,
+    chat: bool = False,
+    stream: bool = True,
+    json_output: JsonFlag = False,
+    sampling: SamplingOptions = SAMPLING,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Write the continuation of a prompt to standard output.
+
+    Drafting never changes the text, only how soon it is there.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+        prompt: The text to continue; put -- before a text that starts with a hyphen.
+        from_stdin: Read the prompt from standard input, without its last line break.
+        chat: Take the prompt as a user's message and answer it by the model's chat template.
+        stream: Show text as it is written, instead of all at the end.
+        json_output: Print one line of JSON for machines, and nothing else, on standard output.
+
+    Examples:
+        forerun generate smollm2-135m "The capital of France is" --max-tokens 10
+        forerun generate smollm2-135m --chat "Name three colours." --temperature 0.7 --seed 1
+        cat notes.txt | forerun generate smollm2-135m - --speculative-config.method ngram
+        forerun generate smollm2-135m "1 2 3" --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
+    """
+    text = _prompt(prompt, from_stdin)
+    params = sampling.params()
+    llm = loading.load_llm(model, engine)
+    show = _write if stream and not json_output else _hide
+    deltas = llm.stream_chat([{"role": "user", "content": text}], params) if chat else llm.stream(text, params)
+    answer = read_answer(deltas, show)
+    if json_output:
+        print(json.dumps(_report(model, text, answer, llm)))
+    else:
+        print("" if stream else answer.text, flush=True)
+
+
+def _prompt(given: str | None, from_stdin: bool) -> str:
+    if given is not None and from_stdin:
+        raise RequestError("PROMPT and - are both given; keep one of them")
+    if given is not None:
+        return given
+    if not from_stdin:
+        raise RequestError("PROMPT is missing; give a text in quotes, or - to read it from standard input")
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _write(delta: StreamDelta) -> None:
+    sys.stdout.write(delta.text)
+    sys.stdout.flush()
+
+
+def _hide(delta: StreamDelta) -> None:
+    """Show nothing."""
+
+
+def _report(model: str, prompt: str, answer: Answer, llm: LLM) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "seconds": answer.seconds,
+        "first_token_seconds": answer.first_token_seconds,
+        "tokens_per_second": answer.tokens_per_second,
+        "speculative": llm.speculative.describe(),
+        "speculation": speculation_json(llm.stats.speculation),
+    }

@@ -1,0 +1,85 @@
+"""Loading of a model, with something to look at where it takes long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+import forerun
+from forerun.cli.options import EngineOptions
+from forerun.models import download, store
+
+if TYPE_CHECKING:
+    from forerun import LLM
+
+LoadLLM = Callable[[str, EngineOptions], "LLM"]
+
+LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting"}
+
+
+def load_llm(model: str, options: EngineOptions) -> LLM:
+    """Load a model, pulled first if it is a known one that is absent; bars and spinners go to stderr."""
+    if model in store.KNOWN_MODELS and not Path(model).exists():
+        pull_if_needed(model)
+    with spinner(f"Loading {model}"):
+        return forerun.LLM(model, **options.settings())
+
+
+def pull_if_needed(name: str) -> None:
+    """Pull a known model unless it is ready."""
+    state = store.ModelStore().state(name)
+    if state == "ready":
+        return
+    Console(stderr=True).print(f"model {name} is {state} in {store.cache_folder()}: pulling it", highlight=False)
+    pull(name)
+
+
+def pull(name: str) -> Path:
+    """Pull a known model, or check the one that is there, with progress bars."""
+    with pull_bars() as report:
+        return store.pull(name, report=report)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show that something takes its time, on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
+@contextmanager
+def pull_bars() -> Iterator[download.Report]:
+    """One bar per stage of a pull, on a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        yield _BarPerStage(bars)
+
+
+class _BarPerStage:
+    """Draws the progress of a pull: a new stage ends the bar of the one before."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._current: TaskID | None = None
+
+    def __call__(self, progress: download.Progress) -> None:
+        if progress.stage not in LABELS:
+            return
+        if progress.stage not in self._tasks:
+            self._tasks[progress.stage] = self._bars.add_task(LABELS[progress.stage], total=progress.total)
+        task = self._tasks[progress.stage]
+        if self._current not in (None, task):
+            self._bars.stop_task(self._current)
+        self._current = task
+        self._bars.update(task, completed=progress.done, total=progress.total)

@@ -1,0 +1,150 @@
+"""Options that several commands share, and how they become arguments of `LLM` and `SamplingParams`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter, Token
+
+import forerun
+
+if TYPE_CHECKING:
+    from forerun import SamplingParams
+
+SPECULATIVE_FLAG = "--speculative-config"
+
+
+def parse_speculative_config(
+    hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]
+) -> dict[str, Any]:
+    """Read the option as one JSON object, or as dotted keys with one JSON value or plain text each.
+
+    Hyphens in keys count as underscores.
+
+    Raises:
+        ValueError: it is not a JSON object, or a key is given twice or is nested.
+    """
+    if isinstance(tokens, Mapping):
+        items = [(key, _only_value(key, given)) for key, given in tokens.items()]
+    else:
+        items = list(_json_object(tokens[-1].value).items())
+    config: dict[str, Any] = {}
+    for key, value in items:
+        name = key.replace("-", "_")
+        if name in config:
+            raise ValueError(f"{SPECULATIVE_FLAG}: key {name!r} is given twice; keep one")
+        config[name] = value
+    return config
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    example = """'{"method": "ngram", "num_speculative_tokens": 5}'"""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{SPECULATIVE_FLAG}: not JSON ({error}); write e.g. {example}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{SPECULATIVE_FLAG}: got {text}; must be a JSON object, e.g. {example}")
+    return value
+
+
+def _only_value(key: str, given: Sequence[Token] | Mapping[str, Any]) -> Any:
+    if isinstance(given, Mapping):
+        raise ValueError(f"{SPECULATIVE_FLAG}: key {key!r} has keys of its own; give its value as JSON instead")
+    if len(given) != 1:
+        raise ValueError(f"{SPECULATIVE_FLAG}: key {key!r} is given {len(given)} times; keep one")
+    return _typed(given[0].value)
+
+
+def _typed(text: str) -> Any:
+    """The JSON value that `text` is (a number, true, a list, ...), else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+@Parameter(name="*", group=Group("Engine", sort_key=3))
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the model is loaded and run: arguments of `LLM`, with its defaults."""
+
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        Parameter(converter=parse_speculative_config, accepts_keys=True, json_dict=False, n_tokens=1),
+    ] = None
+    """How to draft: a JSON object, or one option per key such as --speculative-config.method ngram."""
+    dtype: str = "auto"
+    """Number format of the weights: auto, float32, bfloat16 or float16."""
+    device: str = "auto"
+    """Where to run: auto (a GPU if there is one), cpu, cuda or cuda:N."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and answer together, in tokens; by default what the model allows."""
+    max_num_seqs: int = 64
+    """Sequences computed at the same time, at most."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed in one forward pass, at most."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory for the KV cache, in bytes; by default a share of what is free."""
+    seed: int = 0
+    """Seed of all sampling: the same seed gives the same text, with or without drafts."""
+    speculative_model: str | None = None
+    """Deprecated: write --speculative-config.model."""
+    speculative_method: str | None = None
+    """Deprecated: write --speculative-config.method."""
+    num_speculative_tokens: int | None = None
+    """Deprecated: write --speculative-config.num-speculative-tokens."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether any of the options asks for drafts."""
+        given = (self.speculative_config, self.speculative_model, self.speculative_method, self.num_speculative_tokens)
+        return any(value is not None for value in given)
+
+    def with_default_speculation(self, config: Mapping[str, Any]) -> EngineOptions:
+        """The same options, speculating by `config` if they ask for nothing else."""
+        return self if self.speculates else replace(self, speculative_config=dict(config))
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for `LLM`."""
+        return asdict(self)
+
+
+@Parameter(name="*", group=Group("Sampling", sort_key=2))
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen: fields of `SamplingParams`."""
+
+    max_tokens: int = 256
+    """Tokens to write, at most."""
+    temperature: float = 0.0
+    """0 always takes the most likely token; 1 samples from the model's own distribution."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    top_k: int = 0
+    """Sample from this many of the likeliest tokens; 0 means all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one's probability."""
+    presence_penalty: float = 0.0
+    """Lower the logits of tokens that were written before by this much."""
+    frequency_penalty: float = 0.0
+    """Lower the logit of a token by this much for each time it was written before."""
+    repetition_penalty: float = 1.0
+    """Divide positive logits of tokens that appeared before by this; 1 means off."""
+    min_tokens: int = 0
+    """Tokens to write before the text may end."""
+    stop: list[str] | None = None
+    """End the text where this string appears; may be given several times."""
+    ignore_eos: bool = False
+    """Write on after the model's end-of-text token."""
+
+    def params(self) -> SamplingParams:
+        """The `SamplingParams` that the options mean."""
+        return forerun.SamplingParams(**asdict(self))
+
+
+JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+"""Print one line of JSON for machines, and nothing else, on standard output."""

@@ -1,0 +1,1 @@
+"""The vocabulary of forerun: data that every layer speaks, without behaviour."""

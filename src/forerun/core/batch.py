@@ -1,0 +1,56 @@
+"""The tensors of one forward pass, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRows:
+    """The rows that one sequence owns in a forward pass, for attention.
+
+    The sequence has `num_context` tokens in the KV cache already; this pass adds `num_rows` rows,
+    which are written to the next `num_rows` places of its block table. Each row sees the whole
+    context and, among the new rows, those that `tree_mask` ([num_rows, num_rows] bool, row sees
+    column) allows; None means causal.
+    """
+
+    num_context: int
+    num_rows: int
+    block_ids: list[int]
+    tree_mask: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """Everything one forward pass of the target reads.
+
+    T = rows of all sequences, packed one sequence after the other; R = rows whose logits are wanted.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, position for the rotary embedding (a tree node's is its depth)
+    slot_mapping: Tensor  # [T] int64, block_id * block_size + offset: where the row's K and V go
+    sequences: list[SequenceRows]
+    block_size: int
+    logits_rows: Tensor  # [R] int64, ascending
+    features: frozenset[str] = field(default_factory=frozenset)  # what the drafter `needs`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardResult:
+    """What one forward pass computed."""
+
+    logits: Tensor  # [R, vocab_size] fp32
+    features: dict[str, Tensor] = field(default_factory=dict)  # name -> [T, width]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKVSpec:
+    """Shape of one layer's KV entries."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int

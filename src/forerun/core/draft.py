@@ -1,0 +1,80 @@
+"""A draft: the tokens a drafter bets on, as a chain or a tree, possibly none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Bets on the tokens after a sequence's last committed token.
+
+    Node i bets on `token_ids[i]` and continues node `parents[i]`; -1 is the last committed token.
+    A parent comes before its children, so every prefix of a draft is a draft. `parents=None` means
+    a chain. `probs` ([num_nodes, vocab_size], fp32) holds in row i the distribution that node i was
+    drawn from, given its parents and its earlier siblings; None means each bet was certain.
+    A draft of length zero is plain decoding.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether node i continues node i - 1, for every i."""
+        return self.parents is None or all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def parent(self, node: int) -> int:
+        """The node that `node` continues; -1 is the last committed token."""
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def children(self) -> list[list[int]]:
+        """Children of each place, in draft order: index 0 is the root (-1), index i + 1 is node i."""
+        found: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for node in range(len(self)):
+            found[self.parent(node) + 1].append(node)
+        return found
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the last committed token; its children are at depth 1."""
+        depths: list[int] = []
+        for node in range(len(self)):
+            parent = self.parent(node)
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for an empty draft."""
+        if self.parents is None or not self.token_ids:
+            return len(self)
+        return max(self.depths())
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`, inclusive; empty for -1."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parent(node)
+        return nodes[::-1]
+
+    def first(self, num_nodes: int) -> Draft:
+        """The draft made of the first `num_nodes` nodes."""
+        if num_nodes >= len(self):
+            return self
+        return Draft(
+            self.token_ids[:num_nodes],
+            None if self.parents is None else self.parents[:num_nodes],
+            None if self.probs is None else self.probs[:num_nodes],
+        )
+
+
+NO_DRAFT = Draft()

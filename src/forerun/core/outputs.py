@@ -1,0 +1,92 @@
+"""What a request gives back, in vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.core.stats import SpeculationStats
+from forerun.core.verdict import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The target's log probability (nats) of one token, its rank (1 = most likely), its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Token id -> logprob: the token that was taken and the most likely ones."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt; in a stream, what has been generated so far.
+
+    `origins[i]` says how `token_ids[i]` came to be: accepted from a draft, recovered, or bonus.
+    `finish_reason`: "stop" (a stop string, a stop token, EOS), "length", "abort", "error", or None
+    while it runs; `stop_reason` is the stop string or stop token id, or the text of the error.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    origins: list[Origin] = field(default_factory=list)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+    def finished(self) -> bool:
+        """Whether this completion has ended, for whatever reason."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestMetrics:
+    """When a request arrived, was first scheduled, gave its first token and ended (s, monotonic clock)."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """A request's completions, with vLLM's field names.
+
+    `prompt_logprobs[0]` is None (nothing precedes the first token). `speculation` sums the
+    statistics of all completions. `error` holds the reason where a completion ended in "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDelta:
+    """What one step added to one completion of a request.
+
+    `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
+    them (it may lag behind while a stop string or a multi-byte character is incomplete).
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    origins: list[Origin]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None

@@ -1,0 +1,177 @@
+"""How one request is sampled, in vLLM's names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+from forerun.errors import RequestError, refuse_unknown_keys
+
+LogitsProcessor = Callable[..., Tensor]
+"""`f(output_ids, logits)` or `f(prompt_ids, output_ids, logits)` -> logits, over one row [vocab_size]."""
+
+T = TypeVar("T")
+
+
+def _strict_keywords(cls: type[T]) -> type[T]:
+    """Make the dataclass name an unknown keyword and the one that was probably meant."""
+    plain_init = cls.__init__
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+
+    @functools.wraps(plain_init)
+    def __init__(self: T, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown_keys(kwargs, known, where=cls.__name__)
+        plain_init(self, *args, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpeculation:
+    """What one request asks of speculation.
+
+    `num_speculative_tokens` caps the drafts of this request below the engine's K; 0 turns them off.
+    """
+
+    num_speculative_tokens: int | None = None
+
+
+SPECULATION_OFF = RequestSpeculation(num_speculative_tokens=0)
+
+
+@_strict_keywords
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling settings of one request, with vLLM's names, meanings and defaults.
+
+    Every setting works under speculation: at a draft node each rule sees the text up to that node.
+
+    Raises:
+        RequestError: a value is out of range.
+        UnknownKeyError: a keyword does not exist.
+    """
+
+    n: int = 1  # completions per prompt
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None  # token id -> added to its logit
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None  # -1: the whole vocabulary
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logits_processors: list[LogitsProcessor] | None = None
+    speculation: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None = None
+    stop_strings: tuple[str, ...] = field(init=False, repr=False)  # `stop`, always a tuple
+    request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise RequestError(f"stop: got {self.stop!r}; each must be a non-empty string; drop the empty one")
+        if stop and not self.detokenize:
+            raise RequestError(
+                "stop: stop strings need text, but detokenize=False; set detokenize=True or use stop_token_ids"
+            )
+        object.__setattr__(self, "stop_strings", stop)
+        object.__setattr__(self, "request_speculation", _resolve_speculation(self.speculation))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None) -> RequestSpeculation:
+    match given:
+        case None:
+            return RequestSpeculation()
+        case "off":
+            return SPECULATION_OFF
+        case RequestSpeculation():
+            wanted = given
+        case Mapping():
+            allowed = [f.name for f in fields(RequestSpeculation)]
+            refuse_unknown_keys(given, allowed, where="SamplingParams.speculation")
+            wanted = RequestSpeculation(**given)
+        case _:
+            raise RequestError(
+                f"speculation: got {given!r}; may be 'off' or a dict with 'num_speculative_tokens'; leave it out for the engine's own"
+            )
+    limit = wanted.num_speculative_tokens
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise RequestError(
+            f"speculation.num_speculative_tokens: got {limit!r}; must be an integer of 0 or more; 0 turns drafts off"
+        )
+    return wanted
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    """Raise `RequestError` for the first value out of range."""
+
+    def need(ok: bool, name: str, may_be: str) -> None:
+        if not ok:
+            raise RequestError(f"{name}: got {getattr(params, name)!r}; must be {may_be}")
+
+    def number(name: str, low: float, high: float, may_be: str, *, above: bool = False) -> None:
+        value = getattr(params, name)
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        need(fits and (low < value if above else low <= value) and value <= high, name, may_be)
+
+    def integer(name: str, low: int, may_be: str, *, optional: bool = False) -> None:
+        value = getattr(params, name)
+        if optional and value is None:
+            return
+        need(isinstance(value, int) and not isinstance(value, bool) and value >= low, name, may_be)
+
+    infinity = float("inf")
+    integer("n", 1, "an integer of 1 or more")
+    number("temperature", 0.0, 1e6, "0 (greedy) or more")
+    number("top_p", 0.0, 1.0, "above 0 and at most 1 (1 turns it off)", above=True)
+    integer("top_k", -1, "0 or -1 (off) or a positive integer")
+    number("min_p", 0.0, 1.0, "from 0 (off) to 1")
+    number("presence_penalty", -2.0, 2.0, "from -2 to 2")
+    number("frequency_penalty", -2.0, 2.0, "from -2 to 2")
+    number("repetition_penalty", 0.0, infinity, "above 0 (1 turns it off)", above=True)
+    need(params.repetition_penalty != infinity, "repetition_penalty", "finite")
+    integer("max_tokens", 1, "an integer of 1 or more, or None for as many as fit", optional=True)
+    integer("min_tokens", 0, "an integer of 0 or more")
+    need(
+        params.max_tokens is None or params.min_tokens <= params.max_tokens,
+        "min_tokens",
+        f"at most max_tokens ({params.max_tokens})",
+    )
+    integer("logprobs", -1, "an integer of 0 or more, -1 for all, or None for none", optional=True)
+    integer("prompt_logprobs", -1, "an integer of 0 or more, -1 for all, or None for none", optional=True)
+    integer("seed", -(2**63), "an integer or None", optional=True)
+    need(
+        params.allowed_token_ids is None or len(params.allowed_token_ids) > 0,
+        "allowed_token_ids",
+        "None or a non-empty list of token ids",
+    )
+    need(all(isinstance(w, str) and w for w in params.bad_words or ()), "bad_words", "a list of non-empty strings")
+    bias = params.logit_bias or {}
+    need(
+        all(isinstance(t, int) and isinstance(b, (int, float)) and b == b for t, b in bias.items()),
+        "logit_bias",
+        "a dict from token id to number",
+    )

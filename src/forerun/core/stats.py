@@ -1,0 +1,116 @@
+"""Counts of drafting and verifying, and the time of each phase of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.core.draft import Draft
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts over verified steps of one sequence, or the sum over many.
+
+    A step is one sequence getting one verdict, its draft possibly empty. Position i counts from 0:
+    the i-th token after the last committed one (a tree's position is a node's depth - 1). A
+    position is *reached* when all before it were accepted and the draft went that far.
+    """
+
+    num_steps: int = 0
+    num_drafts: int = 0  # steps with a non-empty draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    reached_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted tokens; None before the first draft."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per step, bonus included: 1 + accepted / steps; None before the first step."""
+        return 1 + self.num_accepted_tokens / self.num_steps if self.num_steps else None
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Share of the drafts whose token at each position was accepted (vLLM's per-position rate)."""
+        return [a / self.num_drafts for a in self.accepted_per_position]
+
+    @property
+    def conditional_acceptance(self) -> list[float]:
+        """Acceptance at each position given that it was reached."""
+        return [a / r if r else 0.0 for a, r in zip(self.accepted_per_position, self.reached_per_position, strict=True)]
+
+    def record(self, draft: Draft, *, num_accepted: int) -> None:
+        """Count one verdict: `num_accepted` tokens of `draft` stood."""
+        self.num_steps += 1
+        if not draft.token_ids:
+            return
+        draft_depth = draft.depth
+        self.num_drafts += 1
+        self.num_draft_tokens += len(draft)
+        self.num_accepted_tokens += num_accepted
+        missing = draft_depth - len(self.reached_per_position)
+        if missing > 0:
+            self.reached_per_position.extend([0] * missing)
+            self.accepted_per_position.extend([0] * missing)
+        for position in range(min(num_accepted + 1, draft_depth)):
+            self.reached_per_position[position] += 1
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+
+    def add(self, other: SpeculationStats, *, sign: int = 1) -> None:
+        """Add the counts of `other` to these (`sign` -1: take them away)."""
+        self.num_steps += sign * other.num_steps
+        self.num_drafts += sign * other.num_drafts
+        self.num_draft_tokens += sign * other.num_draft_tokens
+        self.num_accepted_tokens += sign * other.num_accepted_tokens
+        missing = len(other.reached_per_position) - len(self.reached_per_position)
+        if missing > 0:
+            self.reached_per_position.extend([0] * missing)
+            self.accepted_per_position.extend([0] * missing)
+        for position, count in enumerate(other.reached_per_position):
+            self.reached_per_position[position] += sign * count
+            self.accepted_per_position[position] += sign * other.accepted_per_position[position]
+
+    def copy(self) -> SpeculationStats:
+        """The same counts, apart from these."""
+        counts = SpeculationStats()
+        counts.add(self)
+        return counts
+
+    def since(self, earlier: SpeculationStats) -> SpeculationStats:
+        """What was counted after `earlier` was copied from these."""
+        counts = self.copy()
+        counts.add(earlier, sign=-1)
+        return counts
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds spent in each phase of a step, or the sum over many steps."""
+
+    schedule: float = 0.0  # choose sequences and rows, reserve KV
+    build: float = 0.0  # tensors of the forward pass
+    forward: float = 0.0
+    verify: float = 0.0  # sampling rules, sampling, acceptance
+    commit: float = 0.0  # append tokens, stop rules, text, KV accounting
+    draft: float = 0.0
+    num_steps: int = 0
+
+    @property
+    def host_overhead(self) -> float:
+        """Seconds in everything but the forward pass and drafting."""
+        return self.schedule + self.build + self.verify + self.commit
+
+    def add(self, other: StepTimes) -> None:
+        """Add the times of `other` to these."""
+        self.schedule += other.schedule
+        self.build += other.build
+        self.forward += other.forward
+        self.verify += other.verify
+        self.commit += other.commit
+        self.draft += other.draft
+        self.num_steps += other.num_steps

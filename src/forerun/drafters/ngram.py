@@ -1,0 +1,161 @@
+"""N-gram drafts, or prompt lookup: bet that a text which came back goes on as it did before.
+
+The idea is LLMA's (arXiv 2304.04487) and Prompt Lookup Decoding's (github.com/apoorvumang).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.errors import ConfigError
+
+DEFAULT_LENGTH = 5  # vLLM's, where neither bound is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramConfig:
+    """Lengths of the n-grams to look up, in tokens; vLLM's keys and rules.
+
+    Where one bound is unset it equals the other; where both are unset they are 5.
+
+    Raises:
+        ConfigError: a bound is not a positive integer, or the lower one is above the upper one.
+    """
+
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_length("prompt_lookup_min", self.prompt_lookup_min)
+        _check_length("prompt_lookup_max", self.prompt_lookup_max)
+        if self.shortest > self.longest:
+            raise ConfigError(
+                f"prompt_lookup_min: got {self.shortest}; may be at most prompt_lookup_max ({self.longest}); "
+                "lower it or raise prompt_lookup_max"
+            )
+
+    @property
+    def shortest(self) -> int:
+        """The shortest n-gram that counts as a match."""
+        return self.prompt_lookup_min or self.prompt_lookup_max or DEFAULT_LENGTH
+
+    @property
+    def longest(self) -> int:
+        """The longest n-gram that is looked up."""
+        return self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LENGTH
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """None: how far to bet depends on the text, so the user must say."""
+        return None
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafter."""
+        return NgramDrafter(target, shortest=self.shortest, longest=self.longest)
+
+
+def _check_length(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"{name}: got {value!r}; must be an integer of 1 or more; leave it out for {DEFAULT_LENGTH} or the other bound"
+        )
+
+
+class NgramIndex:
+    """Where each n-gram of a growing text was last followed by a token.
+
+    One table per n-gram length keeps the latest place only, so a new token costs one write per
+    length and a look-up one read per length, however long the text is.
+    """
+
+    def __init__(self, *, shortest: int, longest: int, vocab_size: int) -> None:
+        self.tokens: list[int] = []
+        self._bits = vocab_size.bit_length()  # per token, so that an n-gram packs into one integer exactly
+        self._packed_tail = 0  # the last `longest` tokens
+        self._tables = [_Table(length, self._bits) for length in range(shortest, longest + 1)]
+        self._mask = self._tables[-1].mask
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Add the tokens that follow the text so far."""
+        for token_id in token_ids:
+            # Now that a token follows it, the tail may be found; so the suffix never matches itself.
+            place = len(self.tokens)
+            for table in self._tables:
+                if place >= table.length:
+                    table.latest[self._packed_tail & table.mask] = place
+            self.tokens.append(token_id)
+            self._packed_tail = (self._packed_tail << self._bits | token_id) & self._mask
+
+    def lookup(self) -> int | None:
+        """Where the text last went on after its longest suffix that occurred before, if any did."""
+        for table in reversed(self._tables):
+            if len(self.tokens) > table.length:
+                place = table.latest.get(self._packed_tail & table.mask)
+                if place is not None:
+                    return place
+        return None
+
+
+class _Table:
+    """Packed n-gram of one length -> index of the token after its latest occurrence."""
+
+    __slots__ = ("latest", "length", "mask")
+
+    def __init__(self, length: int, bits: int) -> None:
+        self.length = length
+        self.mask = (1 << length * bits) - 1
+        self.latest: dict[int, int] = {}
+
+
+class NgramDrafter:
+    """Copies what followed the latest occurrence of the longest matching n-gram.
+
+    The last n tokens are looked up among prompt and output, longest n first; of equally long
+    matches the latest wins. The tokens after it are the draft. Where the copy reaches the end of
+    the text it goes on with the tokens it has just drafted, as LZ77 does with a match that overlaps
+    its own output: a text of period d is drafted with period d.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, target: TargetInfo, *, shortest: int, longest: int) -> None:
+        self._vocab_size = target.vocab_size
+        self._shortest = shortest
+        self._longest = longest
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def start(self, sequence: Sequence) -> None:
+        """Index the prompt."""
+        index = NgramIndex(shortest=self._shortest, longest=self._longest, vocab_size=self._vocab_size)
+        index.extend(sequence.tokens_from(0))
+        self._indexes[sequence.seq_id] = index
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Return a chain of exactly as many tokens as each request allows, or none without a match."""
+        return [self._draft(request) for request in context.requests]
+
+    def stop(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        self._indexes.pop(sequence.seq_id, None)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        index = self._indexes[request.sequence.seq_id]
+        index.extend(request.sequence.tokens_from(len(index.tokens)))
+        place = index.lookup()
+        if place is None:
+            return NO_DRAFT
+        return Draft(copy_from(index.tokens, place, num_tokens=min(request.max_tokens, request.max_depth)))
+
+
+def copy_from(tokens: list[int], place: int, *, num_tokens: int) -> tuple[int, ...]:
+    """The `num_tokens` tokens from `place` on, the text being continued by the copy itself."""
+    copied = tokens[place : place + num_tokens]
+    period = len(tokens) - place
+    while len(copied) < num_tokens:
+        copied.append(copied[len(copied) - period])
+    return tuple(copied)

@@ -1,0 +1,13 @@
+"""The drafters that `speculative_config["method"]` can name."""
+
+from __future__ import annotations
+
+from forerun.drafters.base import DrafterConfig
+from forerun.drafters.ngram import NgramConfig
+from forerun.drafters.suffix import SuffixConfig
+
+DRAFTERS: dict[str, type[DrafterConfig]] = {
+    "ngram": NgramConfig,
+    "suffix": SuffixConfig,
+}
+"""Method -> its settings, which know how to build the drafter."""

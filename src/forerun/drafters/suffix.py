@@ -1,0 +1,221 @@
+"""Suffix decoding (arXiv 2411.04975): bet on what most often followed the text's own ending.
+
+It looks in the request's own prompt and output, and in a pool of past responses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.suffix_index import GRAM_SIZES, SuffixIndex
+from forerun.drafters.suffix_tree import NO_TREE, Limits, SpeculationTree, grow
+from forerun.errors import ConfigError
+
+MAX_OCCURRENCES = 64
+"""Occurrences of a match that are counted, the latest ones; it bounds the time of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixConfig:
+    """vLLM's keys of suffix decoding, and `suffix_decoding_tree`.
+
+    `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
+    most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
+    `suffix_decoding_min_token_prob` likely. The pool keeps the last
+    `suffix_decoding_max_cached_requests` responses; 0 keeps none. With `suffix_decoding_tree` a draft
+    is the likeliest tree instead of the likeliest chain.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_tree: bool = False
+
+    def __post_init__(self) -> None:
+        _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
+        _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
+        _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
+        _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
+        if not isinstance(self.suffix_decoding_tree, bool):
+            raise ConfigError(
+                f"suffix_decoding_tree: got {self.suffix_decoding_tree!r}; may be True or False; leave it out for False"
+            )
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The tree's depth, as in vLLM: each draft is then as long as its match earns."""
+        return self.suffix_decoding_max_tree_depth
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafter."""
+        return SuffixDrafter(target, self)
+
+
+def _check_integer(name: str, value: int, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}: got {value!r}; must be an integer of {least} or more; leave it out for the default")
+
+
+def _check_number(name: str, value: float, *, most: float) -> None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= most:
+        return
+    may_be = "a finite number of 0 or more" if math.isinf(most) else f"a number from 0 to {most:g}"
+    raise ConfigError(f"{name}: got {value!r}; must be {may_be}; leave it out for the default")
+
+
+class ResponsePools:
+    """Past responses, in one pool per cache salt; over the limit, the oldest response of all goes."""
+
+    def __init__(self, *, max_responses: int, vocab_size: int) -> None:
+        self._max_responses = max_responses
+        self._vocab_size = vocab_size
+        self._pools: dict[str | None, SuffixIndex] = {}
+        self._salts: deque[str | None] = deque()  # of each response, oldest first
+
+    def pool(self, cache_salt: str | None) -> SuffixIndex | None:
+        """The responses that sequences of this salt may see; None without any."""
+        return self._pools.get(cache_salt)
+
+    def add(self, response: list[int], cache_salt: str | None) -> None:
+        """Keep a response, for sequences of the same salt only."""
+        if not response or not self._max_responses:
+            return
+        pool = self._pools.get(cache_salt)
+        if pool is None:
+            pool = self._pools[cache_salt] = SuffixIndex(vocab_size=self._vocab_size)
+        pool.extend(response)
+        pool.end_text()
+        self._salts.append(cache_salt)
+        if len(self._salts) > self._max_responses:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        cache_salt = self._salts.popleft()
+        pool = self._pools[cache_salt]
+        pool.drop_oldest_text()
+        if pool.num_ended_texts == 0:
+            del self._pools[cache_salt]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """The tree grown below a match of `match_length` tokens."""
+
+    tree: SpeculationTree = NO_TREE
+    match_length: int = 0
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Higher is better: the score; of equal scores, the one with more context behind it."""
+        return self.tree.score, self.match_length
+
+
+class SuffixDrafter:
+    """Drafts the best-scored continuation over all match lengths, in its own text and in the pool.
+
+    For every m, the last m tokens are matched; each match is continued by what followed it most
+    often (`suffix_tree.grow`), and the continuation with the highest score is the draft. Of equal
+    scores the longer match wins, then the request's own text.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, target: TargetInfo, config: SuffixConfig) -> None:
+        self._vocab_size = target.vocab_size
+        self._config = config
+        self._pools = ResponsePools(
+            max_responses=config.suffix_decoding_max_cached_requests, vocab_size=target.vocab_size
+        )
+        self._texts: dict[int, SuffixIndex] = {}
+
+    def start(self, sequence: Sequence) -> None:
+        """Index the prompt."""
+        text = SuffixIndex(vocab_size=self._vocab_size)
+        text.extend(sequence.tokens_from(0))
+        self._texts[sequence.seq_id] = text
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Return a chain or a tree per request, as long as its match earns."""
+        return [self._draft(request) for request in context.requests]
+
+    def stop(self, sequence: Sequence) -> None:
+        """Forget the sequence, and keep its response for later ones of the same salt."""
+        self._texts.pop(sequence.seq_id, None)
+        self._pools.add(sequence.output_ids, sequence.cache_salt)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        sequence = request.sequence
+        text = self._texts[sequence.seq_id]
+        text.extend(sequence.tokens_from(text.text_length))
+        longest = min(self._config.suffix_decoding_max_tree_depth - 1, text.text_length)
+        suffix = text.tokens[len(text.tokens) - longest :].tolist()
+        limits = [self._limits(match_length, request) for match_length in range(longest + 1)]
+        best = self._best(text, suffix, limits, _Candidate())
+        pool = self._pools.pool(sequence.cache_salt)
+        if pool is not None:
+            best = self._best(pool, suffix, limits, best)
+        tree = best.tree
+        if not tree.token_ids:
+            return NO_DRAFT
+        return Draft(tree.token_ids, tree.parents if self._config.suffix_decoding_tree else None)
+
+    def _best(self, index: SuffixIndex, suffix: list[int], limits: list[Limits], best: _Candidate) -> _Candidate:
+        """The best of `best` and of the continuations that `index` has for matches of every length."""
+        longer = len(limits)
+        for size in reversed(GRAM_SIZES):
+            lengths = range(size, longer)
+            longer = min(longer, size)
+            if not any(_may_beat(limits[length], length, best) for length in lengths):
+                continue
+            matches = _matches(index, suffix, lengths)
+            for length in sorted(matches, key=lambda length: (limits[length].max_score, length), reverse=True):
+                if _may_beat(limits[length], length, best):
+                    candidate = _Candidate(grow(index.tokens, matches[length], limits[length]), length)
+                    best = max(best, candidate, key=lambda one: one.rank)
+        return best
+
+    def _limits(self, match_length: int, request: DraftRequest) -> Limits:
+        """How far a match of `match_length` tokens may be continued."""
+        config = self._config
+        earned = int(config.suffix_decoding_max_spec_factor * match_length + 1e-6)  # 0.29 * 100 earns 29
+        max_nodes = min(request.max_tokens, earned)
+        return Limits(
+            max_nodes=max_nodes,
+            max_depth=min(request.max_depth, config.suffix_decoding_max_tree_depth - match_length),
+            max_children=max_nodes if config.suffix_decoding_tree else 1,
+            min_prob=config.suffix_decoding_min_token_prob,
+        )
+
+
+def _may_beat(limits: Limits, match_length: int, best: _Candidate) -> bool:
+    """Whether a tree within `limits` can outrank `best`."""
+    return (limits.max_score, match_length) > best.rank
+
+
+def _matches(index: SuffixIndex, suffix: list[int], lengths: range) -> dict[int, list[int]]:
+    """Match length -> places after the last that many tokens of `suffix`, latest first; none is empty.
+
+    The first of `lengths` is looked up; the longer ones are those of its places that match further.
+    """
+    found: dict[int, list[int]] = {}
+    if not lengths:
+        return found
+    tokens = index.tokens
+    places = index.places(suffix[-lengths.start :], limit=MAX_OCCURRENCES)
+    for length in lengths:
+        if length > lengths.start:
+            wanted = suffix[-length]
+            places = [place for place in places if tokens[place - length] == wanted]
+        if not places:
+            break
+        found[length] = places
+    return found

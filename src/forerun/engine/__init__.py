@@ -1,0 +1,1 @@
+"""The engine: configuration, scheduling, batching, the forward pass and the commit."""

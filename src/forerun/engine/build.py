@@ -1,0 +1,111 @@
+"""Puts an engine together: from settings, or from a model that is loaded already."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from forerun.drafters.base import TargetInfo
+from forerun.engine.batcher import Batcher
+from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
+from forerun.engine.drafting import Drafting
+from forerun.engine.engine import Engine, EngineParts
+from forerun.engine.memory import KVBudget, plan_kv
+from forerun.engine.request import Intake
+from forerun.engine.runner import Runner
+from forerun.engine.scheduler import Scheduler, SchedulerLimits
+from forerun.engine.settings import EngineSettings
+from forerun.kv.block_pool import BlockPool
+from forerun.kv.cache import KVCache
+from forerun.models.base import TargetModel
+from forerun.models.loader import eos_token_ids, load_model
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.ops.attention.paged import PagedAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTarget:
+    """A target model with its tokenizer (None: token ids only) and the tokens that end its texts."""
+
+    model: TargetModel
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """An engine and what it was built from."""
+
+    engine: Engine
+    target: LoadedTarget
+    speculative: SpeculativeConfig
+    kv: KVBudget
+
+
+def build_engine(settings: EngineSettings) -> BuiltEngine:
+    """Load the target and assemble the engine; settings are checked before anything is loaded."""
+    speculative = resolve_speculative(
+        merge_deprecated(
+            settings.speculative_config,
+            speculative_model=settings.speculative_model,
+            speculative_method=settings.speculative_method,
+            num_speculative_tokens=settings.num_speculative_tokens,
+        )
+    )
+    device = settings.torch_device
+    path = resolve_model(settings.model)
+    return assemble(settings, load_target(path, settings, device), speculative)
+
+
+def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
+    """Load model and tokenizer from a folder or a GGUF file."""
+    dtype = settings.torch_dtype or (torch.float32 if device.type == "cpu" else None)
+    tokenizer = load_tokenizer(path if settings.tokenizer is None else resolve_model(settings.tokenizer))
+    return LoadedTarget(
+        model=load_model(path, dtype=dtype, device=device),
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(path),
+    )
+
+
+def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
+    """Put the engine's parts together around a loaded target."""
+    model = target.model
+    kv = plan_kv(settings, model)
+    pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
+    info = TargetInfo(
+        vocab_size=model.vocab_size,
+        max_model_len=kv.max_model_len,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+    )
+    drafting = Drafting(speculative.drafter.build(info), vocab_size=model.vocab_size)
+    cache = KVCache(
+        model.kv_specs, num_blocks=kv.num_blocks, block_size=settings.block_size, dtype=model.dtype, device=model.device
+    )
+    parts = EngineParts(
+        intake=Intake(
+            tokenizer=target.tokenizer,
+            vocab_size=model.vocab_size,
+            max_model_len=kv.max_model_len,
+            eos_token_ids=target.eos_token_ids,
+            pool=pool,
+            block_size=settings.block_size,
+            random_source=random.Random(settings.seed),
+        ),
+        pool=pool,
+        scheduler=Scheduler(
+            pool,
+            SchedulerLimits(max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens),
+            block_size=settings.block_size,
+        ),
+        batcher=Batcher(block_size=settings.block_size, device=model.device, features=drafting.drafter.needs),
+        runner=Runner(model, PagedAttention(), cache),
+        verifier=speculative.verifier.build(speculative.num_speculative_tokens),
+        drafting=drafting,
+        control=speculative.control,
+    )
+    return BuiltEngine(engine=Engine(parts), target=target, speculative=speculative, kv=kv)

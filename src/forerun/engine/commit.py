@@ -1,0 +1,110 @@
+"""Turns verdicts into committed tokens: stop rules, text, and the KV that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from forerun.core.verdict import Origin, Verdict
+from forerun.engine.generation import Generation, Work
+from forerun.kv.cache import KVCache
+
+
+@dataclass(slots=True)
+class Committed:
+    """What one step added to one generation; `logits_rows[i]` is the row that chose `token_ids[i]`.
+
+    `num_accepted` counts drafted tokens that stood; None where there was nothing to judge.
+    """
+
+    work: Work
+    num_accepted: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    logits_rows: list[int] = field(default_factory=list)
+
+
+def commit_step(
+    works: Sequence[Work], first_rows: Sequence[int], verdicts: Sequence[Verdict | None], cache: KVCache
+) -> list[Committed]:
+    """Commit a step: accepted tree paths become contiguous, tokens are appended, surplus KV goes back.
+
+    `verdicts[i]` is None for a work that had nothing to judge (a prompt chunk before the last).
+    """
+    _compact_accepted_paths(works, verdicts, cache)
+    return [_commit(work, row, verdict) for work, row, verdict in zip(works, first_rows, verdicts, strict=True)]
+
+
+def _compact_accepted_paths(works: Sequence[Work], verdicts: Sequence[Verdict | None], cache: KVCache) -> None:
+    """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
+    sources: list[np.ndarray] = []
+    destinations: list[np.ndarray] = []
+    for work, verdict in zip(works, verdicts, strict=True):
+        if verdict is None or verdict.accepted == tuple(range(len(verdict.accepted))):
+            continue
+        places = work.generation.slot.slots(work.start + work.num_tail, len(work.draft))
+        sources.append(places[list(verdict.accepted)])
+        destinations.append(places[: len(verdict.accepted)])
+    if sources:
+        device = cache.layers[0].key.device
+        cache.move(
+            torch.from_numpy(np.concatenate(sources)).to(device),
+            torch.from_numpy(np.concatenate(destinations)).to(device),
+        )
+
+
+def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:
+    generation = work.generation
+    committed = Committed(work)
+    tail = generation.sequence.tokens_between(work.start, work.start + work.num_tail)
+    if verdict is None:
+        generation.slot.commit(tail)
+    elif verdict.error is not None:
+        generation.finish("error", verdict.error)
+    else:
+        _append_tokens(committed, first_row, verdict)
+        accepted = [work.draft.token_ids[node] for node in verdict.accepted]
+        generation.slot.commit(tail + accepted[: len(committed.token_ids)])
+        committed.num_accepted = len(verdict.accepted)
+        generation.stats.record(work.draft, num_accepted=committed.num_accepted)
+    generation.slot.release_surplus()
+    return committed
+
+
+def _append_tokens(committed: Committed, first_row: int, verdict: Verdict) -> None:
+    """Append the accepted path and the target's own token, up to the first one that ends the text."""
+    draft = committed.work.draft
+    generation = committed.work.generation
+    last = verdict.accepted[-1] if verdict.accepted else -1
+    at_leaf = all(draft.parent(node) != last for node in range(last + 1, len(draft)))
+    for row, node in zip((-1, *verdict.accepted), (*verdict.accepted, None), strict=True):
+        if node is not None:
+            token_id, origin = draft.token_ids[node], Origin.ACCEPTED
+        else:
+            token_id, origin = verdict.token_id, Origin.BONUS if at_leaf else Origin.RECOVERED
+        generation.sequence.output_ids.append(token_id)
+        generation.origins.append(origin)
+        committed.token_ids.append(token_id)
+        committed.origins.append(origin)
+        committed.logits_rows.append(first_row + 1 + row)
+        _apply_stop_rules(generation, token_id)
+        if generation.finished:
+            return
+
+
+def _apply_stop_rules(generation: Generation, token_id: int) -> None:
+    """End the generation if `token_id`, just appended, ends it; a stop token's text is not shown."""
+    sampling = generation.sequence.sampling
+    stops_count = len(generation.sequence.output_ids) >= sampling.min_tokens
+    is_stop_token = stops_count and token_id in generation.stop_tokens
+    if generation.text is not None and (not is_stop_token or sampling.include_stop_str_in_output):
+        stop = generation.text.push(token_id, stops_count=stops_count)
+        if stop is not None:
+            generation.finish("stop", stop)
+    if is_stop_token:
+        generation.finish("stop", generation.stop_tokens[token_id])
+    elif len(generation.sequence) >= generation.max_length:
+        generation.finish("length")

@@ -1,0 +1,108 @@
+"""Asks the drafter for bets and lets none of its faults reach the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Listing
+
+from torch import Tensor
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import Drafter, DraftContext, DraftRequest
+from forerun.errors import DraftError
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting:
+    """A drafter behind a guard: a failure or an impossible draft costs the draft, never the text.
+
+    A drafter may be a third party's, so whatever it raises is caught here.
+
+    `num_failures` counts them; the first one is logged with its cause.
+    """
+
+    def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
+        self.drafter = drafter
+        self.num_failures = 0
+        self._vocab_size = vocab_size
+
+    def start(self, sequence: Sequence) -> None:
+        """Tell the drafter of a new sequence."""
+        try:
+            self.drafter.start(sequence)
+        except Exception as error:
+            self._note_failure(error)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Tell the drafter that a sequence has ended."""
+        try:
+            self.drafter.stop(sequence)
+        except Exception as error:
+            self._note_failure(error)
+
+    def propose(self, requests: Listing[DraftRequest], features: dict[str, Tensor]) -> list[Draft]:
+        """One valid draft per request, within its limits; empty where the drafter fails."""
+        if not requests:
+            return []
+        try:
+            drafts = self.drafter.propose(DraftContext(requests=requests, features=features))
+            if len(drafts) != len(requests):
+                raise DraftError(f"propose returned {len(drafts)} drafts for {len(requests)} requests; return one each")
+        except Exception as error:
+            self._note_failure(error)
+            return [NO_DRAFT] * len(requests)
+        return [self._checked(draft, request) for draft, request in zip(drafts, requests, strict=True)]
+
+    def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
+        try:
+            check_draft(draft, vocab_size=self._vocab_size)
+        except DraftError as error:
+            self._note_failure(error)
+            return NO_DRAFT
+        return cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
+
+    def _note_failure(self, error: Exception) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            name = type(self.drafter).__name__
+            logger.warning(
+                "drafter %s failed (%s); its drafts are dropped, the text is not affected; further failures are only counted",
+                name,
+                error,
+                exc_info=error,
+            )
+
+
+def check_draft(draft: Draft, *, vocab_size: int) -> None:
+    """Raise `DraftError` unless every token and parent of `draft` is possible."""
+    if not draft.token_ids:
+        return
+    if min(draft.token_ids) < 0 or max(draft.token_ids) >= vocab_size:
+        bad = next(t for t in draft.token_ids if not 0 <= t < vocab_size)
+        raise DraftError(f"drafted token id {bad}; must be from 0 to {vocab_size - 1}")
+    if draft.parents is not None:
+        if len(draft.parents) != len(draft):
+            raise DraftError(f"{len(draft.parents)} parents for {len(draft)} nodes; give one parent per node")
+        for node, parent in enumerate(draft.parents):
+            if not -1 <= parent < node:
+                raise DraftError(f"parent of node {node} is {parent}; must be -1 (the root) or an earlier node")
+    if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
+        raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
+
+
+def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
+    """The part of `draft` within both limits; still a draft, since ancestors are never deeper."""
+    if draft.is_chain:
+        return draft.first(min(max_tokens, max_depth))
+    depths = draft.depths()
+    if max(depths) <= max_depth:
+        return draft.first(max_tokens)
+    kept = [node for node in range(len(draft)) if depths[node] <= max_depth][:max_tokens]
+    new_index = {node: i for i, node in enumerate(kept)}
+    return Draft(
+        tuple(draft.token_ids[node] for node in kept),
+        tuple(new_index.get(draft.parent(node), -1) for node in kept),
+        None if draft.probs is None else draft.probs[kept],
+    )

@@ -1,0 +1,277 @@
+"""The loop: schedule, build, forward, verify, commit, draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forerun.core.draft import NO_DRAFT
+from forerun.core.metrics import Metric
+from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import StepTimes
+from forerun.core.verdict import Verdict
+from forerun.engine.batcher import Batch, Batcher
+from forerun.engine.commit import Committed, commit_step
+from forerun.engine.drafting import Drafting
+from forerun.engine.generation import Generation, Work
+from forerun.engine.logprobs import describe_logprobs
+from forerun.engine.request import Intake, Request
+from forerun.engine.runner import Runner
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.speculation import SpeculationControl
+from forerun.engine.stats import EngineState, EngineStats, StatsLog
+from forerun.errors import RequestError
+from forerun.kv.block_pool import BlockPool
+from forerun.verify.base import Judged, Verifier
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step gave: new text per completion, and the requests that ended with it."""
+
+    deltas: list[StreamDelta] = field(default_factory=list)
+    finished: list[RequestOutput] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The engine's parts, made by `engine.build`."""
+
+    intake: Intake
+    pool: BlockPool
+    scheduler: Scheduler
+    batcher: Batcher
+    runner: Runner
+    verifier: Verifier
+    drafting: Drafting
+    control: SpeculationControl
+
+
+class Engine:
+    """Runs requests to their end, a step at a time.
+
+    Plain decoding is a draft of length zero: there is one path, whatever the drafter.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.stats = EngineStats()
+        self._parts = parts
+        self._requests: dict[str, Request] = {}
+        self._log = StatsLog()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def state(self) -> EngineState:
+        """What waits, what runs, how full the KV memory is."""
+        pool, scheduler = self._parts.pool, self._parts.scheduler
+        return EngineState(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + sum(len(r.held) for r in self._requests.values()),
+            kv_usage=1 - pool.num_free / pool.num_blocks,
+            num_preemptions=scheduler.num_preemptions,
+            num_queried_tokens=scheduler.num_queried_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+        )
+
+    def metrics(self) -> list[Metric]:
+        """All counters and gauges, in vLLM's names where vLLM has them."""
+        return self.stats.metrics(self.state)
+
+    def reset_stats(self) -> None:
+        """Count from zero again."""
+        self.stats = EngineStats()
+        self._log = StatsLog()
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the id is in use, or the prompt or a sampling value does not fit.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request_id: {request_id!r} is running already; choose another")
+        request = self._parts.intake.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt)
+        self._requests[request_id] = request
+        for generation in request.generations:
+            self._parts.drafting.start(generation.sequence)
+        self._parts.scheduler.enqueue(request.generations[0])
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; return what it has given, or None if it is not running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        return self._end(request, "abort")
+
+    def step(self) -> StepOutput:
+        """Compute one forward pass for as many sequences as fit, and commit what it decided."""
+        with torch.inference_mode():
+            return self._step()
+
+    def _step(self) -> StepOutput:
+        parts, clock = self._parts, [time.perf_counter()]
+        works = parts.scheduler.schedule()
+        clock.append(time.perf_counter())
+        if not works:
+            return StepOutput()
+        batch = parts.batcher.build(works)
+        attend = parts.runner.prepare(batch.forward)
+        clock.append(time.perf_counter())
+        result = parts.runner.forward(batch.forward, attend)
+        clock.append(time.perf_counter())
+        verdicts = self._verify(works, batch, result.logits)
+        clock.append(time.perf_counter())
+        committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
+        output = self._report(committed, batch, result.logits)
+        clock.append(time.perf_counter())
+        self._draft(
+            [work.generation for work, row in zip(works, batch.first_rows, strict=True) if row >= 0], result.features
+        )
+        clock.append(time.perf_counter())
+        self._count(committed, clock)
+        return output
+
+    def _verify(self, works: Sequence[Work], batch: Batch, logits: Tensor) -> list[Verdict | None]:
+        """A verdict for each work that has something to judge."""
+        judged = [
+            Judged(
+                draft=work.draft,
+                first_row=row,
+                rules=work.generation.rules,
+                seed=work.generation.sequence.seed,
+                position=len(work.generation.sequence),
+                output_ids=work.generation.sequence.output_ids,
+            )
+            for work, row in zip(works, batch.first_rows, strict=True)
+            if row >= 0
+        ]
+        verdicts = iter(self._parts.verifier.verify(logits, judged) if judged else ())
+        return [next(verdicts) if row >= 0 else None for row in batch.first_rows]
+
+    def _report(self, committed: Sequence[Committed], batch: Batch, logits: Tensor) -> StepOutput:
+        """Logprobs, stream deltas and finished requests of a step; siblings are released here."""
+        output = StepOutput()
+        now = time.monotonic()
+        for done, first_row, prompt_rows in zip(committed, batch.first_rows, batch.prompt_rows, strict=True):
+            generation = done.work.generation
+            request = self._requests[generation.request_id]
+            request.metrics.first_scheduled_time = request.metrics.first_scheduled_time or now
+            if prompt_rows:
+                self._note_prompt_logprobs(request, done.work, logits, prompt_rows)
+            if first_row < 0:
+                continue
+            if request.held:
+                self._parts.scheduler.enqueue_first(request.held)
+                request.held = []
+            self._note_logprobs(done, logits)
+            request.metrics.first_token_time = request.metrics.first_token_time or now
+            output.deltas.append(_delta(done))
+            if generation.finished:
+                self._retire(generation)
+        for request_id in dict.fromkeys(delta.request_id for delta in output.deltas if delta.finish_reason):
+            self._conclude(self._requests[request_id], output)
+        return output
+
+    def _conclude(self, request: Request, output: StepOutput) -> None:
+        """Hand out a request that has ended; an error in one completion ends the others with it."""
+        failed = next((g for g in request.generations if g.finish_reason == "error"), None)
+        if failed is not None:
+            request.error = str(failed.stop_reason)
+            output.finished.append(self._end(request, "error", request.error))
+        elif request.finished:
+            output.finished.append(self._end(request, "stop"))
+
+    def _end(self, request: Request, reason: str, stop_reason: str | None = None) -> RequestOutput:
+        """Take a request out of the engine; generations still running end with `reason`."""
+        for generation in request.generations:
+            if not generation.finished:
+                generation.finish(reason, stop_reason)
+                self._retire(generation)
+        del self._requests[request.request_id]
+        request.metrics.finished_time = time.monotonic()
+        for generation in request.generations:
+            why = generation.finish_reason or reason
+            self.stats.num_finished[why] = self.stats.num_finished.get(why, 0) + 1
+        return request.output()
+
+    def _retire(self, generation: Generation) -> None:
+        """Free what a finished generation holds."""
+        self._parts.scheduler.remove(generation)
+        self._parts.drafting.stop(generation.sequence)
+
+    def _note_logprobs(self, done: Committed, logits: Tensor) -> None:
+        """Add the logprobs of the tokens just committed, if the request wants them."""
+        generation = done.work.generation
+        wanted = generation.sequence.sampling.logprobs
+        if wanted is None:
+            return
+        rows = describe_logprobs(
+            logits[done.logits_rows], done.token_ids, wanted, token_text=self._parts.intake.token_text
+        )
+        generation.logprobs += rows
+        generation.cumulative_logprob += sum(row[t].logprob for row, t in zip(rows, done.token_ids, strict=True))
+
+    def _note_prompt_logprobs(self, request: Request, work: Work, logits: Tensor, rows: range) -> None:
+        """Fill in the logprobs of the prompt tokens that this step's rows predict."""
+        wanted = work.generation.sequence.sampling.prompt_logprobs
+        assert wanted is not None and request.prompt_logprobs is not None, "rows are only made when they are wanted"
+        first = work.start + 1
+        token_ids = request.prompt_ids[first : first + len(rows)]
+        request.prompt_logprobs[first : first + len(rows)] = describe_logprobs(
+            logits[rows.start : rows.stop], token_ids, wanted, token_text=self._parts.intake.token_text
+        )
+
+    def _draft(self, generations: Sequence[Generation], features: dict[str, Tensor]) -> None:
+        """Get the bets that the next step will verify."""
+        running = [g for g in generations if not g.finished]
+        for generation in running:
+            generation.draft = NO_DRAFT
+        requests = self._parts.control.requests(running, batch_size=len(self._parts.scheduler.running))
+        by_id = {generation.sequence.seq_id: generation for generation in running}
+        for request, draft in zip(requests, self._parts.drafting.propose(requests, features), strict=True):
+            by_id[request.sequence.seq_id].draft = draft
+
+    def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:
+        """Add a step to the statistics; `clock` holds the times at the phases' borders."""
+        stats = self.stats
+        phases = [end - start for start, end in zip(clock, clock[1:], strict=False)]
+        stats.times.add(StepTimes(*phases, num_steps=1))
+        for done in committed:
+            work, generation = done.work, done.work.generation
+            num_prompt = min(work.start + work.num_tail, len(generation.sequence.prompt_ids)) - work.start
+            stats.num_prompt_tokens += max(0, num_prompt)
+            stats.num_generation_tokens += len(done.token_ids)
+            if done.num_accepted is not None:
+                stats.speculation.record(work.draft, num_accepted=done.num_accepted)
+        stats.num_failed_drafts = self._parts.drafting.num_failures
+        self._log.maybe_write(stats, self.state)
+
+
+def _delta(done: Committed) -> StreamDelta:
+    generation = done.work.generation
+    return StreamDelta(
+        request_id=generation.request_id,
+        index=generation.index,
+        text=generation.text.take_delta(finished=generation.finished) if generation.text is not None else "",
+        token_ids=done.token_ids,
+        origins=done.origins,
+        finish_reason=generation.finish_reason,
+        stop_reason=generation.stop_reason,
+    )

@@ -1,0 +1,78 @@
+"""How many KV blocks there are, and how long a sequence may be in them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from forerun.engine.settings import EngineSettings
+from forerun.errors import ConfigError, MemoryBudgetError
+from forerun.kv.cache import bytes_per_block
+from forerun.models.base import TargetModel
+
+logger = logging.getLogger(__name__)
+
+MOST_CPU_KV_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """Blocks in the pool and the longest sequence (tokens) that the engine takes."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_kv(settings: EngineSettings, model: TargetModel) -> KVBudget:
+    """Fit the KV cache into memory.
+
+    Raises:
+        ConfigError: max_model_len is above what the model was made for.
+        MemoryBudgetError: one sequence of max_model_len does not fit.
+    """
+    wanted = settings.max_model_len
+    if wanted is not None and wanted > model.max_model_len:
+        raise ConfigError(f"max_model_len: got {wanted}; the model allows at most {model.max_model_len}; lower it")
+    block_bytes = bytes_per_block(model.kv_specs, block_size=settings.block_size, dtype=model.dtype)
+    num_blocks = settings.num_gpu_blocks_override
+    if num_blocks is None:
+        num_blocks = _kv_bytes(settings, model.device) // block_bytes
+        longest = wanted or model.max_model_len
+        most_useful = settings.max_num_seqs * (-(-longest // settings.block_size) + 1)
+        num_blocks = min(num_blocks, most_useful)
+    num_tokens = num_blocks * settings.block_size
+    max_model_len = wanted if wanted is not None else min(model.max_model_len, num_tokens)
+    if num_tokens < max_model_len or max_model_len < 2:
+        needed = -(-max(2, max_model_len) // settings.block_size) * block_bytes
+        raise MemoryBudgetError(
+            f"KV memory: one sequence of max_model_len={max(2, max_model_len)} tokens needs {needed / 2**20:.1f} MiB, got "
+            f"{num_blocks * block_bytes / 2**20:.1f} MiB ({num_tokens} tokens); lower max_model_len or raise kv_cache_memory_bytes"
+        )
+    if wanted is None and max_model_len < model.max_model_len:
+        logger.warning(
+            "max_model_len is %d, what the KV memory holds; the model allows %d: raise kv_cache_memory_bytes for longer sequences",
+            max_model_len,
+            model.max_model_len,
+        )
+    return KVBudget(num_blocks, max_model_len)
+
+
+def _kv_bytes(settings: EngineSettings, device: torch.device) -> int:
+    if settings.kv_cache_memory_bytes is not None:
+        return settings.kv_cache_memory_bytes
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1 - settings.gpu_memory_utilization) * total))
+    return min(MOST_CPU_KV_BYTES, _available_memory() // 4)
+
+
+def _available_memory() -> int:
+    """Bytes of memory the system can give without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,115 @@
+"""The engine's own settings, in vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from forerun.errors import ConfigError, refuse_unknown_keys
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What `LLM(model, **settings)` takes, with vLLM's names where vLLM has the setting.
+
+    dtype: "auto" is the checkpoint's on a GPU and float32 on a CPU, where torch's bf16 is neither
+    faster nor exact under speculation. max_model_len: tokens of the longest sequence, None for what
+    model and memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most
+    4 GiB (CPU), or what gpu_memory_utilization leaves (GPU).
+
+    Raises:
+        ConfigError: a value is out of range or the settings do not fit each other.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    dtype: str | torch.dtype = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    speculative_config: Mapping[str, Any] | None = None
+    speculative_model: str | None = None
+    speculative_method: str | None = None
+    num_speculative_tokens: int | None = None
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = True
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_keywords(cls, model: str, settings: Mapping[str, Any]) -> EngineSettings:
+        """Check the keywords and make the settings."""
+        refuse_unknown_keys(settings, [f.name for f in fields(cls)], where="LLM")
+        return cls(model=model, **settings)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+            self._need_positive(name)
+        for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            if getattr(self, name) is not None:
+                self._need_positive(name)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs ({self.max_num_seqs}), "
+                "so that each sequence gets a row; raise it or lower max_num_seqs"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size: got {self.tensor_parallel_size}; only 1 is supported; leave it out"
+            )
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
+        _ = self.torch_dtype
+
+    def _need_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name}: got {value!r}; must be an integer of 1 or more")
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype asked for; None for "auto"."""
+        if isinstance(self.dtype, torch.dtype):
+            return self.dtype
+        if self.dtype == "auto":
+            return None
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype: got {self.dtype!r}; may be auto, {', '.join(DTYPES)}")
+        return DTYPES[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device asked for; "auto" takes CUDA where there is one."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                f"device: got {self.device!r}, but torch sees no CUDA device; use cpu or install a CUDA build of torch"
+            )
+        return device

@@ -1,0 +1,111 @@
+"""The engine's counters: metrics with vLLM's names, and a log line every ten seconds in its words."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from forerun.core.metrics import Counter, Gauge, Metric, Vector
+from forerun.core.stats import SpeculationStats, StepTimes
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineState:
+    """What the scheduler and the block pool look like now, and what they have counted since the start."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # share of blocks in use, 0 to 1
+    num_preemptions: int = 0
+    num_queried_tokens: int = 0  # looked up in the prefix cache
+    num_cached_tokens: int = 0  # of these, found
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums over the engine's life (or since the last reset)."""
+
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    times: StepTimes = field(default_factory=StepTimes)
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_failed_drafts: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
+
+    def metrics(self, state: EngineState) -> list[Metric]:
+        """All counters and gauges, under vLLM's names where vLLM has the metric."""
+        spec = self.speculation
+        return [
+            Gauge("vllm:num_requests_running", state.num_running),
+            Gauge("vllm:num_requests_waiting", state.num_waiting),
+            Gauge("vllm:kv_cache_usage_perc", state.kv_usage),
+            Counter("vllm:prompt_tokens", self.num_prompt_tokens),
+            Counter("vllm:generation_tokens", self.num_generation_tokens),
+            Counter("vllm:prefix_cache_queries", state.num_queried_tokens),
+            Counter("vllm:prefix_cache_hits", state.num_cached_tokens),
+            Counter("vllm:num_preemptions", state.num_preemptions),
+            *(Counter("vllm:request_success", n, {"finished_reason": r}) for r, n in sorted(self.num_finished.items())),
+            Counter("vllm:spec_decode_num_drafts", spec.num_drafts),
+            Counter("vllm:spec_decode_num_draft_tokens", spec.num_draft_tokens),
+            Counter("vllm:spec_decode_num_accepted_tokens", spec.num_accepted_tokens),
+            Vector("vllm:spec_decode_num_accepted_tokens_per_pos", list(spec.accepted_per_position)),
+            Vector("forerun:spec_decode_num_reached_per_pos", list(spec.reached_per_position)),
+            Counter("forerun:num_verified_steps", spec.num_steps),
+            Counter("forerun:num_failed_drafts", self.num_failed_drafts),
+            *(
+                Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase})
+                for phase in ("schedule", "build", "forward", "verify", "commit", "draft")
+            ),
+        ]
+
+
+class StatsLog:
+    """Writes what happened since the last line, at most every ten seconds, to the logger."""
+
+    def __init__(self) -> None:
+        self._last_time = time.monotonic()
+        self._last_spec = SpeculationStats()
+        self._last_prompt = 0
+        self._last_generated = 0
+
+    def maybe_write(self, stats: EngineStats, state: EngineState) -> None:
+        """Write a line if the interval has passed."""
+        now = time.monotonic()
+        seconds = now - self._last_time
+        if seconds < LOG_INTERVAL_S:
+            return
+        hit_rate = state.num_cached_tokens / max(1, state.num_queried_tokens)
+        logger.info(
+            "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
+            "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
+            (stats.num_prompt_tokens - self._last_prompt) / seconds,
+            (stats.num_generation_tokens - self._last_generated) / seconds,
+            state.num_running,
+            state.num_waiting,
+            100 * state.kv_usage,
+            100 * hit_rate,
+        )
+        if stats.speculation.num_drafts > self._last_spec.num_drafts:
+            logger.info("%s", speculation_line(stats.speculation.since(self._last_spec), seconds))
+        self._last_time = now
+        self._last_prompt = stats.num_prompt_tokens
+        self._last_generated = stats.num_generation_tokens
+        self._last_spec = stats.speculation.copy()
+
+
+def speculation_line(stats: SpeculationStats, seconds: float) -> str:
+    """The log line of vLLM, word for word; its mean acceptance length counts steps with a draft."""
+    per_position = ", ".join(f"{rate:.3f}" for rate in stats.acceptance_per_position)
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + stats.num_accepted_tokens / stats.num_drafts:.2f}, "
+        f"Accepted throughput: {stats.num_accepted_tokens / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {stats.num_draft_tokens / seconds:.2f} tokens/s, "
+        f"Accepted: {stats.num_accepted_tokens} tokens, Drafted: {stats.num_draft_tokens} tokens, "
+        f"Per-position acceptance rate: {per_position}, "
+        f"Avg Draft acceptance rate: {100 * stats.num_accepted_tokens / stats.num_draft_tokens:.1f}%"
+    )

@@ -1,0 +1,49 @@
+"""Every error a user can cause, each one line: what is wrong, what was got, what may be, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForerunError(Exception):
+    """A mistake that the user can mend; the CLI prints it on one line and exits with code 2."""
+
+
+class ConfigError(ForerunError, ValueError):
+    """An engine or speculative setting is unknown, out of range, or does not fit the others."""
+
+
+class UnknownKeyError(ConfigError, TypeError):
+    """A keyword or configuration key that does not exist."""
+
+
+class ModelError(ForerunError):
+    """A model folder, its weights, its tokenizer or its architecture cannot be used."""
+
+
+class RequestError(ForerunError, ValueError):
+    """A prompt or a sampling value that this model cannot serve."""
+
+
+class DraftError(ForerunError):
+    """A drafter, or what it proposed, does not fit the target."""
+
+
+class MemoryBudgetError(ForerunError):
+    """The KV memory cannot hold even one sequence of the maximum length."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the nearest of `choices`, else the list of all of them."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+
+
+def refuse_unknown_keys(given: Iterable[str], allowed: Iterable[str], *, where: str) -> None:
+    """Raise `UnknownKeyError` for the first of `given` that is not in `allowed`."""
+    known = set(allowed)
+    for key in given:
+        if key not in known:
+            raise UnknownKeyError(f"{where}: unknown key {key!r}{did_you_mean(key, known)}")

@@ -1,0 +1,1 @@
+"""KV memory: block accounting, prefix cache, slots, and the tensors."""

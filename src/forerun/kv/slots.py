@@ -1,0 +1,168 @@
+"""The KV of one sequence: which blocks it holds and how many of its tokens are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.kv.block_pool import AccountingError, BlockPool
+from forerun.kv.prefix_cache import block_digests, root_digest
+
+
+class Slot:
+    """A block table that grows by reserved places and is charged for committed tokens only.
+
+    `block_ids` cover the places [0, num_computed + capacity). KV of committed tokens lies at
+    [0, num_computed); the places after it are reserved, and whatever a step writes there counts
+    for nothing until `commit`. Nothing depends on where a prompt ends, so any mix of prompt and
+    output tokens may be committed in any chunks.
+
+    Invariants:
+        - the first num_computed // block_size blocks are immutable, all others mutable;
+        - a mutable block has this slot as its only holder and is not in the prefix cache;
+        - equal tokens under equal salts lie in the same immutable block, others never (with
+          prefix caching on);
+        - an operation that raises, or answers False, leaves slot and pool unchanged.
+    """
+
+    def __init__(self, pool: BlockPool, *, block_size: int, cache_salt: str | None = None) -> None:
+        self.block_ids: list[int] = []
+        self.num_computed = 0
+        self._pool = pool
+        self._block_size = block_size
+        self._root = root_digest(cache_salt)
+        self._digests: list[bytes] = []  # of the immutable blocks
+        self._partial: list[int] = []  # committed tokens of the block that is not full yet
+
+    @property
+    def capacity(self) -> int:
+        """Places beyond `num_computed` that are reserved."""
+        return len(self.block_ids) * self._block_size - self.num_computed
+
+    @property
+    def num_immutable_blocks(self) -> int:
+        """Leading blocks that are full and will not be written again."""
+        return len(self._digests)
+
+    def match(self, token_ids: Sequence[int]) -> int:
+        """Claim the cached blocks that hold a prefix of `token_ids`; returns the new `num_computed`.
+
+        At least the last token is left to compute, because its logits are wanted.
+
+        Raises:
+            AccountingError: the slot is not empty.
+        """
+        if self.block_ids:
+            raise AccountingError(f"match: the slot holds {len(self.block_ids)} blocks; must be empty; free it first")
+        found: list[tuple[int, bytes]] = []
+        for digest in block_digests(self._root, token_ids[:-1], block_size=self._block_size):
+            block = self._pool.find(digest)
+            if block is None:
+                break
+            found.append((block, digest))
+        for block, digest in found:
+            self._pool.share(block)
+            self.block_ids.append(block)
+            self._digests.append(digest)
+        self.num_computed = len(self.block_ids) * self._block_size
+        return self.num_computed
+
+    def allocate(self, num_tokens: int) -> bool:
+        """Make room for `num_tokens` beyond `num_computed`; False, and nothing changed, if the pool has none.
+
+        Raises:
+            AccountingError: `num_tokens` is negative.
+        """
+        if num_tokens < 0:
+            raise AccountingError(f"allocate: got {num_tokens} tokens; must be 0 or more")
+        blocks = self._pool.take(max(0, self._num_blocks(self.num_computed + num_tokens) - len(self.block_ids)))
+        if blocks is None:
+            return False
+        self.block_ids += blocks
+        return True
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Declare that the KV of `token_ids` is in the places from `num_computed` on.
+
+        Blocks that are full now become immutable and findable. Where the same content is cached
+        already the block table is pointed to it, so ask for `slots` (to move a tree's accepted
+        path, say) before this call, or again after it.
+
+        Raises:
+            AccountingError: fewer places are reserved than there are tokens.
+        """
+        if len(token_ids) > self.capacity:
+            raise AccountingError(
+                f"commit: got {len(token_ids)} tokens for {self.capacity} places; allocate them first"
+            )
+        pending = [*self._partial, *token_ids]
+        parent = self._digests[-1] if self._digests else self._root
+        for digest in list(block_digests(parent, pending, block_size=self._block_size)):
+            index = len(self._digests)
+            self.block_ids[index] = self._pool.register(self.block_ids[index], digest)
+            self._digests.append(digest)
+        self._partial = pending[len(pending) - len(pending) % self._block_size :]
+        self.num_computed += len(token_ids)
+
+    def truncate(self, num_tokens: int) -> int:
+        """Give up all KV beyond `num_tokens` and all reserved blocks; returns the new `num_computed`.
+
+        A cut inside an immutable block falls back to that block's start: others may read the
+        block, so that it can be dropped but not written.
+
+        Raises:
+            AccountingError: `num_tokens` is negative or above `num_computed`.
+        """
+        if not 0 <= num_tokens <= self.num_computed:
+            raise AccountingError(f"truncate: got {num_tokens} tokens; must be from 0 to {self.num_computed}")
+        num_full, num_partial = divmod(num_tokens, self._block_size)
+        if num_full < len(self._digests):
+            num_partial = 0
+        del self._digests[num_full:]
+        del self._partial[num_partial:]
+        self.num_computed = num_full * self._block_size + num_partial
+        self.release_surplus()
+        return self.num_computed
+
+    def release_surplus(self, keep: int = 0) -> None:
+        """Give back the reserved blocks beyond those for `keep` more tokens.
+
+        Raises:
+            AccountingError: `keep` is negative: committed KV is given up by `truncate` alone.
+        """
+        if keep < 0:
+            raise AccountingError(f"release_surplus: got keep={keep}; must be 0 or more")
+        self._keep_blocks(self._num_blocks(self.num_computed + keep))
+
+    def free(self) -> None:
+        """Give back everything; the slot is empty again, ready for `match`."""
+        self._keep_blocks(0)
+        self._digests.clear()
+        self._partial.clear()
+        self.num_computed = 0
+
+    def slots(self, start: int, count: int) -> NDArray[np.int64]:
+        """Cache places (block id * block size + offset) of token places [start, start + count): [count] int64.
+
+        Raises:
+            AccountingError: some of these places are not reserved.
+        """
+        num_places = len(self.block_ids) * self._block_size
+        if not 0 <= start <= start + count <= num_places:
+            raise AccountingError(f"slots: got places {start} to {start + count}; must be within 0 to {num_places}")
+        first = start // self._block_size
+        block_ids = np.array(self.block_ids[first : self._num_blocks(start + count)], dtype=np.int64)
+        places = block_ids[:, None] * self._block_size + np.arange(self._block_size, dtype=np.int64)
+        offset = start - first * self._block_size
+        return places.reshape(-1)[offset : offset + count]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def _keep_blocks(self, num_blocks: int) -> None:
+        surplus = self.block_ids[num_blocks:]
+        if surplus:
+            self._pool.give_back(surplus[::-1])  # tail first: heads, which more sequences share, are evicted last
+            del self.block_ids[num_blocks:]

@@ -1,0 +1,258 @@
+"""vLLM's offline API: `LLM.generate`, `chat`, `stream`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from forerun.core.metrics import Metric
+from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.core.sampling_params import SamplingParams
+from forerun.engine.build import BuiltEngine, LoadedTarget, assemble, build_engine
+from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
+from forerun.engine.stats import EngineStats
+from forerun.errors import RequestError, refuse_unknown_keys
+from forerun.models.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's {"prompt": text} / {"prompt_token_ids": ids}, with an optional "cache_salt"."""
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, loaded, with the engine around it.
+
+    Args:
+        model: a folder, a .gguf file, a known name (`forerun models list`) or a hub id.
+        settings: the fields of `EngineSettings`; among them `speculative_config`, vLLM's dict.
+
+    Raises:
+        ForerunError: the model cannot be loaded or a setting is wrong; the message says what to do.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self.settings = EngineSettings.from_keywords(str(model), settings)
+        self._adopt(build_engine(self.settings))
+
+    def _adopt(self, built: BuiltEngine) -> None:
+        self._engine = built.engine
+        self._target = built.target
+        self._ids = itertools.count()
+        self._finished: dict[str, RequestOutput] = {}  # ended, not read yet
+        self._deltas: dict[str, deque[StreamDelta]] = {}  # of streamed requests, not read yet
+        self.speculative = built.speculative
+        self.dtype = built.target.model.dtype
+        self.device = built.target.model.device
+        self.max_model_len = built.kv.max_model_len
+
+    @classmethod
+    def from_target(cls, target: LoadedTarget, settings: EngineSettings, speculative: SpeculativeConfig) -> LLM:
+        """An LLM around a target that is loaded already."""
+        llm = cls.__new__(cls)
+        llm.settings = settings
+        llm._adopt(assemble(settings, target, speculative))
+        return llm
+
+    def with_speculation(self, speculative_config: Mapping[str, Any] | None) -> LLM:
+        """Another LLM over the same weights, with its own KV cache and another way to speculate."""
+        settings = replace(self.settings, speculative_config=speculative_config)
+        return LLM.from_target(self._target, settings, resolve_speculative(speculative_config))
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts and times since the start or the last `reset_stats`."""
+        return self._engine.stats
+
+    def reset_stats(self) -> None:
+        """Count from zero again."""
+        self._engine.reset_stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges and vectors, under vLLM's names where vLLM has the metric."""
+        return self._engine.metrics()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._target.tokenizer is None:
+            raise RequestError("tokenizer: the model was loaded without one; give token ids instead of text")
+        return self._target.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt.
+
+        Args:
+            prompts: one prompt or a list of them.
+            sampling_params: for all prompts, or one per prompt; None for `SamplingParams()`.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output per prompt, in order. A request that failed while running has `error` set.
+
+        Raises:
+            RequestError: a prompt or sampling value does not fit; nothing has been run then.
+        """
+        request_ids = self._add(_as_list(prompts), sampling_params)
+        running = set(request_ids)
+        try:
+            with tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+                while running:
+                    self._pump()
+                    ended = running & self._finished.keys()
+                    running -= ended
+                    bar.update(len(ended))
+            return [self._finished[request_id] for request_id in request_ids]
+        finally:
+            for request_id in request_ids:
+                self._forget(request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, each laid out by the model's chat template.
+
+        `template` goes to `Tokenizer.apply_chat_template` (add_generation_prompt, chat_template, ...).
+        """
+        return self.generate(self._chat_prompts(messages, template), sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamDelta]:
+        """Complete prompts, giving text as it becomes certain.
+
+        Each delta names its prompt by `request_id`: "0" for the first of this call's prompts, and
+        so on. Closing the iterator aborts what is unfinished. Prompts are checked at the call,
+        before the first delta is asked for.
+        """
+        request_ids = self._add(_as_list(prompts), sampling_params)
+        self._deltas.update((request_id, deque()) for request_id in request_ids)
+        return self._read_stream(request_ids)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> Iterator[StreamDelta]:
+        """Answer conversations, giving text as it becomes certain; see `stream` and `chat`."""
+        return self.stream(self._chat_prompts(messages, template), sampling_params)
+
+    def _chat_prompts(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], template: Mapping[str, Any]
+    ) -> list[Prompt]:
+        """Token ids of each conversation; one conversation alone counts as a list of one."""
+        tokenizer = self.get_tokenizer()
+        if not messages:
+            raise RequestError(
+                "messages: got none; give at least one message such as {'role': 'user', 'content': '...'}"
+            )
+        single = isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        return [tokenizer.apply_chat_template(list(conversation), **template) for conversation in conversations]
+
+    def _add(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[str]:
+        """Queue all prompts, or none if one of them does not fit."""
+        params = _one_per_prompt(sampling_params, len(prompts))
+        request_ids: list[str] = []
+        try:
+            for prompt, sampling in zip(prompts, params, strict=True):
+                request_id = str(next(self._ids))
+                text, ids, salt = self._tokens(prompt)
+                self._engine.add_request(request_id, ids, sampling, prompt=text, cache_salt=salt)
+                request_ids.append(request_id)
+        except BaseException:
+            for request_id in request_ids:
+                self._forget(request_id)
+            raise
+        return request_ids
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
+        """A prompt's text (if given), token ids and cache salt."""
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt), None
+        if isinstance(prompt, Mapping):
+            refuse_unknown_keys(prompt, ("prompt", "prompt_token_ids", "cache_salt"), where="prompt")
+            salt = prompt.get("cache_salt")
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), prompt["prompt_token_ids"], salt
+            if "prompt" in prompt:
+                return prompt["prompt"], self.get_tokenizer().encode(prompt["prompt"]), salt
+            raise RequestError("prompt: the dict has neither 'prompt' nor 'prompt_token_ids'; give one of them")
+        return None, prompt, None
+
+    def _pump(self) -> None:
+        """Run one step and put what it gave where its reader looks."""
+        output = self._engine.step()
+        for delta in output.deltas:
+            if delta.request_id in self._deltas:
+                self._deltas[delta.request_id].append(delta)
+        for finished in output.finished:
+            self._finished[finished.request_id] = finished
+
+    def _read_stream(self, request_ids: list[str]) -> Iterator[StreamDelta]:
+        """Deltas of these requests, as steps give them; several streams may be read in turn."""
+        places = {request_id: str(place) for place, request_id in enumerate(request_ids)}
+        try:
+            while places:
+                if not any(self._deltas[request_id] or request_id in self._finished for request_id in places):
+                    self._pump()
+                for request_id, place in list(places.items()):
+                    yield from (replace(delta, request_id=place) for delta in _drain(self._deltas[request_id]))
+                    if request_id in self._finished and not self._deltas[request_id]:
+                        self._forget(request_id)
+                        del places[request_id]
+        finally:
+            for request_id in places:
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """Drop all traces of a request, aborting it if it still runs."""
+        self._engine.abort(request_id)
+        self._finished.pop(request_id, None)
+        self._deltas.pop(request_id, None)
+
+
+def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:
+    while queue:
+        yield queue.popleft()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a text, a dict or a list of token ids alone is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if not items:
+        raise RequestError("prompts: got none; give at least one")
+    return [items] if isinstance(items[0], int) else items
+
+
+def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"sampling_params: got {len(given)} for {count} prompts; give one for all or one per prompt")
+    return list(given)

@@ -1,0 +1,1 @@
+"""Target models: configuration, weights, tokenizer and the forward pass."""

@@ -1,0 +1,30 @@
+"""The seam between engine and models."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
+from forerun.ops.attention.base import Attend
+
+
+class TargetModel(Protocol):
+    """A causal language model that computes one packed forward pass over a paged KV cache."""
+
+    vocab_size: int  # width of the logits
+    hidden_size: int
+    num_layers: int
+    max_model_len: int  # tokens, as the checkpoint's configuration allows
+    kv_specs: list[LayerKVSpec]
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
+        """Compute logits at `batch.logits_rows` and the features that `batch.features` names.
+
+        Features: "last_hidden" is the hidden state after the final norm; "hidden.N" the residual
+        stream before layer N (0 = embeddings, num_layers = after the last layer, un-normed).
+        """
+        ...

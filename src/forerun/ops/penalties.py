@@ -1,0 +1,62 @@
+"""Repetition, frequency and presence penalties, at the cost of one pass over the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forerun.core.sampling_params import SamplingParams
+
+
+class Penalties:
+    """One request's penalties, with running counts of what it has generated.
+
+    The output only grows, so each token of it is counted once; the tokens of a draft's path are
+    added on top for one call. Counts live on the device of the first row.
+    """
+
+    def __init__(self, params: SamplingParams, *, prompt_ids: Sequence[int], vocab_size: int) -> None:
+        self._repetition = params.repetition_penalty
+        self._frequency = params.frequency_penalty
+        self._presence = params.presence_penalty
+        self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
+        if self._repetition != 1.0:
+            self._in_prompt[list(prompt_ids)] = True
+        self._counts = torch.zeros(vocab_size)  # of each token among the first `_num_counted` of the output
+        self._num_counted = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any penalty differs from its neutral value."""
+        return self._repetition != 1.0 or self._frequency != 0.0 or self._presence != 0.0
+
+    def apply(self, logits: Tensor, output_ids: Sequence[int], path: Sequence[int]) -> None:
+        """Penalise `logits` [vocab_size] in place, for the token after `output_ids` + `path`.
+
+        Repetition scales the logits of all tokens of prompt and output (arXiv 1909.05858);
+        frequency subtracts per occurrence in the output, presence once (OpenAI's definitions).
+        """
+        counts = self._counts_at(output_ids, path, device=logits.device)
+        in_output = counts > 0
+        if self._repetition != 1.0:
+            scaled = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+            torch.where(in_output | self._in_prompt, scaled, logits, out=logits)
+        if self._frequency != 0.0:
+            logits.sub_(counts, alpha=self._frequency)
+        if self._presence != 0.0:
+            logits.sub_(in_output.to(logits.dtype), alpha=self._presence)
+
+    def _counts_at(self, output_ids: Sequence[int], path: Sequence[int], *, device: torch.device) -> Tensor:
+        if self._counts.device != device:
+            self._counts, self._in_prompt = self._counts.to(device), self._in_prompt.to(device)
+        assert len(output_ids) >= self._num_counted, "a sequence's output only grows"
+        self._counts = _add(self._counts, output_ids[self._num_counted :])
+        self._num_counted = len(output_ids)
+        return _add(self._counts.clone(), path) if path else self._counts
+
+
+def _add(counts: Tensor, token_ids: Sequence[int]) -> Tensor:
+    ids = torch.tensor(list(token_ids), dtype=torch.int64, device=counts.device)
+    return counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))

@@ -1,0 +1,82 @@
+"""Min-p, top-k and top-p: which tokens may still be sampled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FIRST_HEAD = 128  # tokens looked at first in the search for a nucleus; most are smaller
+_HEAD_GROWTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that may come next.
+
+    `token_ids` [n] ascending, or None for the whole vocabulary; `logits` [n] fp32, after
+    temperature, the largest 0, some possibly -inf.
+    """
+
+    token_ids: Tensor | None
+    logits: Tensor
+
+    def spread(self, values: Tensor, *, vocab_size: int, fill: float) -> Tensor:
+        """Put `values` [n] at the candidates' places in a row [vocab_size] of `fill`."""
+        if self.token_ids is None:
+            return values
+        return values.new_full((vocab_size,), fill).scatter_(0, self.token_ids, values)
+
+
+def truncate(logits: Tensor, *, min_p: float, top_k: int, top_p: float) -> Candidates:
+    """Apply min-p, then top-k, then top-p, each over what the one before left (vLLM's order).
+
+    Min-p (arXiv 2407.01082) drops tokens below `min_p` times the largest probability. Top-k keeps
+    the k largest logits and all ties with the last of them. Top-p (arXiv 1904.09751) keeps the
+    fewest most likely tokens whose probabilities reach `top_p`, ties by lowest token id.
+
+    Args:
+        logits: [vocab_size] fp32 after temperature, the largest 0.
+        min_p: 0 turns it off.
+        top_k: 0, or the vocabulary size, turns it off.
+        top_p: 1 turns it off.
+    """
+    # With the largest logit 0, a probability relative to the largest is exp(logit).
+    floor = math.log(min_p) if min_p > 0.0 else -math.inf
+    if 0 < top_k < len(logits):
+        floor = max(floor, _kth_largest(logits, top_k))
+    kept = Candidates(None, logits) if floor == -math.inf else _select(logits, (logits >= floor).nonzero().flatten())
+    if top_p >= 1.0:
+        return kept
+    nucleus = _nucleus(kept.logits, top_p)
+    return _select(logits, nucleus if kept.token_ids is None else kept.token_ids[nucleus])
+
+
+def _select(logits: Tensor, token_ids: Tensor) -> Candidates:
+    return Candidates(token_ids, logits[token_ids])
+
+
+def _kth_largest(logits: Tensor, k: int) -> float:
+    return float(logits.topk(k, sorted=True).values[-1])
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Ascending indices of the fewest most likely tokens that reach `top_p` together.
+
+    Sorting a vocabulary is slow, so ever larger heads of it are sorted until one suffices.
+    """
+    total = logits.exp().sum(dtype=torch.float64)
+    head_size = _FIRST_HEAD
+    while True:
+        is_all = head_size >= len(logits)
+        # A head with all ties of its last token holds the same tokens whatever topk does with ties.
+        floor = -math.inf if is_all else _kth_largest(logits, head_size)
+        head = (logits >= floor).nonzero().flatten()
+        ordered = logits[head].sort(descending=True, stable=True)
+        probs = ordered.values.double().exp() / total
+        reached = probs.cumsum(0)
+        if is_all or reached[-1] >= top_p:
+            return head[ordered.indices[reached - probs < top_p]].sort().values
+        head_size *= _HEAD_GROWTH

@@ -1,0 +1,1 @@
+"""Proof of losslessness for a user's own model and configuration."""

@@ -1,0 +1,49 @@
+"""A drafter made to catch a wrong verifier: confident, often wrong, with siblings and known odds."""
+
+from __future__ import annotations
+
+import torch
+
+from forerun.core.draft import Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
+from forerun.ops.noise import DRAFT_STREAM, uniform
+
+
+class AdversarialDrafter:
+    """Bets on the tokens that the request allows, drawn from a skewed distribution of its own.
+
+    Every second step it drafts a chain of sampled tokens with their probabilities, otherwise a tree
+    of two siblings with one child each, also sampled. Its odds rise where the target's are likely
+    to fall (the allowed tokens are listed likeliest first), which is the hardest case for a
+    verifier that gets the residual wrong.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, target: TargetInfo) -> None:
+        self._vocab_size = target.vocab_size
+
+    def start(self, sequence: Sequence) -> None:
+        """Nothing to prepare."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """Nothing to release."""
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """A sampled chain or tree per request."""
+        return [self._draft(request) for request in context.requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        sequence = request.sequence
+        allowed = sequence.sampling.allowed_token_ids or list(range(min(8, self._vocab_size)))
+        weights = torch.arange(1, len(allowed) + 1, dtype=torch.float64)
+        odds = weights / weights.sum()
+        parents: tuple[int, ...] = (-1, 0, 1) if len(sequence) % 2 else (-1, -1, 0, 1)
+        row = torch.zeros(self._vocab_size)
+        row[allowed] = odds.float()
+        token_ids = [
+            allowed[int(torch.searchsorted(odds.cumsum(0), uniform(sequence.seed, len(sequence) * 8 + node, DRAFT_STREAM)))]
+            for node in range(len(parents))
+        ]
+        return Draft(tuple(token_ids), parents, row.repeat(len(parents), 1))

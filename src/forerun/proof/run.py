@@ -1,0 +1,84 @@
+"""Runs all checks for one model and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from forerun.engine.speculative_config import verifier_part
+from forerun.llm import LLM
+from forerun.proof.adversary import AdversarialDrafter
+from forerun.proof.greedy import check_greedy
+from forerun.proof.report import ProofReport
+from forerun.proof.sampled import plan_experiment, run_experiment
+
+PROMPTS = (
+    "List the first ten prime numbers, then list them again in reverse order.",
+    "Write a Python function that returns the n-th Fibonacci number, then the same function with a docstring.",
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+    "Explain in two sentences why the sky is blue.",
+    "def add(a, b):\n    return a + b\n\ndef add_three(a, b, c):\n    return",
+    "Once upon a time there was a small engine that",
+    "A B C A B C A B C A B",
+    "Translate to French: good morning, good evening, good night.",
+)
+
+DEFAULT_CONFIG: Mapping[str, Any] = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+
+NUM_NARROW_TOKENS = 6
+TEMPERATURE = 1.5
+
+
+def prove(
+    model: str,
+    *,
+    speculative_config: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    prompts: Sequence[str] = PROMPTS,
+    max_tokens: int = 64,
+    num_samples: int = 1000,
+    progress: Callable[[str], None] = lambda message: None,
+) -> ProofReport:
+    """Put a configuration to the test.
+
+    Greedy: each prompt with speculation against without. Sampled: the user's drafter, and then an
+    adversarial one in its place under the same verifier, against the target's exact distribution.
+
+    Args:
+        model: as for `LLM`.
+        speculative_config: the configuration to prove; None for n-gram drafts.
+        settings: further arguments of `LLM`.
+        prompts: prompts of the greedy check.
+        max_tokens: tokens per prompt in the greedy check.
+        num_samples: samples per sampled check.
+        progress: told of each step, for a progress display.
+
+    Raises:
+        ForerunError: the model or the configuration cannot be used.
+    """
+    config = dict(speculative_config or DEFAULT_CONFIG)
+    adversarial = {"method": AdversarialDrafter, "num_speculative_tokens": 4, **verifier_part(config)}
+    progress("loading the model")
+    llm = LLM(model, **(settings or {}), speculative_config=config)
+    greedy = check_greedy(llm, prompts, max_tokens=max_tokens, progress=progress)
+    progress("sampled: exact probabilities of the target")
+    experiment = plan_experiment(
+        llm,
+        num_tokens=NUM_NARROW_TOKENS,
+        temperature=TEMPERATURE,
+        seed_text_ids=llm.get_tokenizer().encode(prompts[0]),
+    )
+    name = llm.speculative.describe()
+    progress(f"sampled: {num_samples} samples, {name}")
+    sampled = [run_experiment(llm, experiment, num_samples=num_samples, name=name, seed=1)]
+    progress(f"sampled: {num_samples} samples, adversarial drafts")
+    adversary = llm.with_speculation(adversarial)
+    sampled.append(run_experiment(adversary, experiment, num_samples=num_samples, name="adversarial", seed=10**6))
+    return ProofReport(
+        model=str(model),
+        configuration=f"{name}, verified by {config.get('rejection_sample_method', 'matching')}",
+        dtype=str(llm.dtype).removeprefix("torch."),
+        is_lossless_by_design=llm.speculative.is_lossless,
+        greedy=greedy,
+        sampled=sampled,
+    )

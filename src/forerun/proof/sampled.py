@@ -1,0 +1,133 @@
+"""Sampled proof: a chi-square test over a narrow vocabulary, through the whole engine.
+
+Over a whole vocabulary a wrong verifier hides: a bug that shares one noise stream between draft and
+residual gives chi-square near its mean over 4096 tokens and a hundred times the threshold over 16.
+So outputs are confined to a few tokens and compared, as whole paths of several tokens, with the
+target's exact path probabilities.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.core.sampling_params import SamplingParams
+from forerun.llm import LLM
+from forerun.proof.report import SampledFinding, Verdict
+
+PATH_LENGTH = 3  # tokens per sample
+MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowExperiment:
+    """A prompt, the few tokens that may follow, and the exact probability of each path of them."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    temperature: float
+    path_probs: Mapping[Path, float]
+
+
+def plan_experiment(llm: LLM, *, num_tokens: int, temperature: float, seed_text_ids: Sequence[int]) -> NarrowExperiment:
+    """Choose the target's likeliest tokens after a text and compute all path probabilities exactly.
+
+    The prompt ends with those tokens repeated in a fixed pattern, so that drafters that look for
+    repetitions find some.
+    """
+    first = llm.generate(
+        {"prompt_token_ids": list(seed_text_ids)},
+        SamplingParams(max_tokens=1, temperature=0, logprobs=num_tokens, detokenize=False, ignore_eos=True),
+        use_tqdm=False,
+    )[0]
+    best = (first.outputs[0].logprobs or [{}])[0]
+    token_ids = sorted(best, key=lambda t: -best[t].logprob)[:num_tokens]
+    pattern = [token_ids[i] for i in (0, 1, 0, 2, 1, 3 % num_tokens, 2, 0)]
+    prompt_ids = [*seed_text_ids, *pattern * 3]
+    return NarrowExperiment(
+        prompt_ids=prompt_ids,
+        token_ids=token_ids,
+        temperature=temperature,
+        path_probs=_path_probs(llm, prompt_ids, token_ids, temperature),
+    )
+
+
+def _path_probs(llm: LLM, prompt_ids: list[int], token_ids: list[int], temperature: float) -> dict[Path, float]:
+    """Probability of every path, from the target's own prompt logprobs (no sampling, no drafts)."""
+    paths = list(itertools.product(token_ids, repeat=PATH_LENGTH))
+    outputs = llm.generate(
+        [{"prompt_token_ids": [*prompt_ids, *path]} for path in paths],
+        SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, speculation="off"),
+        use_tqdm=False,
+    )
+    # Unnormalised probability of each token after each beginning of a path.
+    weights: dict[Path, dict[int, float]] = {}
+    for path, output in zip(paths, outputs, strict=True):
+        rows = (output.prompt_logprobs or [])[-PATH_LENGTH:]
+        for depth, (token_id, row) in enumerate(zip(path, rows, strict=True)):
+            assert row is not None, "only a sequence's first token has no logprob"
+            weights.setdefault(path[:depth], {})[token_id] = math.exp(row[token_id].logprob / temperature)
+    return {
+        path: math.prod(weights[path[:d]][t] / sum(weights[path[:d]].values()) for d, t in enumerate(path))
+        for path in paths
+    }
+
+
+def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, name: str, seed: int) -> SampledFinding:
+    """Sample paths with speculation on and test them against the exact probabilities."""
+    llm.reset_stats()
+    sampling = [
+        SamplingParams(
+            temperature=experiment.temperature,
+            max_tokens=PATH_LENGTH,
+            allowed_token_ids=experiment.token_ids,
+            ignore_eos=True,
+            detokenize=False,
+            seed=seed + i,
+        )
+        for i in range(num_samples)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": experiment.prompt_ids}] * num_samples, sampling, use_tqdm=False)
+    counts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+    statistic, degrees = chi_square(counts, experiment.path_probs, num_samples)
+    threshold = degrees + 10 * math.sqrt(2 * degrees)
+    stats = llm.stats.speculation
+    verdict = Verdict.BUG if statistic > threshold else Verdict.FITS if stats.num_draft_tokens else Verdict.UNTESTED
+    return SampledFinding(
+        drafter=name,
+        num_samples=num_samples,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        statistic=statistic,
+        degrees_of_freedom=degrees,
+        threshold=threshold,
+        verdict=verdict,
+    )
+
+
+def chi_square(counts: Mapping[Path, int], probs: Mapping[Path, float], num_samples: int) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; rare cells are merged into one.
+
+    An outcome outside `probs` is impossible under the target: the statistic is then infinite.
+    """
+    if any(path not in probs for path in counts):
+        return math.inf, len(probs) - 1
+    statistic, num_cells = 0.0, 0
+    rare_expected, rare_count = 0.0, 0
+    for path, prob in probs.items():
+        expected, count = prob * num_samples, counts.get(path, 0)
+        if expected < MIN_EXPECTED:
+            rare_expected += expected
+            rare_count += count
+            continue
+        statistic += (count - expected) ** 2 / expected
+        num_cells += 1
+    if rare_expected > 0:
+        statistic += (rare_count - rare_expected) ** 2 / max(rare_expected, MIN_EXPECTED)
+        num_cells += 1
+    return statistic, max(1, num_cells - 1)

@@ -1,0 +1,52 @@
+"""The seam between engine and verifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from forerun.core.draft import Draft
+from forerun.core.verdict import Verdict
+from forerun.ops.sampling import SamplingRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One sequence before the verifier.
+
+    `first_row` is the row of the step's logits that follows the last committed token; node i of
+    `draft` owns row `first_row + 1 + i`. `position` is the index, in the sequence, of the first
+    token to decide: with `seed` it keys the noise, so the same seed gives the same token whatever
+    was drafted. `output_ids` are the tokens generated so far (not a copy: do not change).
+    """
+
+    draft: Draft
+    first_row: int
+    rules: SamplingRules
+    seed: int
+    position: int
+    output_ids: list[int]
+
+
+class Verifier(Protocol):
+    """Decides which part of each draft stands.
+
+    `is_lossless`: the output is distributed exactly as the target alone would write it.
+    """
+
+    is_lossless: bool
+
+    def verify(self, logits: Tensor, judged: Sequence[Judged]) -> list[Verdict]:
+        """Judge every sequence of a step.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, the target's raw logits; not changed.
+            judged: the sequences, each owning 1 + len(draft) rows of `logits`.
+
+        Returns:
+            One verdict per sequence, in order; a sequence whose rules raise gets an error verdict.
+        """
+        ...

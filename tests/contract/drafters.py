@@ -1,0 +1,106 @@
+"""Drafters that put the contract to the test, beside the real ones."""
+
+from __future__ import annotations
+
+import random
+
+from forerun.core.draft import NO_DRAFT, Draft
+
+
+class Stub:
+    """A drafter that keeps no state; subclasses say what they draft."""
+
+    needs = frozenset()
+
+    def __init__(self, target):
+        self.target = target
+        self.random = random.Random(0)
+        self.started = set()
+
+    def start(self, sequence):
+        self.started.add(sequence.seq_id)
+
+    def stop(self, sequence):
+        self.started.remove(sequence.seq_id)
+
+    def propose(self, context):
+        return [self.draft(request) for request in context.requests]
+
+
+class BadDrafter(Stub):
+    """Drafts random tokens: nearly all wrong."""
+
+    def draft(self, request):
+        return Draft(tuple(self.random.randrange(self.target.vocab_size) for _ in range(request.max_tokens)))
+
+
+class RandomTreeDrafter(Stub):
+    """Drafts random trees of random tokens."""
+
+    def draft(self, request):
+        size = request.max_tokens
+        parents = tuple(self.random.randrange(-1, node) for node in range(size))
+        return Draft(tuple(self.random.randrange(self.target.vocab_size) for _ in range(size)), parents)
+
+
+class MoodyDrafter(Stub):
+    """Silent, late, too long, impossible or failing, by turns."""
+
+    def propose(self, context):
+        mood = self.random.randrange(5)
+        if mood == 0:
+            raise RuntimeError("not today")
+        if mood == 1:
+            return []
+        return [self.draft(request) for request in context.requests]
+
+    def draft(self, request):
+        return self.random.choice(
+            [
+                NO_DRAFT,
+                Draft((-3,)),
+                Draft((self.target.vocab_size,)),
+                Draft((1, 2), (1, 0)),
+                Draft(tuple(range(60))),
+                Draft((3, 4, 5), (-1, -1, 0)),
+            ]
+        )
+
+
+def oracle(answers, *, wrong_every):
+    """A class that knows each prompt's plain output and drafts trees that hold it among wrong branches.
+
+    `answers` maps prompt ids (tuple) to output ids. The right child is the last of its siblings, so
+    an accepted path is never contiguous; every `wrong_every`-th depth has no right child.
+    """
+
+    class OracleTreeDrafter(Stub):
+        def draft(self, request):
+            sequence = request.sequence
+            done = len(sequence.output_ids)
+            future = answers.get(tuple(sequence.prompt_ids), [])[done:]
+            token_ids, parents, last = [], [], -1
+            for depth, right in enumerate(future[: request.max_depth]):
+                wrong = (right + 1 + depth) % self.target.vocab_size
+                token_ids += [wrong, wrong if (done + depth) % wrong_every == 0 else right]
+                parents += [last, last]
+                last = len(token_ids) - 1
+            return Draft(tuple(token_ids[: request.max_tokens]), tuple(parents[: request.max_tokens]))
+
+    return OracleTreeDrafter
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 3.0}
+
+CASES = {
+    "plain": None,
+    "ngram": NGRAM,
+    "suffix": SUFFIX,
+    "suffix-tree": SUFFIX | {"suffix_decoding_tree": True},
+    "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
+    "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
+    "moody": {"method": MoodyDrafter, "num_speculative_tokens": 5},
+    "zero": NGRAM | {"num_speculative_tokens": 0},
+}
+"""Every drafter of the project stands here and so inherits the contract; a new one adds a row."""

@@ -1,0 +1,66 @@
+"""Every method in the registry keeps the drafters' contract."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.core.draft import NO_DRAFT
+from forerun.drafters.base import DraftContext, DraftRequest
+from forerun.drafters.registry import DRAFTERS
+from tests.drafters.texts import TARGET, assert_valid, propose, sequence
+
+lives = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 4), max_size=20),
+        st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), max_size=8),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+@settings(deadline=None, max_examples=50)
+@given(lives=lives, max_tokens=st.integers(0, 9), max_depth=st.integers(0, 9))
+def test_drafts_are_valid_all_through_a_sequence(method, lives, max_tokens, max_depth):
+    drafter = DRAFTERS[method]().build(TARGET)
+    for seq_id, (prompt, steps) in enumerate(lives):
+        growing = sequence(prompt, seq_id=seq_id)
+        drafter.start(growing)
+        for tokens in steps:
+            growing.output_ids.extend(tokens)
+            assert_valid(
+                propose(drafter, growing, max_tokens=max_tokens, max_depth=max_depth),
+                max_tokens=max_tokens,
+                max_depth=max_depth,
+            )
+        drafter.stop(growing)
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_skipped_sequence_is_drafted_as_if_it_had_never_been_skipped(method):
+    drafter = DRAFTERS[method]().build(TARGET)
+    attended, skipped = sequence([1, 2, 3], seq_id=1), sequence([1, 2, 3], seq_id=2)
+    drafter.start(attended)
+    drafter.start(skipped)
+    for token_id in [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]:
+        attended.output_ids.append(token_id)
+        skipped.output_ids.append(token_id)
+        propose(drafter, attended)
+    expected = propose(drafter, attended, max_tokens=4)
+    assert len(expected) > 0
+    assert propose(drafter, skipped, max_tokens=4) == expected
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_drafts_come_in_the_order_of_the_requests(method):
+    drafter = DRAFTERS[method]().build(TARGET)
+    repeating, fresh = sequence([1, 2, 3, 4, 5, 6] * 3, seq_id=1), sequence([1, 2, 3], seq_id=2)
+    for one in (repeating, fresh):
+        drafter.start(one)
+    requests = [DraftRequest(one, 3, 3) for one in (fresh, repeating)]
+    first, second = drafter.propose(DraftContext(requests=requests))
+    assert first == NO_DRAFT
+    assert second.token_ids == (1, 2, 3)

@@ -1,0 +1,86 @@
+"""The index finds the occurrences that are there, and forgets what is dropped."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from forerun.drafters.suffix_index import GRAM_SIZES, SuffixIndex
+from tests.drafters.naive_suffix import followers
+
+tokens = st.integers(0, 2)
+
+
+def filed_in(index: SuffixIndex) -> int:
+    """Entries in all tables."""
+    return sum(len(chain.latest) for chain in index._chains)
+
+
+class TextsComeAndGo(RuleBasedStateMachine):
+    """Against a list of texts: the tokens that follow every gram, latest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = SuffixIndex(vocab_size=3)
+        self.ended: list[list[int]] = []
+        self.growing: list[int] = []
+
+    @rule(token_ids=st.lists(tokens, max_size=9))
+    def extend(self, token_ids):
+        self.index.extend(token_ids)
+        self.growing.extend(token_ids)
+
+    @rule()
+    def end_text(self):
+        self.index.end_text()
+        self.ended.append(self.growing)
+        self.growing = []
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def drop_oldest_text(self):
+        self.index.drop_oldest_text()
+        self.ended.pop(0)
+
+    @rule(gram=st.sampled_from(GRAM_SIZES).flatmap(lambda size: st.lists(tokens, min_size=size, max_size=size)))
+    def look_up(self, gram):
+        found = [self.index.tokens[place] for place in self.index.places(gram, limit=1000)]
+        assert found == followers([*self.ended, self.growing], tuple(gram))
+
+    @invariant()
+    def lengths_agree(self):
+        assert self.index.num_ended_texts == len(self.ended)
+        assert self.index.text_length == len(self.growing)
+        assert len(self.index) == 1 + sum(len(text) + 1 for text in self.ended) + len(self.growing)
+
+    @invariant()
+    def no_gram_of_a_dropped_text_is_kept(self):
+        texts = [*self.ended, self.growing]
+        kept = {
+            tuple(text[end - size : end]) for text in texts for size in GRAM_SIZES for end in range(size, len(text))
+        }
+        assert filed_in(self.index) == len(kept)
+
+
+TextsComeAndGo.TestCase.settings = settings(deadline=None, max_examples=100)
+test_index_agrees_with_a_list_of_texts = TextsComeAndGo.TestCase
+
+
+@settings(deadline=None)
+@given(text=st.lists(tokens, min_size=5, max_size=40), limit=st.integers(0, 5))
+def test_limit_keeps_the_latest_places(text, limit):
+    index = SuffixIndex(vocab_size=3)
+    index.extend(text)
+    gram = text[-1:]
+    assert index.places(gram, limit=limit) == index.places(gram, limit=1000)[:limit]
+
+
+def test_a_long_run_of_texts_keeps_only_the_window_in_memory():
+    index = SuffixIndex(vocab_size=100)
+    for first in range(200):
+        index.extend([(first + i) % 97 for i in range(50)])
+        index.end_text()
+        if first >= 2:
+            index.drop_oldest_text()
+    assert len(index.tokens) < 5 * 51

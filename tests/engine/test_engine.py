@@ -1,0 +1,166 @@
+"""The engine's own claims: requests in, text out, errors kept apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forerun import SamplingParams
+from forerun.core.verdict import Origin
+from forerun.errors import RequestError
+from tests.contract.drafters import NGRAM
+from tests.contract.test_contract import assert_nothing_is_held
+from tests.engines import EOS, VOCAB_SIZE, engine_of, tiny_llm
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hint"),
+    [
+        ([], "at least one"),
+        ([1, VOCAB_SIZE], f"from 0 to {VOCAB_SIZE - 1}"),
+        ([-1], "got token id -1"),
+        ([1] * 128, "below max_model_len"),
+    ],
+)
+def test_an_impossible_prompt_is_refused_and_nothing_runs(prompt, hint):
+    llm = tiny_llm()
+    with pytest.raises(RequestError, match=hint):
+        llm.generate([[1, 2], prompt], GREEDY, use_tqdm=False)
+    assert_nothing_is_held(llm)
+
+
+def test_a_failing_logits_processor_ends_its_request_and_nothing_else():
+    def bomb(output_ids, logits):
+        if len(output_ids) == 3:
+            raise ValueError("boom")
+        return logits
+
+    llm = tiny_llm(NGRAM)
+    params = [GREEDY, SamplingParams(temperature=0, max_tokens=12, logits_processors=[bomb]), GREEDY]
+    good, bad, also_good = llm.generate([PROMPT, PROMPT, PROMPT[::-1]], params, use_tqdm=False)
+    assert bad.outputs[0].finish_reason == "error"
+    assert "boom" in bad.error
+    assert len(bad.outputs[0].token_ids) == 3
+    assert len(good.outputs[0].token_ids) == len(also_good.outputs[0].token_ids) == 12
+    assert_nothing_is_held(llm)
+
+
+def test_a_processor_sees_drafted_tokens_as_text():
+    def never_the_same_twice(output_ids, logits):
+        if output_ids:
+            logits = logits.clone()
+            logits[output_ids[-1]] = float("-inf")
+        return logits
+
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logits_processors=[never_the_same_twice])
+    plain = tiny_llm().generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0].token_ids
+    drafted = tiny_llm(NGRAM).generate([PROMPT], sampling, use_tqdm=False)[0]
+    assert drafted.outputs[0].token_ids == plain
+    assert drafted.speculation.num_draft_tokens > 0
+    assert all(a != b for a, b in zip(plain, plain[1:], strict=False))
+
+
+def test_n_completions_differ_and_share_the_prompts_blocks():
+    llm = tiny_llm()
+    sampling = SamplingParams(n=4, temperature=1.0, max_tokens=8, seed=1, ignore_eos=True)
+    output = llm.generate([PROMPT * 4], sampling, use_tqdm=False)[0]
+    assert [c.index for c in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(c.token_ids) for c in output.outputs}) == 4
+    assert engine_of(llm).scheduler.num_cached_tokens >= 3 * 28  # 7 full blocks for each sibling
+
+
+def test_one_of_n_with_a_seed_is_the_same_as_alone():
+    first = SamplingParams(n=1, temperature=1.0, max_tokens=8, seed=1, ignore_eos=True)
+    three = SamplingParams(n=3, temperature=1.0, max_tokens=8, seed=1, ignore_eos=True)
+    llm = tiny_llm()
+    alone, together = (llm.generate([PROMPT], s, use_tqdm=False)[0].outputs[0].token_ids for s in (first, three))
+    assert alone == together
+
+
+def test_logprobs_are_the_targets_whatever_was_drafted():
+    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+    plain = tiny_llm().generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0]
+    drafted = tiny_llm(NGRAM).generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0]
+    assert plain.token_ids == drafted.token_ids
+    for a, b in zip(plain.logprobs, drafted.logprobs, strict=True):
+        assert a.keys() == b.keys()
+        for token_id in a:
+            assert a[token_id].logprob == pytest.approx(b[token_id].logprob, abs=1e-4)
+            assert a[token_id].rank == b[token_id].rank
+    assert plain.cumulative_logprob == pytest.approx(drafted.cumulative_logprob, abs=1e-3)
+
+
+def test_prompt_logprobs_equal_the_logprobs_of_generating_the_same_text():
+    llm = tiny_llm(max_num_batched_tokens=64)
+    out = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0), use_tqdm=False)[0].outputs[0]
+    scored = llm.generate([PROMPT + out.token_ids], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)[0]
+    assert scored.prompt_logprobs[0] is None
+    assert len(scored.prompt_logprobs) == len(PROMPT) + 8
+    tail = scored.prompt_logprobs[-8:]
+    for token_id, generated, scored_row in zip(out.token_ids, out.logprobs, tail, strict=True):
+        assert scored_row[token_id].logprob == pytest.approx(generated[token_id].logprob, abs=1e-4)
+
+
+def test_eos_ends_the_text_unless_ignored_and_counts_from_min_tokens():
+    def force_eos(output_ids, logits):
+        return torch.full_like(logits, 0.0).index_fill(0, torch.tensor([EOS]), 50.0)
+
+    llm = tiny_llm(NGRAM)
+    ended = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=9, logits_processors=[force_eos]), use_tqdm=False)[0].outputs[0]
+    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ([EOS], "stop", None)
+    late = SamplingParams(temperature=0, max_tokens=9, min_tokens=4)
+    assert EOS not in llm.generate([PROMPT], late, use_tqdm=False)[0].outputs[0].token_ids[:4]
+
+
+def test_origins_tell_accepted_from_the_targets_own_tokens():
+    llm = tiny_llm(NGRAM)
+    output = llm.generate([[7, 8, 9] * 6], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)[0]
+    completion = output.outputs[0]
+    assert len(completion.origins) == len(completion.token_ids)
+    assert completion.origins.count(Origin.ACCEPTED) == output.speculation.num_accepted_tokens
+
+
+def test_cache_salt_keeps_prefixes_apart():
+    llm = tiny_llm()
+    for salt in ("a", "b", "a"):
+        output = llm.generate({"prompt_token_ids": PROMPT * 3, "cache_salt": salt}, GREEDY, use_tqdm=False)[0]
+    assert output.num_cached_tokens == 20
+    assert llm.generate({"prompt_token_ids": PROMPT * 3, "cache_salt": "c"}, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_a_stream_gives_the_same_tokens_as_generate_and_closing_it_frees_them():
+    llm = tiny_llm(NGRAM)
+    whole = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    streamed = [t for delta in llm.stream([PROMPT], GREEDY) for t in delta.token_ids]
+    assert streamed == whole
+    cut = llm.stream([PROMPT, PROMPT[::-1]], GREEDY)
+    next(cut)
+    cut.close()
+    assert_nothing_is_held(llm)
+
+
+def test_two_streams_can_be_read_in_turn():
+    llm = tiny_llm(NGRAM)
+    first, second = llm.stream([PROMPT], GREEDY), llm.stream([PROMPT[::-1]], GREEDY)
+    tokens = {"first": [], "second": []}
+    for a, b in zip(first, second, strict=False):
+        tokens["first"] += a.token_ids
+        tokens["second"] += b.token_ids
+    rest = {"first": [t for d in first for t in d.token_ids], "second": [t for d in second for t in d.token_ids]}
+    expected = [o.outputs[0].token_ids for o in llm.generate([PROMPT, PROMPT[::-1]], GREEDY, use_tqdm=False)]
+    assert [tokens["first"] + rest["first"], tokens["second"] + rest["second"]] == expected
+
+
+def test_drafts_shrink_before_anyone_is_preempted():
+    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompts = [[7, 8, 9] * 3, [5, 6, 7] * 3, [4, 6, 8] * 3, [1, 2, 3] * 3]
+    room = 4 * 10  # blocks of four: just what the four sequences need in the end, and no place for drafts
+    llm = tiny_llm(NGRAM, num_gpu_blocks_override=room, max_model_len=40, max_num_seqs=4, enable_prefix_caching=False)
+    plain = tiny_llm().generate(prompts, sampling, use_tqdm=False)
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    assert engine_of(llm).scheduler.num_preemptions == 0
+    assert llm.stats.speculation.num_draft_tokens > 0

@@ -1,0 +1,46 @@
+"""Engine settings: ranges and misspellings."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.engine.settings import EngineSettings
+from forerun.errors import ConfigError, MemoryBudgetError
+from tests.engines import tiny_llm
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"max_num_seq": 8}, "did you mean 'max_num_seqs'"),
+        ({"max_num_seqs": 0}, "integer of 1 or more"),
+        ({"max_model_len": -5}, "integer of 1 or more"),
+        ({"block_size": 2.5}, "integer of 1 or more"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "at least max_num_seqs"),
+        ({"dtype": "int7"}, "may be auto"),
+        ({"device": "toaster"}, "may be auto, cpu"),
+        ({"tensor_parallel_size": 2}, "only 1"),
+        ({"trust_remote_code": True}, "no code from checkpoints"),
+        ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_may_be(settings, hint):
+    with pytest.raises(ConfigError) as caught:
+        _ = EngineSettings.from_keywords("m", settings).torch_device
+    assert hint in str(caught.value)
+
+
+def test_memory_for_less_than_one_sequence_is_refused_with_the_numbers():
+    with pytest.raises(MemoryBudgetError, match=r"max_model_len=128 tokens needs .* MiB, got .* MiB \(64 tokens\); lower"):
+        tiny_llm(num_gpu_blocks_override=16)
+
+
+def test_max_model_len_above_the_models_is_refused():
+    with pytest.raises(ConfigError, match="the model allows at most"):
+        tiny_llm(max_model_len=10**6)
+
+
+def test_without_max_model_len_the_memory_decides_and_a_warning_says_so(caplog):
+    llm = tiny_llm(max_model_len=None, num_gpu_blocks_override=16)
+    assert llm.max_model_len == 64
+    assert "raise kv_cache_memory_bytes" in caplog.text

@@ -1,0 +1,119 @@
+"""What a speculative_config may say, and what its errors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.drafters.ngram import NgramConfig
+from forerun.engine.speculative_config import CustomConfig, merge_deprecated, resolve_speculative
+from forerun.errors import ConfigError, UnknownKeyError
+from tests.contract.drafters import BadDrafter
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def test_no_config_is_a_silent_drafter_and_no_tokens():
+    resolved = resolve_speculative(None)
+    assert resolved.num_speculative_tokens == 0
+    assert resolved.describe() == "no speculation"
+
+
+def test_ngram_keys_reach_the_drafters_own_config():
+    resolved = resolve_speculative(NGRAM | {"prompt_lookup_max": 4})
+    assert isinstance(resolved.drafter, NgramConfig)
+    assert resolved.drafter.prompt_lookup_max == 4
+
+
+def test_hyphens_are_read_as_underscores():
+    assert resolve_speculative({"method": "ngram", "num-speculative-tokens": 3}).num_speculative_tokens == 3
+
+
+@pytest.mark.parametrize("model", ["ngram", "[ngram]"])
+def test_ngram_is_recognised_by_the_model_alone(model):
+    assert resolve_speculative({"model": model, "num_speculative_tokens": 3}).method == "ngram"
+
+
+@pytest.mark.parametrize("path", ["tests.contract.drafters.BadDrafter"])
+def test_custom_class_by_dotted_path(path):
+    for given in ({"method": "custom_class", "model": path}, {"model": path}):
+        resolved = resolve_speculative({**given, "num_speculative_tokens": 3})
+        assert isinstance(resolved.drafter, CustomConfig)
+        assert resolved.drafter.drafter_class is BadDrafter
+
+
+def test_custom_class_by_the_class_itself():
+    resolved = resolve_speculative({"method": BadDrafter, "num_speculative_tokens": 3})
+    assert resolved.method == "BadDrafter"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({"method": "ngramm", "num_speculative_tokens": 5}, "did you mean 'ngram'"),
+        ({"num_speculative_tokens": 5}, "'method' is missing"),
+        (NGRAM | {"prompt_lookup_maximum": 4}, "did you mean 'prompt_lookup_max'"),
+        (NGRAM | {"ngram_prompt_lookup_max": 4}, "write 'prompt_lookup_max'"),
+        (NGRAM | {"speculative_model": "x"}, "write 'model'"),
+        (NGRAM | {"synthetic_acceptance_rate": 0.5}, "write 'synthetic_acceptance_rates'"),
+        (NGRAM | {"disable_by_batch_size": 4}, "write 'num_speculative_tokens_per_batch_size'"),
+        (NGRAM | {"speculative_token_tree": "x"}, "write 'draft_tree'"),
+        (NGRAM | {"adaptive_verification": True}, "write 'enable_adaptive_verification'"),
+        (NGRAM | {"rejection_sample_method": "strict"}, "write 'standard'"),
+        (NGRAM | {"rejection_sample_method": "probabilistic"}, "write 'standard'"),
+        (NGRAM | {"rejection_sample_method": "matchin"}, "did you mean 'matching'"),
+        (NGRAM | {"suffix_decoding_max_tree_depth": 4}, "unknown key 'suffix_decoding_max_tree_depth' for method 'ngram'"),
+        (NGRAM | {"model": "some/model"}, "uses no draft model"),
+        ({"method": "ngram"}, "has no default"),
+        (NGRAM | {"num_speculative_tokens": -1}, "from 0 to 128"),
+        (NGRAM | {"num_speculative_tokens": 129}, "from 0 to 128"),
+        (NGRAM | {"num_speculative_tokens": 2.5}, "from 0 to 128"),
+        (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_m"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth"),
+        ({"method": "custom_class", "num_speculative_tokens": 2}, "dotted path"),
+        ({"method": "custom_class", "model": "no_such_module.X", "num_speculative_tokens": 2}, "cannot import"),
+        ({"method": "custom_class", "model": "tests.contract.drafters.Nope", "num_speculative_tokens": 2}, "has no 'Nope'"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": []}, "non-empty list"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 2]]}, "three integers"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 4, 3]]}, "start at batch size 1"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [4, 8, 2]]}, "overlap"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, -3]]}, "K >= 0"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[4, 1, 3]]}, "first <= last"),
+        (NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.9]}, "synthetic_acceptance_rates"),
+        (NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 0.5}, "synthetic_acceptance_length"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_what_to_write(given, hint):
+    with pytest.raises(ConfigError) as caught:
+        resolve_speculative(given).verifier.build(5)
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_schedule_keeps_the_last_k_in_gaps_and_past_its_end():
+    schedule = [[1, 2, 5], [5, 8, 2], [9, 9, 0]]
+    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": schedule}).control
+    assert [control.tokens_at(size) for size in (1, 2, 3, 5, 8, 9, 40)] == [5, 5, 5, 2, 2, 0, 0]
+
+
+def test_schedule_is_capped_by_num_speculative_tokens():
+    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 50]]}).control
+    assert control.tokens_at(1) == 5
+
+
+def test_older_arguments_work_and_warn_with_the_new_form():
+    with pytest.warns(FutureWarning, match="speculative_config={'model': 'ngram', 'num_speculative_tokens': 5}"):
+        merged = merge_deprecated(None, speculative_model="ngram", speculative_method=None, num_speculative_tokens=5)
+    assert resolve_speculative(merged).method == "ngram"
+
+
+def test_older_arguments_beside_the_new_one_are_refused():
+    with pytest.raises(ConfigError, match="both given"):
+        merge_deprecated(NGRAM, speculative_model=None, speculative_method=None, num_speculative_tokens=5)
+
+
+def test_unknown_keys_are_type_errors_too():
+    with pytest.raises(UnknownKeyError) as caught:
+        resolve_speculative(NGRAM | {"nonsense": 1})
+    assert isinstance(caught.value, TypeError)

@@ -1,0 +1,43 @@
+"""Small real engines for tests: a tiny random Llama in fp32, without a tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+
+from forerun.engine.build import LoadedTarget
+from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import resolve_speculative
+from forerun.llm import LLM
+from forerun.models.loader import load_model
+from tests.tiny_models import save_tiny_model
+
+VOCAB_SIZE = 97
+EOS = 5
+
+
+@functools.cache
+def tiny_target(architecture="LlamaForCausalLM"):
+    """A tiny random model, loaded once per test process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_tiny_model(Path(folder), architecture, seed=1, vocab_size=VOCAB_SIZE)
+        model = load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+    return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset({EOS}))
+
+
+def tiny_llm(speculative_config=None, *, target=None, **settings):
+    """An LLM over the tiny model; `settings` as for `LLM`."""
+    defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
+    return LLM.from_target(
+        target or tiny_target(),
+        EngineSettings(model="tiny", **(defaults | settings)),
+        resolve_speculative(speculative_config),
+    )
+
+
+def engine_of(llm):
+    """The engine's parts, for white-box claims about memory."""
+    return llm._engine._parts

