@@ -13,7 +13,9 @@ def describe_machine() -> str:
     cpu = platform.processor() or "unknown processor"
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     versions = ", ".join(f"{name} {version(name)}" for name in ("forerun", "torch", "transformers"))
     return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"

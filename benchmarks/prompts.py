@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_STACK = '''class Stack:
+_STACK = """class Stack:
     def __init__(self):
         self.items = []
 
@@ -21,7 +21,7 @@ _STACK = '''class Stack:
 
     def size(self):
         return len(self.items)
-'''
+"""
 
 _TEMPERATURE = '''def to_fahrenheit(celsius):
     """Convert a temperature from Celsius to Fahrenheit."""
@@ -60,7 +60,7 @@ def print_invoice(customer, items, tax_rate):
     print("Total:", total_price(items, tax_rate))
 '''
 
-_QUEUE = '''class Queue:
+_QUEUE = """class Queue:
     def __init__(self, capacity):
         self.capacity = capacity
         self.entries = []
@@ -77,7 +77,7 @@ _QUEUE = '''class Queue:
         if not self.entries:
             raise LookupError("the queue is empty")
         return self.entries.pop(0)
-'''
+"""
 
 _HARBOUR = (
     "The old harbour of Lindvik lies on the western shore of the fjord. It was built in 1846 by the merchant Anna Solberg, "

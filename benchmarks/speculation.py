@@ -83,13 +83,19 @@ def main() -> None:
     arguments = parser.parse_args()
     # No prefix cache: each repeat computes its prompt again, and suffix keeps no past answers.
     plain = LLM(arguments.model, dtype=arguments.dtype, max_model_len=2048, enable_prefix_caching=False)
-    configs = {name: {**c, "suffix_decoding_max_cached_requests": 0} if name == "suffix" else c for name, c in CONFIGS.items()}
+    configs = {
+        name: {**c, "suffix_decoding_max_cached_requests": 0} if name == "suffix" else c for name, c in CONFIGS.items()
+    }
     llms = {"plain": plain} | {name: plain.with_speculation(config) for name, config in configs.items()}
     run_workload(llms, WORKLOADS["chat"][:1], repeats=1, max_tokens=8)
-    table = Table("workload", "drafter", "tokens/s", "speed-up", "acceptance rate", "acceptance length", "texts identical")
+    table = Table(
+        "workload", "drafter", "tokens/s", "speed-up", "acceptance rate", "acceptance length", "texts identical"
+    )
     rows: list[dict[str, Any]] = []
     for workload, messages in track(WORKLOADS.items(), description="workloads"):
-        for name, runs in run_workload(llms, messages, repeats=arguments.repeats, max_tokens=arguments.max_tokens).items():
+        for name, runs in run_workload(
+            llms, messages, repeats=arguments.repeats, max_tokens=arguments.max_tokens
+        ).items():
             row = {
                 "workload": workload,
                 "drafter": name,
@@ -113,7 +119,9 @@ def main() -> None:
     dtype = str(plain.dtype).removeprefix("torch.")
     Console(width=120).print(describe_machine(), f"{arguments.model}, {dtype}", table, sep="\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": describe_machine(), "dtype": dtype, "results": rows}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": describe_machine(), "dtype": dtype, "results": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def candidates(
                 speculate(
                     texts,
                     tuple(text[len(text) - length :]),
-                    max_nodes=min(max_tokens, int(factor * length + 1e-6)),
+                    max_nodes=int(min(max_tokens, factor * length)),
                     max_depth=min(max_depth, depth - length),
                     max_children=1000 if is_tree else 1,
                     min_prob=min_prob,

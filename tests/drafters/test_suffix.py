@@ -26,11 +26,11 @@ def with_past_responses(responses, *, salt=None, **keys):
     return suffix
 
 
-texts = st.lists(st.integers(0, 2), max_size=30)
+texts = st.lists(st.integers(0, 2), max_size=15)  # four together have fewer places than MAX_OCCURRENCES
 searches = st.fixed_dictionaries(
     {
         "depth": st.integers(1, 8),
-        "factor": st.sampled_from([0.0, 0.5, 1.0, 1.5, 4.0]),
+        "factor": st.sampled_from([0.0, 0.5, 1.0, 1.5, 1e308]),
         "min_prob": st.sampled_from([0.0, 0.1, 0.34, 0.5, 1.0]),
         "is_tree": st.booleans(),
         "max_tokens": st.integers(0, 9),
@@ -40,7 +40,7 @@ searches = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=300)
-@given(prompt=texts, steps=st.lists(texts, max_size=4), pool=st.lists(texts, max_size=4), search=searches)
+@given(prompt=texts, steps=st.lists(texts, max_size=3), pool=st.lists(texts, max_size=4), search=searches)
 def test_draft_scores_what_the_definition_scores_best(prompt, steps, pool, search):
     suffix = with_past_responses(
         pool,
@@ -55,7 +55,7 @@ def test_draft_scores_what_the_definition_scores_best(prompt, steps, pool, searc
         growing.output_ids.extend(tokens)
         draft = propose(suffix, growing, max_tokens=search["max_tokens"], max_depth=search["max_depth"])
         assert_valid(draft, max_tokens=search["max_tokens"], max_depth=search["max_depth"])
-        found = naive_suffix.candidates(growing.tokens_from(0)[-MAX_OCCURRENCES:], pool, **search)
+        found = naive_suffix.candidates(growing.tokens_from(0), pool, **search)
         expected = naive_suffix.best(found)
         if search["is_tree"]:  # sums in floating point may differ in the last bit between equal candidates
             parents = tuple(draft.parent(node) for node in range(len(draft)))

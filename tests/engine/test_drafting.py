@@ -27,7 +27,9 @@ def test_an_impossible_draft_is_refused(draft):
         check_draft(draft, vocab_size=7)
 
 
-@pytest.mark.parametrize("draft", [NO_DRAFT, Draft((0, 6)), Draft((1, 1, 2), (-1, -1, 0)), Draft((1,), None, torch.ones(1, 7))])
+@pytest.mark.parametrize(
+    "draft", [NO_DRAFT, Draft((0, 6)), Draft((1, 1, 2), (-1, -1, 0)), Draft((1,), None, torch.ones(1, 7))]
+)
 def test_a_possible_draft_passes(draft):
     check_draft(draft, vocab_size=7)
 

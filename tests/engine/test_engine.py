@@ -95,7 +95,9 @@ def test_logprobs_are_the_targets_whatever_was_drafted():
 
 def test_prompt_logprobs_equal_the_logprobs_of_generating_the_same_text():
     llm = tiny_llm(max_num_batched_tokens=64)
-    out = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0), use_tqdm=False)[0].outputs[0]
+    out = llm.generate(
+        [PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0), use_tqdm=False
+    )[0].outputs[0]
     scored = llm.generate([PROMPT + out.token_ids], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)[0]
     assert scored.prompt_logprobs[0] is None
     assert len(scored.prompt_logprobs) == len(PROMPT) + 8
@@ -109,7 +111,9 @@ def test_eos_ends_the_text_unless_ignored_and_counts_from_min_tokens():
         return torch.full_like(logits, 0.0).index_fill(0, torch.tensor([EOS]), 50.0)
 
     llm = tiny_llm(NGRAM)
-    ended = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=9, logits_processors=[force_eos]), use_tqdm=False)[0].outputs[0]
+    ended = llm.generate(
+        [PROMPT], SamplingParams(temperature=0, max_tokens=9, logits_processors=[force_eos]), use_tqdm=False
+    )[0].outputs[0]
     assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ([EOS], "stop", None)
     late = SamplingParams(temperature=0, max_tokens=9, min_tokens=4)
     assert EOS not in llm.generate([PROMPT], late, use_tqdm=False)[0].outputs[0].token_ids[:4]
@@ -117,7 +121,9 @@ def test_eos_ends_the_text_unless_ignored_and_counts_from_min_tokens():
 
 def test_origins_tell_accepted_from_the_targets_own_tokens():
     llm = tiny_llm(NGRAM)
-    output = llm.generate([[7, 8, 9] * 6], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)[0]
+    output = llm.generate(
+        [[7, 8, 9] * 6], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False
+    )[0]
     completion = output.outputs[0]
     assert len(completion.origins) == len(completion.token_ids)
     assert completion.origins.count(Origin.ACCEPTED) == output.speculation.num_accepted_tokens
@@ -128,7 +134,10 @@ def test_cache_salt_keeps_prefixes_apart():
     for salt in ("a", "b", "a"):
         output = llm.generate({"prompt_token_ids": PROMPT * 3, "cache_salt": salt}, GREEDY, use_tqdm=False)[0]
     assert output.num_cached_tokens == 20
-    assert llm.generate({"prompt_token_ids": PROMPT * 3, "cache_salt": "c"}, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert (
+        llm.generate({"prompt_token_ids": PROMPT * 3, "cache_salt": "c"}, GREEDY, use_tqdm=False)[0].num_cached_tokens
+        == 0
+    )
 
 
 def test_a_stream_gives_the_same_tokens_as_generate_and_closing_it_frees_them():
@@ -144,14 +153,13 @@ def test_a_stream_gives_the_same_tokens_as_generate_and_closing_it_frees_them():
 
 def test_two_streams_can_be_read_in_turn():
     llm = tiny_llm(NGRAM)
-    first, second = llm.stream([PROMPT], GREEDY), llm.stream([PROMPT[::-1]], GREEDY)
-    tokens = {"first": [], "second": []}
-    for a, b in zip(first, second, strict=False):
-        tokens["first"] += a.token_ids
-        tokens["second"] += b.token_ids
-    rest = {"first": [t for d in first for t in d.token_ids], "second": [t for d in second for t in d.token_ids]}
-    expected = [o.outputs[0].token_ids for o in llm.generate([PROMPT, PROMPT[::-1]], GREEDY, use_tqdm=False)]
-    assert [tokens["first"] + rest["first"], tokens["second"] + rest["second"]] == expected
+    prompts = [PROMPT, PROMPT[::-1]]
+    streams = [llm.stream([prompt], GREEDY) for prompt in prompts]
+    tokens = [[], []]
+    while any(deltas := [next(stream, None) for stream in streams]):
+        for known, delta in zip(tokens, deltas, strict=True):
+            known += delta.token_ids if delta is not None else []
+    assert tokens == [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
 
 def test_drafts_shrink_before_anyone_is_preempted():

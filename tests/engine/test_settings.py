@@ -31,7 +31,9 @@ def test_a_wrong_setting_is_refused_with_what_may_be(settings, hint):
 
 
 def test_memory_for_less_than_one_sequence_is_refused_with_the_numbers():
-    with pytest.raises(MemoryBudgetError, match=r"max_model_len=128 tokens needs .* MiB, got .* MiB \(64 tokens\); lower"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"max_model_len=128 tokens needs .* MiB, got .* MiB \(64 tokens\); lower"
+    ):
         tiny_llm(num_gpu_blocks_override=16)
 
 

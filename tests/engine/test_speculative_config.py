@@ -61,7 +61,10 @@ def test_custom_class_by_the_class_itself():
         (NGRAM | {"rejection_sample_method": "strict"}, "write 'standard'"),
         (NGRAM | {"rejection_sample_method": "probabilistic"}, "write 'standard'"),
         (NGRAM | {"rejection_sample_method": "matchin"}, "did you mean 'matching'"),
-        (NGRAM | {"suffix_decoding_max_tree_depth": 4}, "unknown key 'suffix_decoding_max_tree_depth' for method 'ngram'"),
+        (
+            NGRAM | {"suffix_decoding_max_tree_depth": 4},
+            "unknown key 'suffix_decoding_max_tree_depth' for method 'ngram'",
+        ),
         (NGRAM | {"model": "some/model"}, "uses no draft model"),
         ({"method": "ngram"}, "has no default"),
         (NGRAM | {"num_speculative_tokens": -1}, "from 0 to 128"),
@@ -73,15 +76,24 @@ def test_custom_class_by_the_class_itself():
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth"),
         ({"method": "custom_class", "num_speculative_tokens": 2}, "dotted path"),
         ({"method": "custom_class", "model": "no_such_module.X", "num_speculative_tokens": 2}, "cannot import"),
-        ({"method": "custom_class", "model": "tests.contract.drafters.Nope", "num_speculative_tokens": 2}, "has no 'Nope'"),
+        (
+            {"method": "custom_class", "model": "tests.contract.drafters.Nope", "num_speculative_tokens": 2},
+            "has no 'Nope'",
+        ),
         (NGRAM | {"num_speculative_tokens_per_batch_size": []}, "non-empty list"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 2]]}, "three integers"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 4, 3]]}, "start at batch size 1"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [4, 8, 2]]}, "overlap"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, -3]]}, "K >= 0"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[4, 1, 3]]}, "first <= last"),
-        (NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.9]}, "synthetic_acceptance_rates"),
-        (NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 0.5}, "synthetic_acceptance_length"),
+        (
+            NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.9]},
+            "synthetic_acceptance_rates",
+        ),
+        (
+            NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 0.5},
+            "synthetic_acceptance_length",
+        ),
     ],
 )
 def test_a_wrong_config_is_refused_with_what_to_write(given, hint):

@@ -63,7 +63,10 @@ alphabet = st.text(alphabet="ab.", max_size=3)
 
 
 @settings(deadline=None, max_examples=300)
-@given(pieces=st.lists(alphabet, min_size=1, max_size=12), stop=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
+@given(
+    pieces=st.lists(alphabet, min_size=1, max_size=12),
+    stop=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3),
+)
 def test_deltas_concatenate_to_the_text_before_the_first_stop(pieces, stop):
     deltas, text, found = stream(pieces, tuple(stop))
     assert "".join(deltas) == text

@@ -180,7 +180,7 @@ def test_reset_is_refused_while_a_block_is_referenced():
         pytest.param(lambda pool, free, mutable, shared: pool.give_back([mutable, free]), id="give back a free block"),
         pytest.param(lambda pool, free, mutable, shared: pool.give_back([shared, shared]), id="give back twice"),
         pytest.param(lambda pool, free, mutable, shared: pool.register(free, b"b"), id="register a free block"),
-        pytest.param(lambda pool, free, mutable, shared: pool.register(shared, b"b"), id="register a cached block"),
+        pytest.param(lambda pool, free, mutable, shared: pool.register(shared, b"b"), id="register a shared block"),
         pytest.param(lambda pool, free, mutable, shared: pool.take(-1), id="take a negative number"),
     ],
 )
@@ -194,6 +194,14 @@ def test_misuse_is_refused_and_changes_nothing(misuse):
         misuse(pool, free, mutable, shared)
     pool.check_integrity([[mutable, shared], [shared]])
     assert pool.num_free == 1
+    assert pool.find(b"b") is None
+
+
+def test_cached_block_cannot_be_registered_for_other_content():
+    pool = BlockPool(1)
+    (block,) = cached(pool, b"a")
+    with pytest.raises(AccountingError, match="not be in the prefix cache yet"):
+        pool.register(block, b"b")
     assert pool.find(b"b") is None
 
 

@@ -9,9 +9,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 
 import forerun
 from forerun.cli.chat import chat
@@ -19,6 +19,7 @@ from forerun.cli.collect_env import collect_env
 from forerun.cli.demo import demo
 from forerun.cli.generate import generate
 from forerun.cli.models import models
+from forerun.cli.verify import verify
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2
@@ -30,6 +31,7 @@ COMMANDS: tuple[App | Callable[..., Any], ...] = (
     demo,
     generate,
     models,
+    verify,
 )
 
 
@@ -41,7 +43,7 @@ def build_app() -> App:
         help_epilogue="Start with:\n  forerun demo\n  forerun COMMAND --help",
         help_format="plaintext",
         version=forerun.__version__,
-        default_parameter=Parameter(negative_iterable=()),
+        suppress_keyboard_interrupt=False,
     )
     for command in COMMANDS:
         if isinstance(command, App):
@@ -94,5 +96,12 @@ def _plain_messages() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001
+    filename: str,  # noqa: ARG001
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
     print(f"warning: {message}", file=sys.stderr)

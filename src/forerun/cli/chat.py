@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, SamplingOptions
-from forerun.cli.streaming import read_answer, speculation_rows
+from forerun.cli.streaming import Answer, read_answer, speculation_rows
 from forerun.core.outputs import StreamDelta
 from forerun.errors import ForerunError, did_you_mean
 
@@ -46,7 +50,7 @@ def chat(
 
     Examples:
         forerun chat smollm2-135m
-        forerun chat smollm2-135m --system "You are a pirate." --temperature 0.7 --max-tokens 500
+        forerun chat smollm2-135m --system "You are a pirate." --temperature 0.7
         forerun chat smollm2-135m --speculative-config.method suffix
     """
     params = sampling.params()
@@ -55,6 +59,23 @@ def chat(
     if on_terminal:
         print(f"{model}, {llm.speculative.describe()}. /help shows the commands.")
     Conversation(llm, params, system=system).run(lambda: input("> " if on_terminal else ""))
+
+
+@contextmanager
+def _first_ctrl_c() -> Iterator[Event]:
+    """Turn the first Ctrl-C into an event, so that it does not hit the engine in the middle of a step."""
+    pressed = Event()
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Conversation:
@@ -107,12 +128,10 @@ class Conversation:
             sys.stdout.flush()
 
         try:
-            deltas = self._llm.stream_chat(self.messages, self._params)
-            answer = read_answer(deltas, show)
-            cut = f" [cut at --max-tokens {self._params.max_tokens}]" if answer.finish_reason == "length" else ""
-            print(cut)
+            with _first_ctrl_c() as pressed:
+                answer = read_answer(self._llm.stream_chat(self.messages, self._params), show, stop=pressed.is_set)
+            print(self._remark(answer))
         except KeyboardInterrupt:
-            deltas.close()
             print(" [stopped]")
         except ForerunError as error:
             print(f"error: {error} (/reset forgets the conversation)", file=sys.stderr)
@@ -120,6 +139,12 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(parts)})
         else:
             self.messages.pop()
+
+    def _remark(self, answer: Answer) -> str:
+        """What to say behind an answer that did not end by itself."""
+        if answer.finish_reason is None:
+            return " [stopped]"
+        return f" [cut at --max-tokens {self._params.max_tokens}]" if answer.finish_reason == "length" else ""
 
     def _reset(self) -> None:
         self.messages = list(self._opening)

@@ -30,8 +30,12 @@ PACKAGES = (
 )
 
 CPU_FLAGS = frozenset(
-    "sse4_2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx_vnni "
-    "amx_tile amx_bf16 amx_int8 asimd asimddp bf16 i8mm sve sve2".split()
+    (
+        *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
+        *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+        *("amx_tile", "amx_bf16", "amx_int8"),
+        *("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+    )
 )
 """Instruction sets that decide which kernels can run; the rest of the flags say nothing about us."""
 
@@ -96,10 +100,9 @@ def _cpu() -> dict[str, Any]:
     """Name, cores and instruction sets; Linux tells them in /proc/cpuinfo."""
     fields = _colon_lines(Path("/proc/cpuinfo"))
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "name": fields.get("model name") or platform.processor() or "unknown",
-        "usable_cores": affinity,
+        "logical_cores": os.cpu_count(),
         "instruction_sets": " ".join(sorted(CPU_FLAGS.intersection(flags))) or "unknown",
     }
 

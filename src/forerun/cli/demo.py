@@ -13,7 +13,7 @@ import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.cli.painting import LEGEND, TokenPainter
-from forerun.cli.streaming import Answer, Show, read_answer, speculation_json, speculation_rows
+from forerun.cli.streaming import Answer, Show, hide, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
 
@@ -94,7 +94,8 @@ def demo(
 
     Examples:
         forerun demo
-        forerun demo --speculative-config.method suffix --speculative-config.num-speculative-tokens 16
+        forerun demo --speculative-config.method suffix
+        forerun demo ./my-model --max-tokens 100 --json
     """
     options = engine.with_default_speculation(DEFAULT_SPECULATION)
     llm = loading.load_llm(model, options)
@@ -115,7 +116,7 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
     with loading.spinner("Warming up"):
         for params in (without, with_drafts):
             short = params | {"max_tokens": min(max_tokens, WARM_UP_TOKENS)}
-            _answer(llm, prompt_ids, short, salt="warm-up", show=lambda delta: None)
+            _answer(llm, prompt_ids, short, salt="warm-up", show=hide)
     console.rule("without drafts")
     plain = _answer(llm, prompt_ids, without, salt="plain", show=_writer(console))
     console.print()

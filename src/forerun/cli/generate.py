@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
-from forerun.cli.streaming import Answer, read_answer, speculation_json
+from forerun.cli.streaming import Answer, hide, read_answer, speculation_json
 from forerun.core.outputs import StreamDelta
 from forerun.errors import RequestError
 
@@ -27,7 +27,7 @@ def generate(
     /,
     *,
     from_stdin: StdinFlag = False,
-    chat: bool = False,
+    chat: Annotated[bool, Parameter(negative=())] = False,
     stream: bool = True,
     json_output: JsonFlag = False,
     sampling: SamplingOptions = SAMPLING,
@@ -47,14 +47,16 @@ def generate(
 
     Examples:
         forerun generate smollm2-135m "The capital of France is" --max-tokens 10
-        forerun generate smollm2-135m --chat "Name three colours." --temperature 0.7 --seed 1
-        cat notes.txt | forerun generate smollm2-135m - --speculative-config.method ngram
-        forerun generate smollm2-135m "1 2 3" --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
+        forerun generate smollm2-135m --chat "Name three colours."
+        cat notes.txt | forerun generate smollm2-135m - --json
+        forerun generate smollm2-135m "1 2 3" --speculative-config.method ngram
+        forerun generate smollm2-135m "1 2 3" --temperature 0.7 --seed 1 \\
+            --speculative-config '{"method": "ngram", "prompt_lookup_max": 4}'
     """
     text = _prompt(prompt, from_stdin)
     params = sampling.params()
     llm = loading.load_llm(model, engine)
-    show = _write if stream and not json_output else _hide
+    show = _write if stream and not json_output else hide
     deltas = llm.stream_chat([{"role": "user", "content": text}], params) if chat else llm.stream(text, params)
     answer = read_answer(deltas, show)
     if json_output:
@@ -76,10 +78,6 @@ def _prompt(given: str | None, from_stdin: bool) -> str:
 def _write(delta: StreamDelta) -> None:
     sys.stdout.write(delta.text)
     sys.stdout.flush()
-
-
-def _hide(delta: StreamDelta) -> None:
-    """Show nothing."""
 
 
 def _report(model: str, prompt: str, answer: Answer, llm: LLM) -> dict[str, Any]:

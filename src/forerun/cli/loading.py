@@ -24,14 +24,15 @@ LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting
 
 def load_llm(model: str, options: EngineOptions) -> LLM:
     """Load a model, pulled first if it is a known one that is absent; bars and spinners go to stderr."""
-    if model in store.KNOWN_MODELS and not Path(model).exists():
-        pull_if_needed(model)
+    pull_if_needed(model)
     with spinner(f"Loading {model}"):
         return forerun.LLM(model, **options.settings())
 
 
 def pull_if_needed(name: str) -> None:
-    """Pull a known model unless it is ready."""
+    """Pull a known model that is not ready; anything else (a path, a hub id, a wrong name) is left to `LLM`."""
+    if name not in store.KNOWN_MODELS or Path(name).exists():
+        return
     state = store.ModelStore().state(name)
     if state == "ready":
         return

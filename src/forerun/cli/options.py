@@ -14,18 +14,18 @@ import forerun
 if TYPE_CHECKING:
     from forerun import SamplingParams
 
-SPECULATIVE_FLAG = "--speculative-config"
+SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
 
 
 def parse_speculative_config(
-    hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]
+    _hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]
 ) -> dict[str, Any]:
     """Read the option as one JSON object, or as dotted keys with one JSON value or plain text each.
 
     Hyphens in keys count as underscores.
 
     Raises:
-        ValueError: it is not a JSON object, or a key is given twice or is nested.
+        ValueError: it is not a JSON object, or a key is nested or given in two spellings.
     """
     if isinstance(tokens, Mapping):
         items = [(key, _only_value(key, given)) for key, given in tokens.items()]
@@ -35,7 +35,7 @@ def parse_speculative_config(
     for key, value in items:
         name = key.replace("-", "_")
         if name in config:
-            raise ValueError(f"{SPECULATIVE_FLAG}: key {name!r} is given twice; keep one")
+            raise ValueError(f"key {name!r} is given twice; keep one")
         config[name] = value
     return config
 
@@ -45,17 +45,15 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{SPECULATIVE_FLAG}: not JSON ({error}); write e.g. {example}") from None
+        raise ValueError(f"not JSON ({error}); write e.g. {example}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{SPECULATIVE_FLAG}: got {text}; must be a JSON object, e.g. {example}")
+        raise ValueError(f"got {text}; must be a JSON object, e.g. {example}")
     return value
 
 
 def _only_value(key: str, given: Sequence[Token] | Mapping[str, Any]) -> Any:
     if isinstance(given, Mapping):
-        raise ValueError(f"{SPECULATIVE_FLAG}: key {key!r} has keys of its own; give its value as JSON instead")
-    if len(given) != 1:
-        raise ValueError(f"{SPECULATIVE_FLAG}: key {key!r} is given {len(given)} times; keep one")
+        raise ValueError(f"key {key!r} has keys of its own; give its value as JSON instead")
     return _typed(given[0].value)
 
 
@@ -101,8 +99,7 @@ class EngineOptions:
     @property
     def speculates(self) -> bool:
         """Whether any of the options asks for drafts."""
-        given = (self.speculative_config, self.speculative_model, self.speculative_method, self.num_speculative_tokens)
-        return any(value is not None for value in given)
+        return any(asdict(self)[name] is not None for name in SPECULATIVE_OPTIONS)
 
     def with_default_speculation(self, config: Mapping[str, Any]) -> EngineOptions:
         """The same options, speculating by `config` if they ask for nothing else."""
@@ -111,6 +108,17 @@ class EngineOptions:
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM`."""
         return asdict(self)
+
+    def plain_settings(self) -> dict[str, Any]:
+        """Keyword arguments for `LLM` but for those that choose how to draft."""
+        return {name: value for name, value in asdict(self).items() if name not in SPECULATIVE_OPTIONS}
+
+    def speculation(self) -> Mapping[str, Any] | None:
+        """The `speculative_config` asked for, in the older form too; None if there is none."""
+        from forerun.engine.speculative_config import merge_deprecated  # torch: only when it is needed
+
+        given = {name: value for name, value in asdict(self).items() if name in SPECULATIVE_OPTIONS}
+        return merge_deprecated(given.pop("speculative_config"), **given)
 
 
 @Parameter(name="*", group=Group("Sampling", sort_key=2))
@@ -136,9 +144,9 @@ class SamplingOptions:
     """Divide positive logits of tokens that appeared before by this; 1 means off."""
     min_tokens: int = 0
     """Tokens to write before the text may end."""
-    stop: list[str] | None = None
+    stop: Annotated[list[str] | None, Parameter(negative=())] = None
     """End the text where this string appears; may be given several times."""
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, Parameter(negative=())] = False
     """Write on after the model's end-of-text token."""
 
     def params(self) -> SamplingParams:

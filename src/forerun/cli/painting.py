@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from rich.console import Console
 
@@ -30,9 +30,9 @@ class TokenPainter:
     def __call__(self, delta: StreamDelta) -> None:
         """Print what a delta brought."""
         self._window += zip(delta.token_ids, delta.origins, strict=True)
-        for text, origin in self._pieces(delta.text):
-            style = ACCEPTED_STYLE if origin is Origin.ACCEPTED else None
-            self._console.out(text, style=style, end="", highlight=False)
+        for accepted, pieces in groupby(self._pieces(delta.text), key=lambda piece: piece[1] is Origin.ACCEPTED):
+            text = "".join(piece for piece, _ in pieces)
+            self._console.out(text, style=ACCEPTED_STYLE if accepted else None, end="", highlight=False)
 
     def _pieces(self, text: str) -> list[tuple[str, Origin]]:
         """`text` cut at the borders of the window's tokens."""

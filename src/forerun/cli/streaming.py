@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from forerun.core.outputs import StreamDelta
@@ -29,23 +29,44 @@ class Answer:
         """Tokens written / time from request to end, the prompt's computation included."""
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
+    def add(self, delta: StreamDelta, *, seconds: float) -> None:
+        """Append what arrived `seconds` after the request."""
+        self.seconds = seconds
+        if delta.token_ids and self.first_token_seconds is None:
+            self.first_token_seconds = seconds
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
-def read_answer(deltas: Iterator[StreamDelta], show: Show) -> Answer:
-    """Read the stream of one completion to its end, showing each delta as it comes.
+
+def never() -> bool:
+    """Read an answer to its end."""
+    return False
+
+
+def hide(delta: StreamDelta) -> None:
+    """Show nothing of an answer."""
+
+
+def read_answer(deltas: Iterator[StreamDelta], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
+    """Read the stream of one completion, showing each delta as it comes, to its end or until `stop()`.
+
+    A stream that is not read to its end is closed, which aborts the request.
 
     Raises:
         RequestError: the request failed while it ran.
     """
     answer = Answer()
     start = time.perf_counter()
-    for delta in deltas:
-        answer.seconds = time.perf_counter() - start
-        if delta.token_ids and answer.first_token_seconds is None:
-            answer.first_token_seconds = answer.seconds
-        answer.text += delta.text
-        answer.token_ids += delta.token_ids
-        answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
-        show(delta)
+    try:
+        for delta in deltas:
+            answer.add(delta, seconds=time.perf_counter() - start)
+            show(delta)
+            if stop():
+                break
+    finally:
+        if isinstance(deltas, Generator):
+            deltas.close()
     if answer.finish_reason == "error":
         raise RequestError(f"the request failed: {answer.stop_reason}")
     return answer

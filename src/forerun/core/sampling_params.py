@@ -20,14 +20,14 @@ T = TypeVar("T")
 def _strict_keywords(cls: type[T]) -> type[T]:
     """Make the dataclass name an unknown keyword and the one that was probably meant."""
     plain_init = cls.__init__
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
 
     @functools.wraps(plain_init)
-    def __init__(self: T, *args: Any, **kwargs: Any) -> None:
+    def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
         refuse_unknown_keys(kwargs, known, where=cls.__name__)
         plain_init(self, *args, **kwargs)
 
-    cls.__init__ = __init__  # type: ignore[method-assign]
+    setattr(cls, "__init__", checked_init)  # noqa: B010 - mypy refuses the plain assignment
     return cls
 
 

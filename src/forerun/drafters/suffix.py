@@ -186,8 +186,7 @@ class SuffixDrafter:
     def _limits(self, match_length: int, request: DraftRequest) -> Limits:
         """How far a match of `match_length` tokens may be continued."""
         config = self._config
-        earned = int(config.suffix_decoding_max_spec_factor * match_length + 1e-6)  # 0.29 * 100 earns 29
-        max_nodes = min(request.max_tokens, earned)
+        max_nodes = int(min(request.max_tokens, config.suffix_decoding_max_spec_factor * match_length))
         return Limits(
             max_nodes=max_nodes,
             max_depth=min(request.max_depth, config.suffix_decoding_max_tree_depth - match_length),

@@ -65,7 +65,6 @@ class SuffixIndex:
         for chain in self._chains:
             chain.append(0, 0, is_filed=False)
         self._text_start = len(self.tokens)
-        self._packed_tail = 0
         self.num_ended_texts += 1
 
     def drop_oldest_text(self) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from forerun.drafters.base import TargetInfo
 from forerun.engine.batcher import Batcher
-from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.memory import KVBudget, plan_kv
@@ -18,6 +17,7 @@ from forerun.engine.request import Intake
 from forerun.engine.runner import Runner
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import Drafter, DraftContext, DraftRequest
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest
 from forerun.errors import DraftError
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -231,7 +232,8 @@ class Engine:
     def _note_prompt_logprobs(self, request: Request, work: Work, logits: Tensor, rows: range) -> None:
         """Fill in the logprobs of the prompt tokens that this step's rows predict."""
         wanted = work.generation.sequence.sampling.prompt_logprobs
-        assert wanted is not None and request.prompt_logprobs is not None, "rows are only made when they are wanted"
+        assert wanted is not None, "rows are only made when they are wanted"
+        assert request.prompt_logprobs is not None, "the request has a place for them"
         first = work.start + 1
         token_ids = request.prompt_ids[first : first + len(rows)]
         request.prompt_logprobs[first : first + len(rows)] = describe_logprobs(
@@ -251,8 +253,12 @@ class Engine:
     def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:
         """Add a step to the statistics; `clock` holds the times at the phases' borders."""
         stats = self.stats
-        phases = [end - start for start, end in zip(clock, clock[1:], strict=False)]
-        stats.times.add(StepTimes(*phases, num_steps=1))
+        schedule, build, forward, verify, commit, draft = (end - start for start, end in pairwise(clock))
+        stats.times.add(
+            StepTimes(
+                schedule=schedule, build=build, forward=forward, verify=verify, commit=commit, draft=draft, num_steps=1
+            )
+        )
         for done in committed:
             work, generation = done.work, done.work.generation
             num_prompt = min(work.start + work.num_tail, len(generation.sequence.prompt_ids)) - work.start

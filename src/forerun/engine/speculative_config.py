@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 from forerun.drafters.base import Drafter, DrafterConfig, TargetInfo
@@ -259,7 +260,7 @@ def _schedule(given: Any) -> Schedule:
     entries.sort()
     if entries[0][0] != 1:
         raise ConfigError(f"{name}: the first range starts at {entries[0][0]}; must start at batch size 1")
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in pairwise(entries):
         if after[0] <= before[1]:
             raise ConfigError(
                 f"{name}: ranges {before[:2]} and {after[:2]} overlap; each batch size may be in one range only"

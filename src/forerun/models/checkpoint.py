@@ -112,7 +112,7 @@ def _open(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"{path}: the file is missing; download the model again")
     try:
-        return safe_open(path, framework="pt", device="cpu")  # type: ignore[no-untyped-call]
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         with path.open("rb") as file:
             is_pointer = file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER

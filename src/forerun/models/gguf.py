@@ -93,16 +93,18 @@ def load_gguf_model(gguf: Path, *, dtype: torch.dtype | None) -> tuple[Any, dict
     if find_spec("accelerate") is None:
         raise ModelError(f"{gguf}: transformers reads GGUF with the package accelerate; run 'pip install accelerate'")
     with _reading(gguf):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+        loaded: tuple[Any, dict[str, Any]] = from_pretrained(
             **source,
             quantization_config=GgufConfig(dequantize=True),
             dtype=dtype or "auto",
             output_loading_info=True,
             trust_remote_code=False,
         )
+    model, info = loaded
     # The weights are dense now; with its quantizer the model would refuse to be saved or cast.
     model.hf_quantizer = None
-    return model, dict(info)
+    return model, info
 
 
 def load_gguf(gguf: Path, *, dtype: torch.dtype | None = None) -> tuple[PretrainedConfig, StateDict]:

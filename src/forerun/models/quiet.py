@@ -17,8 +17,8 @@ def quiet_transformers() -> Iterator[None]:
     errors or does not concern the user. The settings are the process's; they are put back at the end.
     """
     verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -26,7 +26,7 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         if progress:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def one_line(error: BaseException) -> str:

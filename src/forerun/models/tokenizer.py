@@ -111,20 +111,18 @@ class Tokenizer:
                 "continue_final_message: got True together with add_generation_prompt; set add_generation_prompt=False"
             )
         try:
-            with quiet_transformers():
-                ids: list[int] = self._transformers.apply_chat_template(
-                    [dict(message) for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    chat_template=chat_template,
-                    tools=None if tools is None else [dict(tool) for tool in tools],
-                    tokenize=True,
-                    return_dict=False,
-                    **template_kwargs,
-                )
+            text: str = self._transformers.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                tokenize=False,
+                **template_kwargs,
+            )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
-        return list(ids)
+        return self.encode(text, add_special_tokens=False)  # the template writes them out
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

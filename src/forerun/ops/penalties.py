@@ -1,8 +1,8 @@
-"""Repetition, frequency and presence penalties, at the cost of one pass over the vocabulary."""
+"""What is added to or taken from logits: biases, and penalties for what the text already holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,11 +10,29 @@ from torch import Tensor
 from forerun.core.sampling_params import SamplingParams
 
 
-class Penalties:
-    """One request's penalties, with running counts of what it has generated.
+class LogitBias:
+    """A fixed number added to the logits of some tokens."""
 
-    The output only grows, so each token of it is counted once; the tokens of a draft's path are
-    added on top for one call. Counts live on the device of the first row.
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._token_ids = torch.tensor(list(bias), dtype=torch.int64)
+        self._values = torch.tensor(list(bias.values()), dtype=torch.float32)
+
+    def apply(self, logits: Tensor) -> None:
+        """Add the biases to `logits` [vocab_size] in place."""
+        logits.index_add_(0, self._token_ids.to(logits.device), self._values.to(logits.device))
+
+
+def penalises(params: SamplingParams) -> bool:
+    """Whether any penalty differs from its neutral value."""
+    return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+
+class Penalties:
+    """One request's repetition, frequency and presence penalties.
+
+    A step costs one pass over the vocabulary, however long the text is: the output only grows, so
+    each token of it is counted once; the tokens of a draft's path are added on top for one call.
+    Counts live on the device of the first row.
     """
 
     def __init__(self, params: SamplingParams, *, prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -26,11 +44,6 @@ class Penalties:
             self._in_prompt[list(prompt_ids)] = True
         self._counts = torch.zeros(vocab_size)  # of each token among the first `_num_counted` of the output
         self._num_counted = 0
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any penalty differs from its neutral value."""
-        return self._repetition != 1.0 or self._frequency != 0.0 or self._presence != 0.0
 
     def apply(self, logits: Tensor, output_ids: Sequence[int], path: Sequence[int]) -> None:
         """Penalise `logits` [vocab_size] in place, for the token after `output_ids` + `path`.

@@ -44,7 +44,9 @@ class CustomProcessor:
 
     def _checked(self, returned: object, logits: Tensor) -> Tensor:
         if not isinstance(returned, Tensor) or returned.shape != logits.shape or returned.is_complex():
-            got = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+            got = (
+                f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+            )
             raise RequestError(
                 f"logits_processors: {self._name} returned {got}; must return real logits of shape {list(logits.shape)}"
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ModelError, RequestError
 from forerun.ops.noise import Stream, exponential, exponential_row
-from forerun.ops.penalties import Penalties
+from forerun.ops.penalties import LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
 from forerun.ops.truncation import Candidates, truncate
 
@@ -55,16 +55,14 @@ class SamplingRules:
         # A stop token beyond the vocabulary (of a padded tokenizer) cannot come; nothing to forbid.
         self._stop_token_ids = sorted(t for t in stop_token_ids if 0 <= t < vocab_size)
         self._num_forbidding_stop = params.min_tokens if self._stop_token_ids else 0
-        self._allowed = None if params.allowed_token_ids is None else torch.tensor(sorted(set(params.allowed_token_ids)))
-        self._processors = as_processors(params.logits_processors, prompt_ids=prompt_ids)
-        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size)
-        self._always_changes_logits = bool(
-            self._bad_words
-            or params.logit_bias
-            or self._processors
-            or self._allowed is not None
-            or self._penalties.is_active
+        self._allowed = (
+            None if params.allowed_token_ids is None else torch.tensor(sorted(set(params.allowed_token_ids)))
         )
+        self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
+        self._processors = as_processors(params.logits_processors, prompt_ids=prompt_ids)
+        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size) if penalises(params) else None
+        edits = (self._allowed, self._bias, self._penalties)
+        self._always_changes_logits = bool(self._bad_words or self._processors) or any(e is not None for e in edits)
 
     def is_plain_greedy_at(self, num_output: int) -> bool:
         """Whether, from `num_output` generated tokens on, the answer is the argmax of the raw logits."""
@@ -111,13 +109,13 @@ class SamplingRules:
         self._forbid_bad_words(logits, output_ids, path)
         if num_output < self._num_forbidding_stop:
             logits[self._stop_token_ids] = -math.inf
-        for token_id, bias in (self._params.logit_bias or {}).items():
-            logits[token_id] += bias
+        if self._bias is not None:
+            self._bias.apply(logits)
         if self._processors:
             output_and_path = [*output_ids, *path]
             for processor in self._processors:
                 logits = processor(output_and_path, logits)
-        if self._penalties.is_active:
+        if self._penalties is not None:
             self._penalties.apply(logits, output_ids, path)
         return logits
 
@@ -199,7 +197,9 @@ def check_largest(logit: float) -> None:
     if -math.inf < logit < math.inf:
         return
     if logit == -math.inf:
-        raise RequestError("sampling: the rules forbid every token; loosen allowed_token_ids, bad_words, bias or processors")
+        raise RequestError(
+            "sampling: the rules forbid every token; loosen allowed_token_ids, bad_words, bias or processors"
+        )
     raise ModelError(f"logits: the largest is {logit}; must be finite; check the weights and the dtype")
 
 
@@ -268,4 +268,6 @@ def _check_token_ids(params: SamplingParams, bad_words_ids: Sequence[Sequence[in
             raise RequestError("bad_words: a word has no tokens; it cannot be forbidden; drop it")
     for token_id, bias in (params.logit_bias or {}).items():
         if not bias < math.inf:
-            raise RequestError(f"logit_bias: got {bias} for token {token_id}; must be finite, or -inf to forbid the token")
+            raise RequestError(
+                f"logit_bias: got {bias} for token {token_id}; must be finite, or -inf to forbid the token"
+            )

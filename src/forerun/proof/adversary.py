@@ -7,7 +7,7 @@ import torch
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
-from forerun.ops.noise import DRAFT_STREAM, uniform
+from forerun.ops.noise import Stream, uniform
 
 
 class AdversarialDrafter:
@@ -42,8 +42,7 @@ class AdversarialDrafter:
         parents: tuple[int, ...] = (-1, 0, 1) if len(sequence) % 2 else (-1, -1, 0, 1)
         row = torch.zeros(self._vocab_size)
         row[allowed] = odds.float()
-        token_ids = [
-            allowed[int(torch.searchsorted(odds.cumsum(0), uniform(sequence.seed, len(sequence) * 8 + node, DRAFT_STREAM)))]
-            for node in range(len(parents))
-        ]
+        draws = [uniform(sequence.seed, len(sequence), Stream.DRAFT, index=node) for node in range(len(parents))]
+        places = torch.searchsorted(odds.cumsum(0), torch.tensor(draws, dtype=torch.float64))
+        token_ids = [allowed[place] for place in places.clamp(max=len(allowed) - 1).tolist()]
         return Draft(tuple(token_ids), parents, row.repeat(len(parents), 1))

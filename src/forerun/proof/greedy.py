@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -39,22 +40,23 @@ def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float) 
     position = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
     if position is None and len(expected) != len(got):
         position = min(len(expected), len(got))
-    shared = {
-        "prompt": plain.prompt or "",
-        "num_tokens": len(got),
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-    }
+    finding = GreedyFinding(
+        prompt=plain.prompt or "",
+        num_tokens=len(got),
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        verdict=Verdict.EQUAL,
+    )
     if position is None:
-        return GreedyFinding(**shared, verdict=Verdict.EQUAL)
-    if position == len(expected) or position == len(got):
-        return GreedyFinding(**shared, verdict=Verdict.BUG, position=position)
+        return finding
+    if position in (len(expected), len(got)):
+        return replace(finding, verdict=Verdict.BUG, position=position)
     logprobs = (plain.outputs[0].logprobs or [])[position]
     best, second = sorted(logprobs, key=lambda token_id: -logprobs[token_id].logprob)[:2]
     gap = logprobs[best].logprob - logprobs[second].logprob
     is_tie = gap <= tie_gap and got[position] in (best, second)
-    return GreedyFinding(
-        **shared,
+    return replace(
+        finding,
         verdict=Verdict.TIE if is_tie else Verdict.BUG,
         position=position,
         gap=gap,

@@ -23,7 +23,12 @@ PROMPTS = (
     "Translate to French: good morning, good evening, good night.",
 )
 
-DEFAULT_CONFIG: Mapping[str, Any] = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+DEFAULT_CONFIG: Mapping[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 4,
+}
 
 NUM_NARROW_TOKENS = 6
 TEMPERATURE = 1.5

@@ -49,8 +49,8 @@ def attend_dense(
         if sinks is not None:
             sinks = sinks.view(num_kv_heads, 1, group).expand(-1, rows, -1).reshape(1, num_kv_heads, -1, 1)
         output = torch.matmul(_softmax(scores, sinks).to(value.dtype), value)
-    output = output.unflatten(2, (rows, group)).transpose(1, 2)
-    return output.reshape(batch, rows, num_heads, value_dim)
+    unfolded = output.reshape(batch, num_kv_heads, rows, group, value_dim).transpose(1, 2)
+    return unfolded.reshape(batch, rows, num_heads, value_dim)
 
 
 def _capped_scores(query: Tensor, key: Tensor, *, scale: float, soft_cap: float | None) -> Tensor:

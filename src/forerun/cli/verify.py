@@ -1,0 +1,150 @@
+"""`forerun verify`: is this configuration lossless, on this model and this machine?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from forerun.cli import loading
+from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.proof.report import ProofReport
+
+ENGINE = EngineOptions()
+FAILED = 1
+
+
+def verify(
+    model: str,
+    /,
+    *,
+    prompts_file: Annotated[Path | None, Parameter(name="--prompts")] = None,
+    max_tokens: int = 64,
+    num_samples: int = 1000,
+    json_output: JsonFlag = False,
+    engine: EngineOptions = ENGINE,
+) -> int:
+    """Prove that drafting does not change what the model writes.
+
+    Greedy: each prompt is decoded with and without drafts; where the texts part, the gap between
+    the model's two best tokens tells a numerical tie from a bug. Sampled: texts over a few tokens
+    are compared with the model's exact distribution by a chi-square test, with your drafter and
+    then with an adversarial one. The exit code is 0 if all is well and 1 if not.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+        prompts_file: A text file with one prompt per line for the greedy check, instead of the built-in ones.
+        max_tokens: Tokens per prompt in the greedy check.
+        num_samples: Samples per sampled check; more find smaller faults.
+        json_output: Print one line of JSON for machines, and nothing else, on standard output.
+
+    Examples:
+        forerun verify smollm2-135m
+        forerun verify smollm2-135m --speculative-config.method suffix --num-samples 4000
+    """
+    from forerun.proof.run import PROMPTS, prove  # torch: only when it is needed
+
+    _check_positive(max_tokens=max_tokens, num_samples=num_samples)
+    prompts = PROMPTS if prompts_file is None else read_prompts(prompts_file)
+    if model in loading.store.KNOWN_MODELS and not Path(model).exists():
+        loading.pull_if_needed(model)
+    console = Console(stderr=True, highlight=False)
+    with console.status("starting") as status:
+        report = prove(
+            model,
+            speculative_config=engine.speculation(),
+            settings=engine.plain_settings(),
+            prompts=prompts,
+            max_tokens=max_tokens,
+            num_samples=num_samples,
+            progress=status.update,
+        )
+    if json_output:
+        print(json.dumps(report.as_json()))
+    else:
+        show(report, Console(highlight=False))
+    return 0 if report.passed else FAILED
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value}; must be 1 or more")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The non-empty lines of a file.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no prompt.
+    """
+    try:
+        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--prompts: cannot read {path} ({error}); give a text file with one prompt per line"
+        ) from None
+    if not prompts:
+        raise ConfigError(f"--prompts: {path} holds no prompt; write one per line")
+    return prompts
+
+
+def show(report: ProofReport, console: Console) -> None:
+    """The report for people."""
+    console.print(f"model {report.model}, {report.dtype}\nconfiguration {report.configuration}")
+    greedy = Table(
+        "prompt",
+        "tokens",
+        "drafted",
+        "accepted",
+        "verdict",
+        "where they part",
+        title="greedy: with drafts against without",
+    )
+    for finding in report.greedy:
+        where = ""
+        if finding.position is not None:
+            gap = "" if finding.gap is None else f", gap {finding.gap:.2g}"
+            where = f"token {finding.position}: {finding.plain_token!r} / {finding.speculated_token!r}{gap}"
+        greedy.add_row(
+            finding.prompt[:40].replace("\n", " "),
+            str(finding.num_tokens),
+            str(finding.num_draft_tokens),
+            str(finding.num_accepted_tokens),
+            finding.verdict.value,
+            where,
+        )
+    console.print(greedy)
+    sampled = Table(
+        "drafter",
+        "samples",
+        "drafted",
+        "accepted",
+        "chi-square",
+        "threshold",
+        "verdict",
+        title="sampled: against the model's exact distribution",
+    )
+    for test in report.sampled:
+        row = asdict(test)
+        sampled.add_row(
+            row["drafter"],
+            str(row["num_samples"]),
+            str(row["num_draft_tokens"]),
+            str(row["num_accepted_tokens"]),
+            f"{test.statistic:.1f}",
+            f"{test.threshold:.1f} ({test.degrees_of_freedom} degrees of freedom)",
+            test.verdict.value,
+        )
+    console.print(sampled)
+    if not report.is_lossless_by_design:
+        console.print("this configuration is lossy by design: differences are expected")
+    console.print("PASSED: drafting did not change the text" if report.passed else "FAILED: see the verdicts above")

@@ -1,0 +1,203 @@
+"""What the decoder must know of a model, resolved from its transformers configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from forerun.errors import ModelError
+from forerun.ops.activations import ACTIVATIONS
+from forerun.ops.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+
+HFConfig = Any
+"""A `transformers.PretrainedConfig` of any architecture; each has fields of its own."""
+
+
+class NotCoveredError(ModelError):
+    """The decoder has no code for something in the configuration; transformers' own may have."""
+
+
+class QKNorm(Enum):
+    """What the RMSNorm on queries and keys runs over."""
+
+    NONE = "none"
+    HEAD = "head"
+    PROJECTION = "projection"  # all heads together
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Checkpoint names of a layer's norms, before and after attention and MLP; None: there is no such norm."""
+
+    attention_in: str | None
+    attention_out: str | None
+    mlp_in: str | None
+    mlp_out: str | None
+
+
+PRE_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", None)
+POST_NORMS = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+SANDWICH_NORMS = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A dense decoder-only transformer; defaults are Llama's."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    activation: str
+    norm_eps: float
+    attention_scale: float
+    windows: tuple[int | None, ...]  # one per layer; None: the layer sees all
+    ropes: tuple[RopeConfig | None, ...]  # one per layer; None: the layer knows no positions
+    tied: bool  # the head is the embedding
+
+    norms: NormNames = PRE_NORMS
+    norm_offset: float = 0.0  # added to every norm weight
+    qk_norm: QKNorm = QKNorm.NONE
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    stored_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # on what a layer adds to the residual stream
+    logit_scale: float = 1.0
+    root: str = "model."  # prefix of all weights but the head's
+    head: str = "lm_head.weight"
+    unused_prefixes: tuple[str, ...] = ()  # weights of parts that are not the decoder's
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.windows)
+
+
+def common_config(hf: HFConfig) -> DecoderConfig:
+    """What all architectures name alike: sizes, one rope for all layers, no windows.
+
+    Raises:
+        NotCoveredError: the rope or the activation is none that the decoder has.
+    """
+    # Configurations without a head_dim of their own, and those that leave it open.
+    head_dim = hf.to_dict().get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    parameters = hf.rope_parameters
+    is_nested = "rope_type" not in parameters  # one set for each type of layer; the row resolves it
+    rope = None if is_nested else rope_config(hf, parameters, head_dim)
+    return DecoderConfig(
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_key_value_heads,
+        head_dim=head_dim,
+        max_model_len=hf.max_position_embeddings,
+        activation=checked_activation(hf.to_dict().get("hidden_act", "silu")),
+        norm_eps=hf.rms_norm_eps,
+        attention_scale=head_dim**-0.5,
+        windows=(None,) * hf.num_hidden_layers,
+        ropes=(rope,) * hf.num_hidden_layers,
+        tied=hf.tie_word_embeddings,
+    )
+
+
+def checked_activation(name: str) -> str:
+    """The name of an activation that the decoder has.
+
+    Raises:
+        NotCoveredError: it is none of them.
+    """
+    if name not in ACTIVATIONS:
+        raise NotCoveredError(f"activation: got {name!r}; may be {', '.join(ACTIVATIONS)}; use another model")
+    return name
+
+
+def windows_by_layer_type(hf: HFConfig) -> tuple[int | None, ...]:
+    """The configuration's window for each layer of type sliding_attention.
+
+    Raises:
+        NotCoveredError: a layer is of another type than sliding or full attention.
+        ModelError: there is no window, or not one type per layer.
+    """
+    unknown = set(hf.layer_types) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise NotCoveredError(f"layer_types: got {min(unknown)!r}; may be full_attention, sliding_attention")
+    if len(hf.layer_types) != hf.num_hidden_layers:
+        raise ModelError(
+            f"layer_types: got {len(hf.layer_types)}; must be one for each of {hf.num_hidden_layers} layers"
+        )
+    if "sliding_attention" in hf.layer_types and not hf.sliding_window:
+        raise ModelError(f"sliding_window: got {hf.sliding_window}, but layers are of type sliding_attention; set it")
+    return tuple(hf.sliding_window if kind == "sliding_attention" else None for kind in hf.layer_types)
+
+
+def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """Resolve one set of `rope_parameters`.
+
+    Raises:
+        NotCoveredError: the rope type is none of those the decoder has.
+    """
+    rope_type = parameters["rope_type"]
+    if rope_type not in ROPE_SCALINGS:
+        raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_SCALINGS)}; use another model")
+    scaling = ROPE_SCALINGS[rope_type](parameters, hf.max_position_embeddings)
+    dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    return RopeConfig(dim=dim, theta=float(parameters["rope_theta"]), scaling=scaling)
+
+
+def _linear_scaling(parameters: Mapping[str, Any], max_len: int) -> LinearScaling:  # noqa: ARG001 (one signature for all)
+    return LinearScaling(float(parameters["factor"]))
+
+
+def _llama3_scaling(parameters: Mapping[str, Any], max_len: int) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=float(parameters["factor"]),
+        low_freq_factor=float(parameters["low_freq_factor"]),
+        high_freq_factor=float(parameters["high_freq_factor"]),
+        original_max_len=parameters.get("original_max_position_embeddings") or max_len,
+    )
+
+
+def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> YarnScaling:
+    original_max_len = parameters.get("original_max_position_embeddings") or max_len
+    factor = float(parameters.get("factor") or max_len / original_max_len)
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = yarn_attention_factor(
+            factor, mscale=parameters.get("mscale"), mscale_all_dim=parameters.get("mscale_all_dim")
+        )
+    return YarnScaling(
+        factor=factor,
+        original_max_len=original_max_len,
+        theta=float(parameters["rope_theta"]),
+        attention_factor=float(attention_factor),
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        truncate=parameters.get("truncate", True),
+    )
+
+
+ROPE_SCALINGS: dict[str, Callable[[Mapping[str, Any], int], RopeScaling | None]] = {
+    "default": lambda parameters, max_len: None,  # noqa: ARG005
+    "linear": _linear_scaling,
+    "llama3": _llama3_scaling,
+    "yarn": _yarn_scaling,
+}

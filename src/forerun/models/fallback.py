@@ -1,0 +1,268 @@
+"""Any other causal architecture: transformers' own modelling code with our attention plugged in.
+
+Slower than a decoder of ours, but it works. A model is probed and compared with transformers' eager
+attention when it is loaded, so it is never silently wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
+from forerun.errors import DraftError, ModelError
+from forerun.kv.cache import KVCache
+from forerun.models.checkpoint import open_checkpoint
+from forerun.models.gguf import find_gguf, load_gguf_model
+from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
+from forerun.models.quiet import one_line, quiet_transformers
+from forerun.ops.attention.base import Attend
+from forerun.ops.attention.paged import PagedAttention
+
+EAGER = "eager"  # transformers' reference attention
+CHECKED_TOKENS = 8
+CHECKED_BLOCK_SIZE = 4
+TOLERANCE = 1e-3  # of a row's norm
+HALF_TOLERANCE = 0.1  # of the median row's: in 16 bits a router's near tie may fall the other way in some
+BATCH_ROPES = ("dynamic", "longrope")  # their frequencies follow the longest sequence of the batch
+
+
+class TransformersModel:
+    """A `TargetModel` around a transformers causal language model."""
+
+    def __init__(self, model: Any, layers: Mapping[int, PluggedLayer], *, vocab_size: int) -> None:
+        """Wrap a model whose attention is plugged in; `layers` as `Probe` found them."""
+        config = model.config.get_text_config()
+        self.vocab_size = vocab_size
+        self.hidden_size: int = config.hidden_size
+        self.num_layers = len(layers)
+        self.max_model_len: int = config.max_position_embeddings
+        self.kv_specs = [layer.spec for layer in layers.values()]
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self._model = model
+        self._layers = layers
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
+        """Compute logits at `batch.logits_rows` and the features that `batch.features` names.
+
+        Raises:
+            DraftError: a feature this model cannot give.
+        """
+        rows = {"logits_to_keep": batch.logits_rows} if self._takes_rows else {}
+        with self._keeping(batch.features) as features:
+            output = self._model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                plug=Plugged(attend, self._layers),
+                **rows,
+            )
+        logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
+        return ForwardResult(logits=logits.float(), features=features)
+
+    @contextmanager
+    def _keeping(self, names: frozenset[str]) -> Iterator[dict[str, Tensor]]:
+        """Inside the block, a pass leaves the named features in the dict that is given."""
+        features: dict[str, Tensor] = {}
+        with ExitStack() as hooks:
+            for name in sorted(names):
+                hooks.enter_context(self._hook(name, features))
+            yield features
+
+    def _hook(self, name: str, features: dict[str, Tensor]) -> Any:
+        """Hook the module that has the feature on its way in or out."""
+
+        def keep(hidden: Any) -> None:
+            features[name] = (hidden if isinstance(hidden, Tensor) else hidden[0])[0]
+
+        if name == "last_hidden":
+            return self._model.get_decoder().register_forward_hook(lambda _module, _args, output: keep(output[0]))
+        layers, number = self._decoder_layers(), name.removeprefix("hidden.")
+        if not number.isdecimal() or not name.startswith("hidden.") or int(number) > len(layers):
+            raise DraftError(
+                f"feature {name!r}: this model has last_hidden and hidden.0 to hidden.{len(layers)}; use another drafter"
+            )
+        if int(number) == len(layers):
+            return layers[-1].register_forward_hook(lambda _module, _args, output: keep(output))
+        return layers[int(number)].register_forward_pre_hook(
+            lambda _module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+
+    def _decoder_layers(self) -> list[nn.Module]:
+        """The layers of the residual stream, under whatever name the architecture has for them."""
+        for module in self._model.get_decoder().modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.num_layers:
+                return list(module)
+        raise DraftError(f"{type(self._model).__name__}: its layers cannot be found for features; use another drafter")
+
+
+def load_fallback(
+    path: Path, config: PretrainedConfig, *, dtype: torch.dtype | None, device: torch.device
+) -> TransformersModel:
+    """Load a model folder or .gguf file into transformers' own modelling code.
+
+    Args:
+        path: the folder or file.
+        config: its configuration.
+        dtype: None: as in the checkpoint.
+        device: where it computes.
+
+    Raises:
+        ModelError: weights and architecture do not fit, or the architecture cannot run over a paged cache.
+    """
+    _refuse_batch_ropes(path, config)
+    model = _load_transformers(path, config, dtype).to(device).eval().requires_grad_(False)
+    try:
+        return plug_in(model)
+    except UnpluggableError as error:
+        raise ModelError(
+            f"{path}: attention of {type(model).__name__} cannot be plugged in: {error}; "
+            "use a model of another architecture"
+        ) from error
+
+
+def plug_in(model: Any) -> TransformersModel:
+    """Put our attention into a transformers model and prove that it computes what eager attention does.
+
+    Raises:
+        UnpluggableError: it does not, or the model keeps more than keys and values of past tokens.
+    """
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if model._is_stateful:
+        raise UnpluggableError("it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)")
+    register()
+    tokens = torch.randint(model.get_input_embeddings().num_embeddings, [CHECKED_TOKENS], generator=_fixed_random())
+    tokens = tokens.to(model.device)
+    reference = _with_attention(model, EAGER, lambda: model(input_ids=tokens[None], use_cache=False).logits[0])
+    probe = Probe()
+    _with_attention(
+        model,
+        PROBED,
+        lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, plug=probe),
+    )
+    if probe.num_calls != num_layers or len(probe.layers) != num_layers:
+        raise UnpluggableError(f"{num_layers} layers call attention {probe.num_calls} times; must be once each")
+    plugged = TransformersModel(model, probe.layers, vocab_size=reference.shape[1])
+    _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+    return plugged
+
+
+def _check(model: TransformersModel, tokens: Tensor, reference: Tensor) -> None:
+    """Compare logits over a paged cache with `reference`, for a chunked and a whole prompt packed together."""
+    block_size, split = CHECKED_BLOCK_SIZE, CHECKED_TOKENS - 3
+    cache = KVCache(model.kv_specs, num_blocks=4, block_size=block_size, dtype=model.dtype, device=model.device)
+    chunked, whole = [0, 2], [3, 1]
+    first = _run(model, cache, tokens, [SequenceRows(num_context=0, num_rows=split, block_ids=chunked)])
+    second = _run(
+        model,
+        cache,
+        tokens,
+        [
+            SequenceRows(num_context=split, num_rows=CHECKED_TOKENS - split, block_ids=chunked),
+            SequenceRows(num_context=0, num_rows=CHECKED_TOKENS, block_ids=whole),
+        ],
+    )
+    found = torch.cat([first, second])
+    expected = torch.cat([reference, reference])
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    is_half = model.dtype.itemsize < torch.float32.itemsize
+    error = (errors.median() if is_half else errors.max()).item()
+    if not error <= (HALF_TOLERANCE if is_half else TOLERANCE):
+        raise UnpluggableError(f"logits differ from eager attention's by {error:.1%}")
+
+
+def _run(model: TransformersModel, cache: KVCache, tokens: Tensor, sequences: list[SequenceRows]) -> Tensor:
+    """One pass over rows of sequences that all hold `tokens`; logits of every row."""
+    positions = [at for rows in sequences for at in range(rows.num_context, rows.num_context + rows.num_rows)]
+    slots = [
+        rows.block_ids[at // cache.block_size] * cache.block_size + at % cache.block_size
+        for rows in sequences
+        for at in range(rows.num_context, rows.num_context + rows.num_rows)
+    ]
+    at = tokens.new_tensor(positions)
+    batch = ForwardBatch(
+        token_ids=tokens[at],
+        positions=at,
+        slot_mapping=tokens.new_tensor(slots),
+        sequences=sequences,
+        block_size=cache.block_size,
+        logits_rows=torch.arange(len(positions), device=tokens.device),
+    )
+    return model.forward(batch, PagedAttention().begin(batch, cache)).logits
+
+
+def _with_attention(model: Any, implementation: str, compute: Callable[[], Any]) -> Any:
+    """Give the model one of transformers' named attentions, then compute.
+
+    A foreign model may fail in any way where its code does not expect ours.
+    """
+    try:
+        with quiet_transformers():
+            model.set_attn_implementation(implementation)
+            return compute()
+    except UnpluggableError:
+        raise
+    except Exception as error:
+        raise UnpluggableError(one_line(error)) from error
+
+
+def _fixed_random() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype | None) -> Any:
+    """transformers' model with every weight in its place.
+
+    Raises:
+        ModelError: the checkpoint has a tensor too many or too few, or one of another shape.
+    """
+    gguf = find_gguf(path)
+    if gguf is not None:
+        model, info = load_gguf_model(gguf, dtype=dtype)
+    else:
+        open_checkpoint(path)  # what is wrong with the files is better said by us
+        try:
+            with quiet_transformers():
+                from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+                model, info = from_pretrained(
+                    path.absolute(),
+                    config=config,
+                    dtype=dtype or "auto",
+                    attn_implementation=EAGER,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
+        except Exception as error:
+            raise ModelError(
+                f"{path}: transformers cannot load the model ({one_line(error)}); download it again"
+            ) from error
+    for what, names in (("lacks", info["missing_keys"]), ("has the unknown", info["unexpected_keys"])):
+        if names:
+            raise ModelError(
+                f"{path}: the checkpoint {what} tensor {min(names)!r} ({len(names)} such) for {type(model).__name__}; "
+                "config.json and weights must be of one model; download it again"
+            )
+    return model
+
+
+def _refuse_batch_ropes(path: Path, config: PretrainedConfig) -> None:
+    """Refuse rotary embeddings by which a sequence's text would depend on what else is computed with it."""
+    rope: Any = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for parameters in per_layer_type or [rope]:
+        if parameters.get("rope_type") in BATCH_ROPES:
+            raise ModelError(
+                f"{path}: rope_type {parameters['rope_type']!r} changes with the longest sequence of a batch, "
+                f"which would change texts; not supported for {config.model_type!r}, use another model"
+            )

@@ -1,0 +1,191 @@
+"""One decoder layer: attention and a gated MLP on a residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.models.config import DecoderConfig, QKNorm
+from forerun.models.weights import WeightReader
+from forerun.ops.activations import ACTIVATIONS, Activation
+from forerun.ops.attention.base import Attend
+from forerun.ops.linear import Linear
+from forerun.ops.norms import RMSNorm
+from forerun.ops.rotary import Rotation, rotate
+
+Norm = Callable[[Tensor], Tensor]
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The norm of a place that has none."""
+    return x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionNorm:
+    """Norms over all query heads together and all key heads together (OLMo 2, arXiv 2501.00656)."""
+
+    query: RMSNorm
+    key: RMSNorm
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """[T, num_heads + num_kv_heads, head_dim] -> the same shape"""
+        packed, query_width = heads.flatten(1), len(self.query.weight)
+        normed = self.query(packed[:, :query_width]), self.key(packed[:, query_width:])
+        return torch.cat(normed, dim=1).view_as(heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfAttention:
+    """Grouped-query attention (arXiv 2305.13245); the cache it writes is that of layer `index`."""
+
+    index: int
+    qkv: Linear
+    output: Linear
+    qk_norm: Norm  # of [T, num_heads + num_kv_heads, head_dim]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]"""
+        num_rotated = self.num_heads + self.num_kv_heads
+        qkv = self.qkv(hidden).view(-1, num_rotated + self.num_kv_heads, self.head_dim)
+        heads = self.qk_norm(qkv[:, :num_rotated])
+        if rotation is not None:
+            heads = rotate(heads, rotation)
+        attended = attend(
+            self.index,
+            heads[:, : self.num_heads],
+            heads[:, self.num_heads :],
+            qkv[:, num_rotated:],
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+        )
+        return self.output(attended.flatten(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)) (arXiv 2002.05202)."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]"""
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """Attention, then MLP, each between two norms; what they compute is added to the residual stream."""
+
+    attention: SelfAttention
+    mlp: GatedMLP
+    attention_in: Norm
+    attention_out: Norm
+    mlp_in: Norm
+    mlp_out: Norm
+    residual_scale: float
+
+    def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]; `rotation` None: the layer knows no positions."""
+        attended = self.attention_out(self.attention(self.attention_in(hidden), rotation, attend))
+        hidden = self._add(hidden, attended)
+        return self._add(hidden, self.mlp_out(self.mlp(self.mlp_in(hidden))))
+
+    def _add(self, hidden: Tensor, update: Tensor) -> Tensor:
+        return hidden + (update if self.residual_scale == 1.0 else update * self.residual_scale)
+
+
+def read_norm(reader: WeightReader, config: DecoderConfig, name: str, *, width: int) -> RMSNorm:
+    """Load one norm.
+
+    An offset is added in fp32 and kept there: bf16 has no digits left for small weights around 1.
+    """
+    if config.norm_offset == 0.0:
+        return RMSNorm(reader.tensor(name, (width,)), config.norm_eps)
+    dtype = torch.promote_types(reader.dtype, torch.float32)
+    return RMSNorm(reader.tensor(name, (width,), dtype=dtype) + config.norm_offset, config.norm_eps)
+
+
+def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> DecoderLayer:
+    """Load layer `index`.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
+    prefix = f"{config.root}layers.{index}."
+
+    def norm(name: str | None) -> Norm:
+        if name is None:
+            return unchanged
+        return read_norm(reader, config, f"{prefix}{name}.weight", width=config.hidden_size)
+
+    return DecoderLayer(
+        attention=_read_attention(reader, config, f"{prefix}self_attn.", index=index),
+        mlp=_read_mlp(reader, config, f"{prefix}mlp."),
+        attention_in=norm(config.norms.attention_in),
+        attention_out=norm(config.norms.attention_out),
+        mlp_in=norm(config.norms.mlp_in),
+        mlp_out=norm(config.norms.mlp_out),
+        residual_scale=config.residual_scale,
+    )
+
+
+def _read_attention(reader: WeightReader, config: DecoderConfig, prefix: str, *, index: int) -> SelfAttention:
+    query_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts = {"q_proj": query_rows, "k_proj": kv_rows, "v_proj": kv_rows}
+    if config.stored_fused:
+        parts = {"qkv_proj": query_rows + 2 * kv_rows}
+    return SelfAttention(
+        index=index,
+        qkv=_read_fused(reader, prefix, parts, width=config.hidden_size, bias=config.qkv_bias),
+        output=_read_fused(reader, prefix, {"o_proj": config.hidden_size}, width=query_rows, bias=config.output_bias),
+        qk_norm=_read_qk_norm(reader, config, prefix),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.attention_scale,
+        window=config.windows[index],
+        soft_cap=config.attention_soft_cap,
+    )
+
+
+def _read_qk_norm(reader: WeightReader, config: DecoderConfig, prefix: str) -> Norm:
+    if config.qk_norm is QKNorm.NONE:
+        return unchanged
+    per_head = config.qk_norm is QKNorm.HEAD
+    query_width = config.head_dim if per_head else config.num_heads * config.head_dim
+    key_width = config.head_dim if per_head else config.num_kv_heads * config.head_dim
+    query = read_norm(reader, config, f"{prefix}q_norm.weight", width=query_width)
+    key = read_norm(reader, config, f"{prefix}k_norm.weight", width=key_width)
+    if not per_head:
+        return ProjectionNorm(query=query, key=key)
+    weights = [query.weight.expand(config.num_heads, -1), key.weight.expand(config.num_kv_heads, -1)]
+    return RMSNorm(torch.cat(weights), config.norm_eps)
+
+
+def _read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedMLP:
+    inner = config.intermediate_size
+    parts = {"gate_up_proj": 2 * inner} if config.stored_fused else {"gate_proj": inner, "up_proj": inner}
+    return GatedMLP(
+        gate_up=_read_fused(reader, prefix, parts, width=config.hidden_size, bias=config.mlp_bias),
+        down=_read_fused(reader, prefix, {"down_proj": config.hidden_size}, width=inner, bias=config.mlp_bias),
+        activation=ACTIVATIONS[config.activation],
+    )
+
+
+def _read_fused(reader: WeightReader, prefix: str, parts: dict[str, int], *, width: int, bias: bool) -> Linear:
+    """Load projections {name: outputs} of one input as one."""
+    return reader.linear([prefix + name for name in parts], list(parts.values()), width=width, bias=bias)

@@ -1,0 +1,172 @@
+"""Our attention as a function that transformers' modelling code calls.
+
+transformers lets a model's attention be replaced by a registered function, which gets queries, keys
+and values after rotary embedding, and hands it the keyword arguments of the model's own call: so a
+`Plug` travels in arguments. Masks are not built, as our attention knows which row sees which; only
+for the probe a stand-in asks what the mask would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from forerun.core.batch import LayerKVSpec
+from forerun.ops.attention.base import Attend
+
+PLUGGED = "forerun"  # names under which transformers knows our attention
+PROBED = "forerun_probe"
+FAR = 1 << 20  # tokens; farther than any window
+
+
+class UnpluggableError(Exception):
+    """What a model's attention does that ours cannot do in its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """What transformers hands to attention, packed as ours is: [T, heads, dim]."""
+
+    layer_idx: int  # transformers' number of the layer
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: Tensor | None
+
+
+class Plug(Protocol):
+    """Answers the attention calls of one forward pass."""
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Attend; [T, num_heads, value_dim]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluggedLayer:
+    """One attention layer as the probe found it; `index` counts layers with a cache from 0."""
+
+    index: int
+    spec: LayerKVSpec
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """Passes calls on to our attention."""
+
+    attend: Attend
+    layers: Mapping[int, PluggedLayer]
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Attend over the paged cache."""
+        layer = self.layers[call.layer_idx]
+        return self.attend(
+            layer.index,
+            call.query,
+            call.key,
+            call.value,
+            scale=call.scale,
+            window=layer.window,
+            soft_cap=call.soft_cap,
+            sinks=call.sinks,
+        )
+
+
+@dataclass(slots=True)
+class Probe:
+    """Records the layers of a pass over one token, which sees only itself."""
+
+    layers: dict[int, PluggedLayer] = field(default_factory=dict)
+    num_calls: int = 0
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Note the layer; the token's own values are what it attends to."""
+        self.num_calls += 1
+        _, num_kv_heads, key_dim = call.key.shape
+        self.layers[call.layer_idx] = PluggedLayer(
+            index=len(self.layers),
+            spec=LayerKVSpec(num_kv_heads=num_kv_heads, key_dim=key_dim, value_dim=call.value.shape[2]),
+            window=_window(call),
+        )
+        return call.value.repeat_interleave(call.query.shape[1] // num_kv_heads, dim=1)
+
+
+def register() -> None:
+    """Make transformers know our attention; doing it again changes nothing."""
+    AttentionInterface.register(PLUGGED, _attention_forward)
+    AttentionInterface.register(PROBED, _attention_forward)
+    AttentionMaskInterface.register(PROBED, _probe_mask)
+
+
+def _attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
+
+    Of its arguments, dropout and what only other implementations read are left aside.
+    """
+    if "plug" not in kwargs:
+        raise UnpluggableError("it does not hand arguments of the model's call down to attention")
+    plug: Plug = kwargs["plug"]
+    layer_idx: Any = module.layer_idx
+    scaling = kwargs.get("scaling")
+    call = AttentionCall(
+        layer_idx=layer_idx,
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        mask=attention_mask,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=kwargs.get("sliding_window"),
+        soft_cap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+    return plug(call)[None], None
+
+
+def _probe_mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, device: torch.device | None = None, **_: Any
+) -> Tensor:
+    """Stand in for a mask: one number, the window of a sliding mask or 0 for a causal one.
+
+    The mask's rule is asked about single rows and columns, so that a window, which eager attention
+    knows from the mask alone, is found whatever the model's code hands to attention besides.
+    """
+
+    def sees(row: int, column: int) -> bool:
+        return bool(mask_function(0, 0, torch.tensor(row, device=device), torch.tensor(column, device=device)))
+
+    if sees(0, 1):
+        raise UnpluggableError("its tokens see later ones")
+    if local_size is None:
+        if not sees(FAR, 0):
+            raise UnpluggableError("its mask is neither causal nor a sliding window")
+        return torch.zeros(1, 1, 1, 1, device=device)
+    if sees(local_size, 0) or not sees(local_size, 1):
+        raise UnpluggableError("its mask is neither causal nor a sliding window")
+    return torch.full((1, 1, 1, 1), float(local_size), device=device)
+
+
+def _window(call: AttentionCall) -> int | None:
+    """The layer's window: the mask's, as in eager attention; without a mask the one handed over."""
+    if call.mask is None:
+        return call.window
+    window = call.mask.item() if call.mask.numel() == 1 else -1.0
+    if window < 0 or window != int(window):
+        raise UnpluggableError("it computes a mask of its own")
+    return int(window) or None

@@ -1,0 +1,107 @@
+"""Reads a checkpoint's tensors by name and holds the checkpoint to what the model expects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.ops.linear import Linear
+
+HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
+
+
+class Checkpoint(Protocol):
+    """Tensors by name, loaded one at a time."""
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, without loading it."""
+        ...
+
+    def load(self, name: str) -> Tensor:
+        """One tensor, on the CPU, in the dtype it is stored in."""
+        ...
+
+
+class WeightReader:
+    """Reads each tensor once, in the model's dtype and on its device."""
+
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._checkpoint = checkpoint
+        self._names = checkpoint.names()
+        self._unread = set(self._names)
+
+    def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Load one tensor, as `dtype` if that is not the model's.
+
+        Raises:
+            ModelError: it is missing or has another shape.
+        """
+        return self._load(name, shape).to(self.device, dtype or self.dtype, copy=True)
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
+        """Load projections of the same input, stored under `names` with `rows` outputs each, fused to one.
+
+        Raises:
+            ModelError: a part is missing or has another shape.
+        """
+        weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
+        for name, part in zip(names, torch.split(weight, list(rows)), strict=True):
+            part.copy_(self._load(f"{name}.weight", tuple(part.shape)))
+        if not bias:
+            return Linear(weight)
+        biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]
+        return Linear(weight, torch.cat(biases))
+
+    def tie(self, name: str, tensor: Tensor) -> None:
+        """Accept a stored copy of a weight that the configuration ties to `tensor`.
+
+        Raises:
+            ModelError: the copy differs.
+        """
+        if name in self._unread and not torch.equal(self.tensor(name, tuple(tensor.shape)), tensor):
+            raise ModelError(
+                f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
+            )
+
+    def finish(self, unused_prefixes: tuple[str, ...] = ()) -> None:
+        """Check that every tensor was read, but for `unused_prefixes` and known harmless ones.
+
+        Raises:
+            ModelError: the checkpoint has tensors that the model has no place for.
+        """
+        surplus = sorted(
+            name
+            for name in self._unread
+            if not HARMLESS_SURPLUS.fullmatch(name) and not name.startswith(unused_prefixes)
+        )
+        if surplus:
+            more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+            raise ModelError(
+                f"checkpoint: got surplus tensor {surplus[0]!r}{more}; the configuration has no place for it; "
+                "use the config.json that belongs to these weights"
+            )
+
+    def _load(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._names:
+            raise ModelError(
+                f"checkpoint: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
+            )
+        found = self._checkpoint.shape(name)
+        if found != shape:
+            raise ModelError(
+                f"checkpoint: tensor {name!r} has shape {list(found)}, expected {list(shape)}; "
+                "use the config.json that belongs to these weights"
+            )
+        self._unread.discard(name)
+        return self._checkpoint.load(name)

@@ -1,0 +1,138 @@
+"""Sequences of a batch padded to one shape, so that one dense attention call serves them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forerun.core.batch import ForwardBatch, SequenceRows
+
+Integers = npt.NDArray[np.int64]
+
+
+class Span(NamedTuple):
+    """Rows from `first_row` of the batch on, which attend as `sequence` says."""
+
+    first_row: int
+    sequence: SequenceRows
+
+    @property
+    def num_keys(self) -> int:
+        """Context and new rows together."""
+        return self.sequence.num_context + self.sequence.num_rows
+
+
+class SeenKeys(NamedTuple):
+    """The keys that a group sees under one window."""
+
+    slots: slice | Tensor  # where they lie in the cache; a tensor is [B * C]
+    shape: tuple[int, int]  # B, C
+    mask: Tensor | None  # [B, 1, R * fold, C] bool; None: every row sees every key
+
+    def gather(self, entries: Tensor) -> Tensor:
+        """Keys or values [num_slots, num_kv_heads, dim] -> [B, C, num_kv_heads, dim]; a view where possible."""
+        found = entries[self.slots] if isinstance(self.slots, slice) else entries.index_select(0, self.slots)
+        return found.view(*self.shape, *found.shape[1:])
+
+
+class PaddedGroup:
+    """B spans padded to R rows and C keys.
+
+    A padding row repeats its sequence's last row; a padding key repeats its sequence's last key and
+    is masked. So nothing of another sequence is ever read, not even to be multiplied by zero.
+    """
+
+    def __init__(self, spans: list[Span], batch: ForwardBatch) -> None:
+        self._sequences = [span.sequence for span in spans]
+        self._positions = batch.positions
+        self._block_size = batch.block_size
+        self._first_rows = np.array([span.first_row for span in spans])
+        self._num_rows = np.array([span.sequence.num_rows for span in spans])
+        self._num_context = np.array([span.sequence.num_context for span in spans])
+        self._shape = len(spans), int(self._num_rows.max())
+        self._keys: dict[tuple[int | None, int], SeenKeys] = {}
+
+        own = np.arange(self._shape[1])
+        rows = self._first_rows[:, None] + np.minimum(own, self._num_rows[:, None] - 1)
+        real = np.flatnonzero(own < self._num_rows[:, None])
+        first, last = int(rows[0, 0]), int(rows[-1, -1])
+        packed = np.array_equal(rows.ravel(), np.arange(first, last + 1))
+        self._rows = slice(first, last + 1) if packed else self._on_device(rows.ravel())
+        self._real = None if len(real) == rows.size else self._on_device(real)
+        self.is_whole_batch = packed and rows.size == len(batch.positions)
+
+    def take_rows(self, packed: Tensor) -> Tensor:
+        """[T, ...] -> [B, R, ...]"""
+        rows = packed[self._rows] if isinstance(self._rows, slice) else packed.index_select(0, self._rows)
+        return rows.view(*self._shape, *rows.shape[1:])
+
+    def place_rows(self, padded: Tensor, packed: Tensor) -> None:
+        """Write the rows of `padded` [B, R, ...] that are no padding to where they belong in `packed` [T, ...]."""
+        rows = padded.flatten(0, 1)
+        if isinstance(self._rows, slice):
+            packed[self._rows] = rows
+        elif self._real is None:
+            packed.index_copy_(0, self._rows, rows)
+        else:
+            packed.index_copy_(0, self._rows[self._real], rows[self._real])
+
+    def seen_keys(self, window: int | None, *, fold: int) -> SeenKeys:
+        """What the group sees under `window`, with each row of the mask repeated `fold` times."""
+        num_keys = self._num_context + self._num_rows
+        if window is not None and window >= num_keys.max():
+            window = None
+        found = self._keys.get((window, fold))
+        if found is None:
+            # No row stands before num_context, so it sees no key before this one.
+            first_seen = np.zeros_like(num_keys) if window is None else np.maximum(0, self._num_context - window + 1)
+            tokens = first_seen[:, None] + np.arange((num_keys - first_seen).max())
+            found = self._keys[window, fold] = SeenKeys(
+                self._slots(tokens), tokens.shape, self._mask(tokens, window=window, fold=fold)
+            )
+        return found
+
+    def _slots(self, tokens: Integers) -> slice | Tensor:
+        """Cache slots of `tokens` ([B, C] indices into each sequence): a slice if they lie in a row."""
+        size = self._block_size
+        if len(tokens) == 1:
+            start, stop = int(tokens[0, 0]), int(tokens[0, -1]) + 1
+            blocks = self._sequences[0].block_ids[start // size : -(-stop // size)]
+            if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+                first_slot = blocks[0] * size + start % size
+                return slice(first_slot, first_slot + stop - start)
+        tokens = np.minimum(tokens, (self._num_context + self._num_rows)[:, None] - 1)
+        table = np.zeros((len(tokens), tokens.max() // size + 1), dtype=np.int64)
+        for row, sequence in zip(table, self._sequences, strict=True):
+            blocks = sequence.block_ids[: len(row)]
+            row[: len(blocks)] = blocks
+        slots = np.take_along_axis(table, tokens // size, axis=1) * size + tokens % size
+        return self._on_device(slots.ravel())
+
+    def _mask(self, tokens: Integers, *, window: int | None, fold: int) -> Tensor | None:
+        num_rows = self._shape[1]
+        new_row = tokens - self._num_context[:, None]  # [B, C] which new row a key is; below 0: context
+        if num_rows == 1 and not new_row[:, -1].any():
+            return None  # each sequence's last key is its only row, which sees all before it
+        visible = torch.from_numpy(new_row[:, None, :] <= np.arange(num_rows)[:, None])  # [B, R, C]
+        for row, sequence in enumerate(self._sequences):
+            if sequence.tree_mask is not None:
+                start = sequence.num_context - int(tokens[row, 0])
+                visible[row, : sequence.num_rows, start : start + sequence.num_rows] = sequence.tree_mask
+        visible = visible.to(self._positions.device)
+        if window is not None:
+            visible &= self._inside_window(tokens, new_row, window)
+        return visible.repeat_interleave(fold, dim=1)[:, None]
+
+    def _inside_window(self, tokens: Integers, new_row: Integers, window: int) -> Tensor:
+        """[B, R, C] bool; a context token's position is its index, a new row's is in the batch."""
+        own = np.clip(new_row, 0, self._num_rows[:, None] - 1)
+        new_positions = self._positions[self._on_device(self._first_rows[:, None] + own)]
+        key_positions = torch.where(self._on_device(new_row >= 0), new_positions, self._on_device(tokens))
+        return key_positions[:, None, :] > self.take_rows(self._positions)[:, :, None] - window
+
+    def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._positions.device)

@@ -1,0 +1,136 @@
+"""Rotary position embedding (RoPE, arXiv 2104.09864) with its ways to stretch the context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Position interpolation (arXiv 2306.15595): all frequencies divided by `factor`."""
+
+    factor: float
+
+    attention_factor = 1.0
+
+    def stretch(self, inv_freq: Tensor) -> Tensor:
+        """[dim / 2] -> [dim / 2]"""
+        return inv_freq / self.factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's (arXiv 2407.21783): long wavelengths divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int  # tokens the model was pretrained on
+
+    attention_factor = 1.0
+
+    def stretch(self, inv_freq: Tensor) -> Tensor:
+        """[dim / 2] -> [dim / 2]"""
+        turns = self.original_max_len * inv_freq / (2 * math.pi)  # in the pretrained context
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return inv_freq * (kept + (1 - kept) / self.factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): frequencies ramp from kept to divided by `factor`, scores are sharpened.
+
+    `attention_factor` multiplies cosine and sine. `truncate` rounds the ramp's ends to whole
+    dimensions.
+    """
+
+    factor: float
+    original_max_len: int
+    theta: float
+    attention_factor: float
+    beta_fast: float = 32.0  # turns in the pretrained context above which a dimension is kept
+    beta_slow: float = 1.0  # turns below which it is divided
+    truncate: bool = True
+
+    def stretch(self, inv_freq: Tensor) -> Tensor:
+        """[dim / 2] -> [dim / 2]"""
+        dim = 2 * len(inv_freq)
+        low, high = self._dimension(self.beta_fast, dim), self._dimension(self.beta_slow, dim)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        index = torch.arange(len(inv_freq), dtype=inv_freq.dtype)
+        divided = ((index - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        return inv_freq * ((1 - divided) + divided / self.factor)
+
+    def _dimension(self, turns: float, dim: int) -> float:
+        """The (fractional) pair of dimensions that turns so many times in the pretrained context."""
+        return dim * math.log(self.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """YaRN's recommended factor on cosine and sine (eq. 22; with DeepSeek's mscale where given)."""
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    if mscale and mscale_all_dim:
+        return temperature(mscale) / temperature(mscale_all_dim)
+    return temperature(1.0)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotation of the first `dim` dimensions of a head with base `theta`; scaling None: the original."""
+
+    dim: int
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of each row's angles, [T, 1, dim / 2] each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Rotary:
+    """Turns positions into rotations, the same for all layers that share a `RopeConfig`."""
+
+    def __init__(self, config: RopeConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+        inv_freq = 1.0 / config.theta**exponents
+        scaling = config.scaling
+        self._attention_factor = 1.0 if scaling is None else scaling.attention_factor
+        self._inv_freq = (inv_freq if scaling is None else scaling.stretch(inv_freq)).to(device)
+        self._dtype = dtype
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Rotation of rows at `positions` [T]; angles in fp32 whatever the model's dtype."""
+        angles = (positions[:, None] * self._inv_freq)[:, None]
+        cos, sin = angles.cos(), angles.sin()
+        if self._attention_factor != 1.0:
+            cos, sin = cos * self._attention_factor, sin * self._attention_factor
+        return Rotation(cos.to(self._dtype), sin.to(self._dtype))
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate x [T, num_heads, head_dim]: dimension i pairs with i + dim / 2; those from `dim` on stay."""
+    cos, sin = rotation
+    half = cos.shape[-1]
+    rest = x.shape[-1] - 2 * half
+    if rest == 0:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, kept = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1)

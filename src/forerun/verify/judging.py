@@ -1,0 +1,156 @@
+"""What every verifier shares: one sequence at a time, the target's view of it, its keyed chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from forerun.core.draft import Draft
+from forerun.core.verdict import Verdict
+from forerun.errors import ForerunError
+from forerun.ops.noise import Stream, uniform
+from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
+from forerun.verify.base import Judged
+
+
+class Target(Protocol):
+    """The target's opinion after each node of one draft (-1: after the last committed token)."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every distribution is certain."""
+        ...
+
+    def token(self, node: int) -> int:
+        """The target's own token after `node`, sampled."""
+        ...
+
+    def probs(self, node: int) -> Tensor:
+        """Distribution of the target's token after `node`: [vocab_size]."""
+        ...
+
+
+class Chance(Protocol):
+    """The random choices of one judgement; each is asked for at most once."""
+
+    def accepts(self, node: int, probability: float) -> bool:
+        """True with `probability` (1 or more: surely), independently for each node."""
+        ...
+
+    def token(self, probs: Tensor) -> int:
+        """A token drawn from `probs` [vocab_size]."""
+        ...
+
+
+Judge = Callable[[Draft, Target, Chance], Verdict]
+"""Decides which path of one draft stands, and the token after it."""
+
+
+@dataclass(slots=True)
+class IndependentVerifier:
+    """A verifier that judges every sequence of a step by itself, with `judge`."""
+
+    judge: Judge
+    is_lossless: bool
+
+    def verify(self, logits: Tensor, judged: Sequence[Judged]) -> list[Verdict]:
+        """Judge every sequence; one whose rules raise gets an error verdict (see `Verifier`)."""
+        most_likely = MostLikely(logits)
+        return [self._verdict(SequenceTarget(logits, one, most_likely), one) for one in judged]
+
+    def _verdict(self, target: SequenceTarget, one: Judged) -> Verdict:
+        try:
+            return self.judge(one.draft, target, SeededChance(one.seed, one.position))
+        except ForerunError as error:
+            return Verdict((), 0, error=str(error))
+
+
+class MostLikely:
+    """The most likely token of each row of a step's logits; the lowest id where several are.
+
+    On CPU a row costs microseconds when it is asked for, so rows beyond the accepted path cost
+    nothing; elsewhere all rows are done in one call at the first question.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._rows: npt.NDArray[np.float32] | None = logits.detach().numpy() if logits.is_cpu else None
+
+    def token(self, row: int) -> int:
+        """Return the argmax of row `row`; `ModelError` where it is not finite."""
+        if self._rows is None:
+            token_ids, values = self._all
+            check_largest(values[row])
+            return token_ids[row]
+        logits = self._rows[row]
+        token_id = int(logits.argmax())
+        check_largest(float(logits[token_id]))
+        return token_id
+
+    @cached_property
+    def _all(self) -> tuple[list[int], list[float]]:
+        largest = self._logits.max(dim=-1)
+        return largest.indices.tolist(), largest.values.tolist()
+
+
+class SequenceTarget:
+    """The target's logits at the places of one sequence's draft, under the request's rules.
+
+    Nothing is computed before it is asked for: only the nodes that a verifier looks at are shaped.
+    """
+
+    def __init__(self, logits: Tensor, judged: Judged, most_likely: MostLikely) -> None:
+        self._logits = logits
+        self._judged = judged
+        self._most_likely = most_likely
+        self._is_plain_greedy = judged.rules.is_plain_greedy_at(len(judged.output_ids))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the request is greedy."""
+        return self._judged.rules.is_greedy
+
+    def token(self, node: int) -> int:
+        """The target's own token after `node`, a function of seed, position and text only."""
+        one = self._judged
+        row = one.first_row + 1 + node
+        if self._is_plain_greedy:
+            return self._most_likely.token(row)
+        path = self._path(node)
+        position = one.position + len(path)
+        return target_token(one.rules, self._logits[row], one.output_ids, path, seed=one.seed, position=position)
+
+    def probs(self, node: int) -> Tensor:
+        """Distribution of the target's token after `node`: [vocab_size] fp32."""
+        one = self._judged
+        return target_probs(one.rules, self._logits[one.first_row + 1 + node], one.output_ids, self._path(node))
+
+    def _path(self, node: int) -> list[int]:
+        draft = self._judged.draft
+        return [draft.token_ids[n] for n in draft.path(node)]
+
+
+@dataclass(frozen=True, slots=True)
+class SeededChance:
+    """Chance keyed by the seed and by the position of the first token to decide.
+
+    Every step decides at least one token, so no later step sees the same position and no draw
+    decides twice, not even one for a node far down a path that was thrown away.
+    """
+
+    seed: int
+    position: int
+
+    def accepts(self, node: int, probability: float) -> bool:
+        """Whether the noise of `node` falls below `probability`."""
+        return probability >= 1.0 or uniform(self.seed, self.position, Stream.ACCEPTANCE, index=node + 1) < probability
+
+    def token(self, probs: Tensor) -> int:
+        """Draw from `probs` with the noise of this step's recovered token."""
+        return draw_token(probs, seed=self.seed, position=self.position, stream=Stream.RECOVERY)

@@ -1,0 +1,156 @@
+"""The program as a whole: its commands and flags, errors and exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+import forerun
+from forerun.cli import loading
+from forerun.cli.app import build_app, main
+from forerun.errors import ModelError
+from tests.cli.fakes import FakeLoader
+
+DOCS = Path(__file__).parents[2] / "docs" / "commands"
+EVERYWHERE = {"--help", "-h", "--version"}
+PAGES = {
+    "chat": ("chat",),
+    "collect-env": ("collect-env",),
+    "demo": ("demo",),
+    "generate": ("generate",),
+    "models": ("models list", "models path", "models pull"),
+    "verify": ("verify",),
+}
+
+
+def command(app: App, words: str) -> App:
+    for word in words.split():
+        app = app[word]
+    return app
+
+
+def flags(words: str) -> set[str]:
+    arguments = command(build_app(), words).assemble_argument_collection()
+    return {name for argument in arguments for name in argument.names if name.startswith("-")}
+
+
+def engine_flags() -> set[str]:
+    section = (DOCS / "generate.md").read_text().partition("## Engine options")[2]
+    return documented(section)
+
+
+def documented(text: str) -> set[str]:
+    """The flags in the first column of the tables of a page."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return {flag for row in rows for flag in re.findall(r"`(-[\w.-]*)", row)}
+
+
+def test_commands_are_these() -> None:
+    app = build_app()
+    names = {name for name in app if not name.startswith("-")}
+    assert names == set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_documents_exactly_the_flags_of_its_commands(page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    described = documented(text)
+    if "engine options](generate.md" in text:
+        described |= engine_flags()
+    if "sampling options](generate.md" in text:
+        described |= documented((DOCS / "generate.md").read_text().partition("## Sampling options")[2])
+    assert described - EVERYWHERE == set().union(*(flags(words) for words in PAGES[page]))
+
+
+def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for page in PAGES:
+        assert main([page, "--help"]) == 0
+        assert f"forerun {page}" in capsys.readouterr().out.partition("Examples:")[2]
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == forerun.__version__
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["genrate"], 'Unknown command "genrate". Did you mean "generate"?'),
+        (["generate", "m", "p", "--max-tokns", "5"], "Unknown option: --max-tokns. Did you mean --max-tokens?"),
+        (["generate", "m", "p", "--top-k", "many"], 'unable to convert "many" into int'),
+        (["generate", "m", "p", "--temperature", "-1"], "temperature: got -1.0; must be 0 (greedy) or more"),
+        (["generate", "m"], "PROMPT is missing"),
+        (["generate", "m", "p", "-"], "PROMPT and - are both given"),
+        (["generate"], "MODEL"),
+        (["models", "path", "smollm"], "did you mean 'smollm2-135m'?"),
+        (["chat"], "MODEL"),
+    ],
+)
+def test_mistake_is_one_line_on_stderr_and_exit_code_2(
+    argv: list[str], expected: str, loader: FakeLoader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    assert expected in output.err
+
+
+def test_error_of_the_library_is_one_line_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: str, options: object) -> None:
+        raise ModelError("weights: two\nlines")
+
+    monkeypatch.setattr(loading, "load_llm", fail)
+    assert main(["generate", "m", "p"]) == 2
+    assert capsys.readouterr().err == "error: weights: two lines\n"
+
+
+def test_ctrl_c_ends_with_130(loader: FakeLoader) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loader.llm.before_step = interrupt
+    assert main(["generate", "m", "p"]) == 130
+
+
+def test_deprecation_is_one_line_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, loader: FakeLoader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(model: str, options: object) -> object:
+        import warnings
+
+        warnings.warn("write speculative_config={...}", FutureWarning, stacklevel=1)
+        return loader.llm
+
+    monkeypatch.setattr(loading, "load_llm", warn)
+    main(["generate", "m", "p"])
+    assert capsys.readouterr().err == "warning: write speculative_config={...}\n"
+
+
+def test_reader_that_leaves_early_gets_no_traceback() -> None:
+    code = "import sys; from forerun.cli.app import main; sys.exit(main(['generate', '--help']))"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stderr is not None
+    program.stdout.close()
+    errors = program.stderr.read()
+    program.stderr.close()
+    assert program.wait(timeout=60) == 1
+    assert errors == b""
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from forerun.cli.app import main; main(['generate', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'huggingface_hub')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0

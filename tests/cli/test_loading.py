@@ -1,0 +1,70 @@
+"""Loading a model from the command line: what is pulled first, and what is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forerun
+from forerun.cli import loading
+from forerun.cli.options import EngineOptions
+from forerun.models import store
+from forerun.models.download import Progress, Report
+from forerun.models.store import KNOWN_MODELS
+from tests.cli.fakes import FakeLLM
+
+NAME = next(iter(KNOWN_MODELS))
+
+
+@pytest.fixture
+def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that were pulled into an empty cache; nothing is fetched."""
+    names: list[str] = []
+
+    def pull(name: str, *, report: Report) -> Path:
+        names.append(name)
+        return tmp_path
+
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "pull", pull)
+    return names
+
+
+def test_absent_known_model_is_pulled(pulled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    loading.pull_if_needed(NAME)
+    output = capsys.readouterr()
+    assert pulled == [NAME]
+    assert output.out == ""
+    assert f"model {NAME} is absent" in output.err
+
+
+def test_folder_of_the_same_name_is_not_pulled_over(pulled: list[str], tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    loading.pull_if_needed(NAME)
+    assert pulled == []
+
+
+@pytest.mark.parametrize("model", ["org/name", "./folder", "smollm2"])
+def test_other_models_are_left_to_the_library(pulled: list[str], model: str) -> None:
+    loading.pull_if_needed(model)
+    assert pulled == []
+
+
+def test_llm_gets_the_engine_options(pulled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def make_llm(model: str, **settings: object) -> FakeLLM:
+        calls.append((model, settings))
+        return FakeLLM()
+
+    monkeypatch.setitem(vars(forerun), "LLM", make_llm)  # set so, forerun.llm is not imported
+    loading.load_llm("./folder", EngineOptions(seed=3))
+    assert calls == [("./folder", EngineOptions(seed=3).settings())]
+
+
+def test_bars_take_every_stage_of_a_pull() -> None:
+    with loading.pull_bars() as report:
+        for progress in (Progress("wait"), Progress("download", 1, 2), Progress("check", 2, 2), Progress("convert")):
+            report(progress)

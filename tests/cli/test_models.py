@@ -1,0 +1,70 @@
+"""`forerun models`, in a cache folder of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli.app import main
+from forerun.models import store
+from forerun.models.download import Progress, Report
+from forerun.models.store import KNOWN_MODELS
+
+NAME = next(iter(KNOWN_MODELS))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def pulled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that were pulled; nothing is fetched."""
+    names: list[str] = []
+
+    def pull(name: str, *, report: Report) -> Path:
+        names.append(name)
+        report(Progress("download", 1, 2))
+        return cache / "models" / name
+
+    monkeypatch.setattr(store, "pull", pull)
+    return names
+
+
+def test_list_shows_name_licence_and_state(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "list"]) == 0
+    output = capsys.readouterr().out
+    assert all(word in output for word in (NAME, "Apache-2.0", "absent"))
+
+
+def test_list_as_json_is_one_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["models", "list", "--json"])
+    output = capsys.readouterr().out
+    (row,) = json.loads(output)["models"]
+    assert output.count("\n") == 1
+    assert (row["name"], row["state"], row["path"]) == (NAME, "absent", str(cache / "models" / NAME))
+
+
+def test_path_is_the_bare_folder(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["models", "path", NAME])
+    assert capsys.readouterr().out == f"{cache / 'models' / NAME}\n"
+
+
+def test_pull_says_where_the_model_is(cache: Path, pulled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "pull", NAME]) == 0
+    assert pulled == [NAME]
+    assert str(cache / "models" / NAME) in capsys.readouterr().out
+
+
+def test_pull_as_json_is_one_line(pulled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["models", "pull", NAME, "--json"])
+    assert json.loads(capsys.readouterr().out)["state"] == "ready"
+
+
+def test_unknown_name_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "pull", "smollm2-135"]) == 2
+    assert f"did you mean '{NAME}'" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""Sampled text has the target's distribution, whatever drafts and whatever verifies (if lossless)."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.proof.adversary import AdversarialDrafter
+from forerun.proof.report import Verdict
+from forerun.proof.sampled import plan_experiment, run_experiment
+from tests.contract.drafters import CASES
+from tests.engines import tiny_llm
+
+ADVERSARIAL = {"method": AdversarialDrafter, "num_speculative_tokens": 4}
+SEED_TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return plan_experiment(tiny_llm(max_num_seqs=64), num_tokens=5, temperature=1.5, seed_text_ids=SEED_TEXT)
+
+
+@pytest.mark.parametrize("drafter", [*CASES, "adversarial"])
+def test_samples_fit_the_target_under_matching(experiment, drafter):
+    config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
+    finding = run_experiment(tiny_llm(config), experiment, num_samples=1500, name=drafter, seed=1)
+    assert finding.verdict in (Verdict.FITS, Verdict.UNTESTED)
+    assert (finding.verdict is Verdict.UNTESTED) == (drafter in ("plain", "zero"))
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix-tree", "adversarial"])
+def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
+    config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
+    llm = tiny_llm(config | {"rejection_sample_method": method})
+    finding = run_experiment(llm, experiment, num_samples=1500, name=drafter, seed=1)
+    assert finding.verdict is Verdict.FITS
+    assert finding.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "lossy",
+    [
+        {"rejection_sample_method": "threshold", "acceptance_threshold": 0.05},
+        {"rejection_sample_method": "typical"},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
+    ],
+)
+def test_lossy_verifiers_say_so_and_do_not_fit(experiment, lossy):
+    llm = tiny_llm(ADVERSARIAL | lossy)
+    assert not llm.speculative.is_lossless
+    assert "lossy" in llm.speculative.describe()
+    finding = run_experiment(llm, experiment, num_samples=1500, name="lossy", seed=1)
+    assert finding.verdict is Verdict.BUG
