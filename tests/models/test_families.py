@@ -41,7 +41,10 @@ VARIANTS = {
     "Llama yarn untruncated": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "truncate": False}}),
     "Llama yarn mscale": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
     "Llama yarn attention_factor": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.4}}),
-    "Llama yarn betas": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "beta_fast": 8, "beta_slow": 2}}),
+    "Llama yarn betas": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False}},
+    ),
     "Llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "Llama own head_dim": ("LlamaForCausalLM", {"head_dim": 20}),
     "Llama MHA": ("LlamaForCausalLM", {"num_key_value_heads": 6}),

@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from forerun.models.decoder import Decoder
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -14,6 +13,7 @@ from transformers import (
 )
 
 from forerun.errors import ModelError
+from forerun.models.decoder import Decoder
 from forerun.models.fallback import TransformersModel
 from forerun.models.loader import eos_token_ids, load_model, read_config
 from tests.tiny_gguf import save_tiny_gguf
@@ -156,6 +156,10 @@ def test_damaged_weights_are_refused(tmp_path, config):
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     assert "model.safetensors: damaged" in refused(tmp_path)
+
+
+def test_a_config_that_names_no_architecture_gets_the_causal_one_of_its_type(tmp_path):
+    assert read_config(save_config(tmp_path, model_type="llama")).architectures == ["LlamaForCausalLM"]
 
 
 def test_reading_a_config_gives_transformers_object_with_its_defaults(tmp_path):

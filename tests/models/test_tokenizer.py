@@ -218,6 +218,12 @@ def test_special_tokens_are_skipped_or_shown_as_asked(tokenizer):
     assert push_all(TextStream(tokenizer, [IM_START], skip_special_tokens=False), ids) == "a<|im_end|>b"
 
 
+def test_skipped_tokens_do_not_pile_up(tokenizer):
+    stream = TextStream(tokenizer, [])
+    push_all(stream, [IM_END] * 1000)
+    assert len(stream._window) == 0
+
+
 def test_ids_beyond_the_vocabulary_have_no_text(tokenizer):
     assert push_all(TextStream(tokenizer, []), [9999, *tokenizer.encode("a"), 9999]) == "a"
 

@@ -36,7 +36,7 @@ def test_greedy_accepts_the_argmax_path(draft, preferred, expected, bias):
 def test_each_sequence_reads_its_own_rows():
     logits = rows_preferring(0, 1, 2, 3)
     sequences = [judged_of(Draft((1,)), first_row=1, temperature=0), judged_of(first_row=3, temperature=0)]
-    assert [v.token_id for v in VERIFIER.verify(logits, sequences)] == [1, 3]
+    assert [v.token_id for v in VERIFIER.verify(logits, sequences)] == [2, 3]
 
 
 def test_greedy_ties_go_to_the_lowest_token_id():

@@ -26,12 +26,7 @@ DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
 WARM_UP_TOKENS = 16
 TEXTS_DIFFER = 1
 
-PROMPT = '''Rename the variable "qty" to "quantity" in this Python file and repeat the whole file:
-
-```python
-"""Keep count of what is on the shelves of a small shop."""
-
-
+PROMPT = """```python
 class Shelf:
     def __init__(self, name, capacity):
         self.name = name
@@ -43,15 +38,11 @@ class Shelf:
 
     def add(self, item, qty):
         if self.total() + qty > self.capacity:
-            raise ValueError("the shelf " + self.name + " is full")
+            raise ValueError("the shelf is full")
         self.items[item] = self.items.get(item, 0) + qty
-
-    def take(self, item, qty):
-        if self.items.get(item, 0) < qty:
-            raise ValueError("not enough " + item + " on the shelf " + self.name)
-        self.items[item] = self.items[item] - qty
 ```
-'''
+
+Repeat the code above exactly, but rename the class from Shelf to Rack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

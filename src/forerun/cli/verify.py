@@ -54,8 +54,7 @@ def verify(
 
     _check_positive(max_tokens=max_tokens, num_samples=num_samples)
     prompts = PROMPTS if prompts_file is None else read_prompts(prompts_file)
-    if model in loading.store.KNOWN_MODELS and not Path(model).exists():
-        loading.pull_if_needed(model)
+    loading.prepare(model)
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
         report = prove(

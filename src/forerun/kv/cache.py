@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ class KVCache:
         num_slots = num_blocks * block_size
         self.layers = [
             LayerKV(
-                torch.zeros(num_slots, spec.num_kv_heads, spec.key_dim, dtype=dtype, device=device),
-                torch.zeros(num_slots, spec.num_kv_heads, spec.value_dim, dtype=dtype, device=device),
+                _zeros((num_slots, spec.num_kv_heads, spec.key_dim), dtype, device),
+                _zeros((num_slots, spec.num_kv_heads, spec.value_dim), dtype, device),
             )
             for spec in specs
         ]
@@ -49,6 +51,14 @@ class KVCache:
         for layer in self.layers:
             layer.key[destinations] = layer.key[sources]
             layer.value[destinations] = layer.value[sources]
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the system gives the memory page by page as blocks are first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy leaves zeroing to the system, where torch.zeros would write to all of it now.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def bytes_per_block(specs: Sequence[LayerKVSpec], *, block_size: int, dtype: torch.dtype) -> int:

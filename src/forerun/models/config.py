@@ -96,7 +96,13 @@ def common_config(hf: HFConfig) -> DecoderConfig:
 
     Raises:
         NotCoveredError: the rope or the activation is none that the decoder has.
+        ModelError: a value is impossible.
     """
+    if hf.num_attention_heads % hf.num_key_value_heads:
+        raise ModelError(
+            f"num_key_value_heads: got {hf.num_key_value_heads}; must divide num_attention_heads "
+            f"({hf.num_attention_heads}); mend config.json"
+        )
     # Configurations without a head_dim of their own, and those that leave it open.
     head_dim = hf.to_dict().get("head_dim") or hf.hidden_size // hf.num_attention_heads
     parameters = hf.rope_parameters
@@ -154,43 +160,52 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
 
     Raises:
         NotCoveredError: the rope type is none of those the decoder has.
+        ModelError: a parameter is no positive number.
     """
     rope_type = parameters["rope_type"]
     if rope_type not in ROPE_SCALINGS:
         raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_SCALINGS)}; use another model")
     scaling = ROPE_SCALINGS[rope_type](parameters, hf.max_position_embeddings)
-    dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-    return RopeConfig(dim=dim, theta=float(parameters["rope_theta"]), scaling=scaling)
+    dim = int(head_dim * _number(parameters, "partial_rotary_factor", default=1.0))
+    return RopeConfig(dim=dim, theta=_number(parameters, "rope_theta"), scaling=scaling)
+
+
+def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
+    """The positive number under `key`; `default` if there is none."""
+    value = parameters.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, (int, float)) or value <= 0:
+        raise ModelError(f"rope_parameters: {key}: got {value!r}; must be a positive number; mend config.json")
+    return float(value)
 
 
 def _linear_scaling(parameters: Mapping[str, Any], max_len: int) -> LinearScaling:  # noqa: ARG001 (one signature for all)
-    return LinearScaling(float(parameters["factor"]))
+    return LinearScaling(_number(parameters, "factor"))
 
 
 def _llama3_scaling(parameters: Mapping[str, Any], max_len: int) -> Llama3Scaling:
     return Llama3Scaling(
-        factor=float(parameters["factor"]),
-        low_freq_factor=float(parameters["low_freq_factor"]),
-        high_freq_factor=float(parameters["high_freq_factor"]),
+        factor=_number(parameters, "factor"),
+        low_freq_factor=_number(parameters, "low_freq_factor"),
+        high_freq_factor=_number(parameters, "high_freq_factor"),
         original_max_len=parameters.get("original_max_position_embeddings") or max_len,
     )
 
 
 def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> YarnScaling:
     original_max_len = parameters.get("original_max_position_embeddings") or max_len
-    factor = float(parameters.get("factor") or max_len / original_max_len)
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        attention_factor = yarn_attention_factor(
-            factor, mscale=parameters.get("mscale"), mscale_all_dim=parameters.get("mscale_all_dim")
-        )
+    factor = _number(parameters, "factor", default=max_len / original_max_len)
+    recommended = yarn_attention_factor(
+        factor, mscale=parameters.get("mscale"), mscale_all_dim=parameters.get("mscale_all_dim")
+    )
     return YarnScaling(
         factor=factor,
         original_max_len=original_max_len,
-        theta=float(parameters["rope_theta"]),
-        attention_factor=float(attention_factor),
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
+        theta=_number(parameters, "rope_theta"),
+        attention_factor=_number(parameters, "attention_factor", default=recommended),
+        beta_fast=_number(parameters, "beta_fast", default=32.0),
+        beta_slow=_number(parameters, "beta_slow", default=1.0),
         truncate=parameters.get("truncate", True),
     )
 

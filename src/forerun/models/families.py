@@ -150,7 +150,12 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
     architecture = (hf.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         raise NotCoveredError(f"architecture {architecture!r} has no row{did_you_mean(architecture, FAMILIES)}")
-    return FAMILIES[architecture](hf)
+    config = FAMILIES[architecture](hf)
+    if len(config.ropes) != config.num_layers:
+        raise ModelError(
+            f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; mend config.json"
+        )
+    return config
 
 
 def _refuse_quantized(hf: HFConfig) -> None:

@@ -47,6 +47,8 @@ def load_model(path: Path, *, dtype: torch.dtype | None, device: torch.device) -
 def read_config(path: Path) -> PretrainedConfig:
     """Read and check a model's configuration: a causal language model that transformers knows.
 
+    `architectures` is filled in where the file leaves it out, as GGUF does.
+
     Raises:
         ModelError: there is none, it is damaged, or it is of another kind of model.
     """
@@ -61,6 +63,7 @@ def read_config(path: Path) -> PretrainedConfig:
         except Exception as error:
             raise ModelError(f"{path / CONFIG_FILE}: cannot be used ({one_line(error)}); mend it") from error
     _check_causal(path, config)
+    config.architectures = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     return config
 
 

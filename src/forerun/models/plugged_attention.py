@@ -114,6 +114,8 @@ def _attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
+    scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
@@ -124,14 +126,13 @@ def _attention_forward(
         raise UnpluggableError("it does not hand arguments of the model's call down to attention")
     plug: Plug = kwargs["plug"]
     layer_idx: Any = module.layer_idx
-    scaling = kwargs.get("scaling")
     call = AttentionCall(
         layer_idx=layer_idx,
         query=query[0].transpose(0, 1),
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
         mask=attention_mask,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scale=scaling,
         window=kwargs.get("sliding_window"),
         soft_cap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),

@@ -54,7 +54,9 @@ class Penalties:
         counts = self._counts_at(output_ids, path, device=logits.device)
         in_output = counts > 0
         if self._repetition != 1.0:
-            scaled = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+            # Positive logits are divided and negative ones multiplied: both make the smaller of the two (factor > 1).
+            smaller_or_larger = torch.minimum if self._repetition > 1.0 else torch.maximum
+            scaled = smaller_or_larger(logits / self._repetition, logits * self._repetition)
             torch.where(in_output | self._in_prompt, scaled, logits, out=logits)
         if self._frequency != 0.0:
             logits.sub_(counts, alpha=self._frequency)

@@ -95,7 +95,8 @@ class SamplingRules:
             return Candidates(torch.tensor([greedy_token(logits)], device=logits.device), logits.new_zeros(1))
         params = self._params
         logits = (logits - _checked_largest(logits)) / params.temperature
-        return truncate(logits, min_p=params.min_p, top_k=max(params.top_k, 0), top_p=params.top_p)
+        kept = truncate(logits, min_p=params.min_p, top_k=max(params.top_k, 0), top_p=params.top_p)
+        return kept if self._allowed is None else kept.without_forbidden()
 
     def _changes_logits_at(self, num_output: int) -> bool:
         return self._always_changes_logits or num_output < self._num_forbidding_stop

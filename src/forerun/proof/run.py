@@ -34,6 +34,10 @@ NUM_NARROW_TOKENS = 6
 TEMPERATURE = 1.5
 
 
+def ignore(message: str) -> None:
+    """Show no progress."""
+
+
 def prove(
     model: str,
     *,
@@ -42,7 +46,7 @@ def prove(
     prompts: Sequence[str] = PROMPTS,
     max_tokens: int = 64,
     num_samples: int = 1000,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] = ignore,
 ) -> ProofReport:
     """Put a configuration to the test.
 

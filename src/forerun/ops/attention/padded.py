@@ -53,6 +53,8 @@ class PaddedGroup:
         self._first_rows = np.array([span.first_row for span in spans])
         self._num_rows = np.array([span.sequence.num_rows for span in spans])
         self._num_context = np.array([span.sequence.num_context for span in spans])
+        self._num_keys = self._num_context + self._num_rows
+        self._most_keys = int(self._num_keys.max())
         self._shape = len(spans), int(self._num_rows.max())
         self._keys: dict[tuple[int | None, int], SeenKeys] = {}
 
@@ -82,14 +84,13 @@ class PaddedGroup:
 
     def seen_keys(self, window: int | None, *, fold: int) -> SeenKeys:
         """What the group sees under `window`, with each row of the mask repeated `fold` times."""
-        num_keys = self._num_context + self._num_rows
-        if window is not None and window >= num_keys.max():
+        if window is not None and window >= self._most_keys:
             window = None
         found = self._keys.get((window, fold))
         if found is None:
             # No row stands before num_context, so it sees no key before this one.
-            first_seen = np.zeros_like(num_keys) if window is None else np.maximum(0, self._num_context - window + 1)
-            tokens = first_seen[:, None] + np.arange((num_keys - first_seen).max())
+            first_seen = 0 * self._num_keys if window is None else np.maximum(0, self._num_context - window + 1)
+            tokens = first_seen[:, None] + np.arange((self._num_keys - first_seen).max())
             found = self._keys[window, fold] = SeenKeys(
                 self._slots(tokens), tokens.shape, self._mask(tokens, window=window, fold=fold)
             )
@@ -104,7 +105,7 @@ class PaddedGroup:
             if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
                 first_slot = blocks[0] * size + start % size
                 return slice(first_slot, first_slot + stop - start)
-        tokens = np.minimum(tokens, (self._num_context + self._num_rows)[:, None] - 1)
+        tokens = np.minimum(tokens, self._num_keys[:, None] - 1)
         table = np.zeros((len(tokens), tokens.max() // size + 1), dtype=np.int64)
         for row, sequence in zip(table, self._sequences, strict=True):
             blocks = sequence.block_ids[: len(row)]

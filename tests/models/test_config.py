@@ -1,0 +1,34 @@
+"""What is refused in a model's configuration."""
+
+import pytest
+
+from forerun.errors import ModelError
+from forerun.models.families import decoder_config
+from tests.tiny_models import tiny_config
+
+
+@pytest.mark.parametrize("factor", ["4", -1.0, 0])
+def test_impossible_rope_factor_is_named(factor):
+    config = tiny_config("LlamaForCausalLM")
+    config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": factor}
+    with pytest.raises(ModelError, match=f"factor: got {factor!r}"):
+        decoder_config(config)
+
+
+def test_heads_that_cannot_share_keys_are_refused():
+    with pytest.raises(ModelError, match="num_key_value_heads: got 4"):
+        decoder_config(tiny_config("LlamaForCausalLM", num_key_value_heads=4))
+
+
+def test_each_layer_needs_a_type():
+    config = tiny_config("Gemma2ForCausalLM")
+    config.layer_types = ["full_attention"]
+    with pytest.raises(ModelError, match="layer_types: got 1"):
+        decoder_config(config)
+
+
+def test_layers_that_rotate_must_all_be_told():
+    config = tiny_config("SmolLM3ForCausalLM")
+    config.no_rope_layers = [1]
+    with pytest.raises(ModelError, match="no_rope_layers: got 1"):
+        decoder_config(config)
