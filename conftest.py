@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent
 
 def check_shell(example):
     """Each `forerun` line must parse, each `make` target must exist, each script must be there."""
-    from forerun.cli.app import check_command
+    from forerun.cli.app import build_app
 
     for line in example.parsed.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words[:1] == ["forerun"]:
-            check_command(words[1:])
+            build_app().parse_args(words[1:], exit_on_error=False, print_error=False)
         elif words[:1] == ["make"]:
             targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M)
             assert all(w in targets for w in words[1:] if "=" not in w), f"no such make target: {line}"

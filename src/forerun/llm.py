@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,7 +136,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """Complete prompts, giving text as it becomes certain.
 
         Each delta names its prompt by `request_id`: "0" for the first of this call's prompts, and
@@ -152,7 +152,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **template: Any,
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """Answer conversations, giving text as it becomes certain; see `stream` and `chat`."""
         return self.stream(self._chat_prompts(messages, template), sampling_params)
 
@@ -210,7 +210,7 @@ class LLM:
         for finished in output.finished:
             self._finished[finished.request_id] = finished
 
-    def _read_stream(self, request_ids: list[str]) -> Iterator[StreamDelta]:
+    def _read_stream(self, request_ids: list[str]) -> Generator[StreamDelta, None, None]:
         """Deltas of these requests, as steps give them; several streams may be read in turn."""
         places = {request_id: str(place) for place, request_id in enumerate(request_ids)}
         try:

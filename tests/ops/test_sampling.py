@@ -50,8 +50,9 @@ def test_a_bad_word_is_not_matched_against_the_prompt():
 
 
 @pytest.mark.parametrize(("num_path", "expected"), [(0, [6, 7]), (1, [6, 7]), (2, []), (3, [])])
-def test_min_tokens_forbid_stop_tokens_until_enough_with_the_path(num_path, expected):
-    rules = rules_of(min_tokens=3, stop_ids=frozenset({6, 7}))
+@pytest.mark.parametrize("others", [{}, {"logit_bias": {0: 1.0}}], ids=["alone", "with another rule"])
+def test_min_tokens_forbid_stop_tokens_until_enough_with_the_path(num_path, expected, others):
+    rules = rules_of(min_tokens=3, stop_ids=frozenset({6, 7}), **others)
     assert forbidden(rules.shape(ROW, [1], [1] * num_path)) == expected
 
 

@@ -49,7 +49,7 @@ def test_truncation_agrees_with_its_naive_twin(values, min_p, top_k, top_p):
         assert kept_ids(logits, **rules) == expected
 
 
-def test_a_nucleus_larger_than_the_first_head_is_found():
+def test_a_nucleus_of_thousands_is_found():
     logits = torch.linspace(0, -1, 5000)
     assert kept_ids(logits, top_p=0.9) == naive_kept_ids(logits, min_p=0.0, top_k=0, top_p=0.9)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,6 @@ from forerun.models import download, store
 if TYPE_CHECKING:
     from forerun import LLM
 
-LoadLLM = Callable[[str, EngineOptions], "LLM"]
-
 LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting"}
 
 
@@ -29,15 +27,15 @@ def load_llm(model: str, options: EngineOptions) -> LLM:
         return forerun.LLM(model, **options.settings())
 
 
-def pull_if_needed(name: str) -> None:
+def pull_if_needed(model: str) -> None:
     """Pull a known model that is not ready; anything else (a path, a hub id, a wrong name) is left to `LLM`."""
-    if name not in store.KNOWN_MODELS or Path(name).exists():
+    if model not in store.KNOWN_MODELS or Path(model).exists():
         return
-    state = store.ModelStore().state(name)
+    state = store.ModelStore().state(model)
     if state == "ready":
         return
-    Console(stderr=True).print(f"model {name} is {state} in {store.cache_folder()}: pulling it", highlight=False)
-    pull(name)
+    Console(stderr=True).print(f"model {model} is {state} in {store.cache_folder()}: pulling it", highlight=False)
+    pull(model)
 
 
 def pull(name: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from forerun.core.outputs import StreamDelta
@@ -48,7 +48,7 @@ def hide(delta: StreamDelta) -> None:
     """Show nothing of an answer."""
 
 
-def read_answer(deltas: Iterator[StreamDelta], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
+def read_answer(deltas: Generator[StreamDelta, None, None], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
     """Read the stream of one completion, showing each delta as it comes, to its end or until `stop()`.
 
     A stream that is not read to its end is closed, which aborts the request.
@@ -65,8 +65,7 @@ def read_answer(deltas: Iterator[StreamDelta], show: Show, *, stop: Callable[[],
             if stop():
                 break
     finally:
-        if isinstance(deltas, Generator):
-            deltas.close()
+        deltas.close()
     if answer.finish_reason == "error":
         raise RequestError(f"the request failed: {answer.stop_reason}")
     return answer

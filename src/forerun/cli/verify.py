@@ -54,7 +54,7 @@ def verify(
 
     _check_positive(max_tokens=max_tokens, num_samples=num_samples)
     prompts = PROMPTS if prompts_file is None else read_prompts(prompts_file)
-    loading.prepare(model)
+    loading.pull_if_needed(model)
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
         report = prove(

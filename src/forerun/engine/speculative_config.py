@@ -195,7 +195,7 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
     if method is None:
         raise ConfigError(f"speculative_config: 'method' is missing; may be {', '.join(choices)} or a drafter class")
     raise ConfigError(
-        f"speculative_config: unknown method {method!r}{did_you_mean(str(method), choices)}; or pass a drafter class"
+        f"speculative_config: unknown method {method!r}{did_you_mean(str(method), (*DRAFTERS, 'custom_class'))} (or pass a drafter class)"
     )
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_HEAD_SIZES = (128, 2048)  # most nuclei are smaller; sorting a whole vocabulary is slow
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -71,34 +69,18 @@ def _kth_largest(logits: Tensor, k: int) -> float:
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Ascending indices of the fewest most likely tokens that reach `top_p` together."""
-    ordered = _nucleus_logits(logits, top_p)
-    least = ordered[-1]
+    ordered = _descending(logits)
+    probs = ordered.double().exp()
+    reached = probs.cumsum(0) / probs.sum()
+    num_kept = 1 + int((reached[:-1] < top_p).sum())
+    least = ordered[num_kept - 1]
     found = (logits >= least).nonzero().flatten()
     is_least = logits[found] == least
-    return found[~is_least | (is_least.cumsum(0) <= (ordered == least).sum())]
-
-
-def _nucleus_logits(logits: Tensor, top_p: float) -> Tensor:
-    """Logits of the nucleus, largest first: ever larger heads are sorted until one holds it."""
-    total = logits.exp().sum(dtype=torch.float64)
-    for head_size in _HEAD_SIZES:
-        if head_size >= len(logits):
-            break
-        head = logits.topk(head_size).values
-        reached = _reached(head, total)
-        if reached[-1] >= top_p:
-            return head[: 1 + int((reached < top_p).sum())]
-    head = _descending(logits)
-    return head[: 1 + int((_reached(head, total)[:-1] < top_p).sum())]
-
-
-def _reached(ordered: Tensor, total: Tensor) -> Tensor:
-    """Probability of each token together with all before it."""
-    return (ordered.double().exp() / total).cumsum(0)
+    return found[~is_least | (is_least.cumsum(0) <= (ordered[:num_kept] == least).sum())]
 
 
 def _descending(logits: Tensor) -> Tensor:
-    # On CPU NumPy sorts several times faster than torch.
+    # On CPU NumPy's sort is an order of magnitude faster than torch's.
     if logits.is_cpu:
         return torch.from_numpy(-np.sort(-logits.detach().numpy()))
     return logits.sort(descending=True).values

@@ -25,7 +25,7 @@ def acceptance_ratio(target_probs: Tensor, draft: Draft, node: int) -> float:
 def excess(target_probs: Tensor, draft: Draft, node: int) -> Tensor:
     """max(target - draft, 0), not normalised: [vocab_size]."""
     if draft.probs is not None:
-        return (target_probs - draft.probs[node]).clamp_(min=0.0)
+        return (target_probs - draft.probs[node].to(target_probs.device)).clamp_(min=0.0)
     left = target_probs.clone()
     left[draft.token_ids[node]] = 0.0  # the bet was certain: the draft gave it everything
     return left

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
 from forerun.kv.cache import KVCache
+from forerun.ops.attention import paged
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.attention.paged import TILE_ROWS, PagedAttention
 
@@ -145,6 +146,12 @@ def test_nan_in_foreign_or_stale_slots_reaches_no_output(options):
     query, key = torch.randn(rows, 4, 8), torch.randn(rows, 2, 8)
     output = PagedAttention().begin(batch, cache)(0, query, key, key, scale=1.0, **options)
     assert output.isfinite().all()
+
+
+def test_more_keys_than_one_call_takes_are_split_and_none_lost(monkeypatch):
+    monkeypatch.setitem(paged.KEYS_PER_CALL, "cpu", 40)
+    batch, num_blocks = random_batch(random.Random(4), [(12, 1), (100, 1), (15, 2), (14, 1), (13, 3)])
+    assert_agree(run_both(batch, num_blocks))
 
 
 def test_layers_with_different_windows_share_one_pass():

@@ -26,7 +26,7 @@ def attend_dense(
         query: [B, R, num_heads, key_dim]
         key: [B, C, num_kv_heads, key_dim]
         value: [B, C, num_kv_heads, value_dim]
-        mask: [B, 1, R * (num_heads / num_kv_heads), C] bool, row sees key; None: all.
+        mask: [B, R, C] bool, row sees key; None: all.
         scale: factor on the scores.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: as they are.
         sinks: [num_heads] one extra logit per head in the softmax's denominator; None: none.
@@ -40,6 +40,8 @@ def attend_dense(
     # [B, num_kv_heads, R * group, key_dim]
     folded = query.view(batch, rows, num_kv_heads, group, key_dim).transpose(1, 2).flatten(2, 3)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
+    if mask is not None:
+        mask = mask.repeat_interleave(group, dim=1)[:, None]  # [B, 1, R * group, C]
     if soft_cap is None and sinks is None:
         output = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     else:

@@ -31,7 +31,7 @@ class SeenKeys(NamedTuple):
 
     slots: slice | Tensor  # where they lie in the cache; a tensor is [B * C]
     shape: tuple[int, int]  # B, C
-    mask: Tensor | None  # [B, 1, R * fold, C] bool; None: every row sees every key
+    mask: Tensor | None  # [B, R, C] bool; None: every row sees every key
 
     def gather(self, entries: Tensor) -> Tensor:
         """Keys or values [num_slots, num_kv_heads, dim] -> [B, C, num_kv_heads, dim]; a view where possible."""
@@ -56,7 +56,7 @@ class PaddedGroup:
         self._num_keys = self._num_context + self._num_rows
         self._most_keys = int(self._num_keys.max())
         self._shape = len(spans), int(self._num_rows.max())
-        self._keys: dict[tuple[int | None, int], SeenKeys] = {}
+        self._keys: dict[int | None, SeenKeys] = {}
 
         own = np.arange(self._shape[1])
         rows = self._first_rows[:, None] + np.minimum(own, self._num_rows[:, None] - 1)
@@ -82,18 +82,16 @@ class PaddedGroup:
         else:
             packed.index_copy_(0, self._rows[self._real], rows[self._real])
 
-    def seen_keys(self, window: int | None, *, fold: int) -> SeenKeys:
-        """What the group sees under `window`, with each row of the mask repeated `fold` times."""
+    def seen_keys(self, window: int | None) -> SeenKeys:
+        """What the group sees under `window`; prepared once, for all layers that have this window."""
         if window is not None and window >= self._most_keys:
             window = None
-        found = self._keys.get((window, fold))
+        found = self._keys.get(window)
         if found is None:
             # No row stands before num_context, so it sees no key before this one.
             first_seen = 0 * self._num_keys if window is None else np.maximum(0, self._num_context - window + 1)
             tokens = first_seen[:, None] + np.arange((self._num_keys - first_seen).max())
-            found = self._keys[window, fold] = SeenKeys(
-                self._slots(tokens), tokens.shape, self._mask(tokens, window=window, fold=fold)
-            )
+            found = self._keys[window] = SeenKeys(self._slots(tokens), tokens.shape, self._mask(tokens, window))
         return found
 
     def _slots(self, tokens: Integers) -> slice | Tensor:
@@ -113,7 +111,7 @@ class PaddedGroup:
         slots = np.take_along_axis(table, tokens // size, axis=1) * size + tokens % size
         return self._on_device(slots.ravel())
 
-    def _mask(self, tokens: Integers, *, window: int | None, fold: int) -> Tensor | None:
+    def _mask(self, tokens: Integers, window: int | None) -> Tensor | None:
         num_rows = self._shape[1]
         new_row = tokens - self._num_context[:, None]  # [B, C] which new row a key is; below 0: context
         if num_rows == 1 and not new_row[:, -1].any():
@@ -126,7 +124,7 @@ class PaddedGroup:
         visible = visible.to(self._positions.device)
         if window is not None:
             visible &= self._inside_window(tokens, new_row, window)
-        return visible.repeat_interleave(fold, dim=1)[:, None]
+        return visible
 
     def _inside_window(self, tokens: Integers, new_row: Integers, window: int) -> Tensor:
         """[B, R, C] bool; a context token's position is its index, a new row's is in the batch."""
