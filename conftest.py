@@ -42,7 +42,12 @@ def stand_in_model(namespace):
 
 
 pytest_collect_file = Sybil(
-    parsers=[SkipParser(), PythonCodeBlockParser(), CodeBlockParser("bash", check_shell), CodeBlockParser("console", check_shell)],
+    parsers=[
+        SkipParser(),
+        PythonCodeBlockParser(),
+        CodeBlockParser("bash", check_shell),
+        CodeBlockParser("console", check_shell),
+    ],
     patterns=["README.md", "docs/*.md", "docs/*/*.md"],
     setup=stand_in_model,
 ).pytest()

@@ -73,7 +73,7 @@ def test_accepted_tree_path_ends_up_in_the_places_that_are_committed():
     slot.allocate(8)
     slot.commit([10, 11])
     path = [1, 3, 4]  # accepted nodes of a tree whose rows were written from place 2 on
-    rows = torch.from_numpy(slot.slots(2, 6))
+    rows = torch.tensor(slot.slots(2, 6))
     cache.move(rows[path], rows[: len(path)])
     slot.commit([12, 13, 14])
     held = contents(cache)

@@ -12,7 +12,8 @@ class SequenceRows:
     """The rows that one sequence owns in a forward pass, for attention.
 
     The sequence has `num_context` tokens in the KV cache already; this pass adds `num_rows` rows,
-    which are written to the next `num_rows` places of its block table. Each row sees the whole
+    which are written to the next `num_rows` places of its block table; their positions lie in
+    [num_context, num_context + num_rows). Each row sees the whole
     context and, among the new rows, those that `tree_mask` ([num_rows, num_rows] bool, row sees
     column) allows; None means causal.
     """

@@ -40,7 +40,7 @@ class Batcher:
         """Lay out every work's rows, one after the other, and choose the rows that need logits."""
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[np.ndarray] = []
+        slots: list[int] = []
         rows: list[SequenceRows] = []
         logits_rows: list[int] = []
         first_rows: list[int] = []
@@ -52,7 +52,7 @@ class Batcher:
             token_ids += work.draft.token_ids
             positions += range(work.start, end)
             positions += _draft_positions(work.draft, end)
-            slots.append(work.generation.slot.slots(work.start, work.num_rows))
+            slots += work.generation.slot.slots(work.start, work.num_rows)
             rows.append(
                 SequenceRows(
                     num_context=work.start,
@@ -70,7 +70,7 @@ class Batcher:
         forward = ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
-            slot_mapping=torch.from_numpy(np.concatenate(slots)).to(self._device),
+            slot_mapping=self._tensor(slots),
             sequences=rows,
             block_size=self._block_size,
             logits_rows=self._tensor(logits_rows),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from forerun.core.verdict import Origin, Verdict
@@ -40,20 +39,17 @@ def commit_step(
 
 def _compact_accepted_paths(works: Sequence[Work], verdicts: Sequence[Verdict | None], cache: KVCache) -> None:
     """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
-    sources: list[np.ndarray] = []
-    destinations: list[np.ndarray] = []
+    sources: list[int] = []
+    destinations: list[int] = []
     for work, verdict in zip(works, verdicts, strict=True):
         if verdict is None or verdict.accepted == tuple(range(len(verdict.accepted))):
             continue
         places = work.generation.slot.slots(work.start + work.num_tail, len(work.draft))
-        sources.append(places[list(verdict.accepted)])
-        destinations.append(places[: len(verdict.accepted)])
+        sources += (places[node] for node in verdict.accepted)
+        destinations += places[: len(verdict.accepted)]
     if sources:
         device = cache.layers[0].key.device
-        cache.move(
-            torch.from_numpy(np.concatenate(sources)).to(device),
-            torch.from_numpy(np.concatenate(destinations)).to(device),
-        )
+        cache.move(torch.tensor(sources, device=device), torch.tensor(destinations, device=device))
 
 
 def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:

@@ -49,8 +49,8 @@ class KVCache:
         All sources are read before any destination is written, so the two may overlap.
         """
         for layer in self.layers:
-            layer.key[destinations] = layer.key[sources]
-            layer.value[destinations] = layer.value[sources]
+            layer.key.index_copy_(0, destinations, layer.key.index_select(0, sources))
+            layer.value.index_copy_(0, destinations, layer.value.index_select(0, sources))
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forerun.kv.block_pool import AccountingError, BlockPool
 from forerun.kv.prefix_cache import block_digests, root_digest
 
@@ -143,20 +140,22 @@ class Slot:
         self._partial.clear()
         self.num_computed = 0
 
-    def slots(self, start: int, count: int) -> NDArray[np.int64]:
-        """Cache places (block id * block size + offset) of token places [start, start + count): [count] int64.
+    def slots(self, start: int, count: int) -> list[int]:
+        """Cache places (block id * block size + offset) of token places [start, start + count).
 
         Raises:
             AccountingError: some of these places are not reserved.
         """
-        num_places = len(self.block_ids) * self._block_size
-        if not 0 <= start <= start + count <= num_places:
-            raise AccountingError(f"slots: got places {start} to {start + count}; must be within 0 to {num_places}")
-        first = start // self._block_size
-        block_ids = np.array(self.block_ids[first : self._num_blocks(start + count)], dtype=np.int64)
-        places = block_ids[:, None] * self._block_size + np.arange(self._block_size, dtype=np.int64)
-        offset = start - first * self._block_size
-        return places.reshape(-1)[offset : offset + count]
+        size, end = self._block_size, start + count
+        if not 0 <= start <= end <= len(self.block_ids) * size:
+            raise AccountingError(
+                f"slots: got places {start} to {end}; must be within 0 to {len(self.block_ids) * size}"
+            )
+        places: list[int] = []
+        for index in range(start // size, self._num_blocks(end)):
+            first = self.block_ids[index] * size
+            places += range(first + max(start - index * size, 0), first + min(end - index * size, size))
+        return places
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

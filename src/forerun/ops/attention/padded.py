@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -50,22 +52,36 @@ class PaddedGroup:
         self._sequences = [span.sequence for span in spans]
         self._positions = batch.positions
         self._block_size = batch.block_size
-        self._first_rows = np.array([span.first_row for span in spans])
-        self._num_rows = np.array([span.sequence.num_rows for span in spans])
-        self._num_context = np.array([span.sequence.num_context for span in spans])
-        self._num_keys = self._num_context + self._num_rows
-        self._most_keys = int(self._num_keys.max())
-        self._shape = len(spans), int(self._num_rows.max())
+        num_rows = [span.sequence.num_rows for span in spans]
+        self._most_keys = max(span.num_keys for span in spans)
+        self._shape = len(spans), max(num_rows)
         self._keys: dict[int | None, SeenKeys] = {}
+        self._first_rows = np.array([span.first_row for span in spans])
+        self._num_rows = np.array(num_rows)
 
-        own = np.arange(self._shape[1])
-        rows = self._first_rows[:, None] + np.minimum(own, self._num_rows[:, None] - 1)
-        real = np.flatnonzero(own < self._num_rows[:, None])
-        first, last = int(rows[0, 0]), int(rows[-1, -1])
-        packed = np.array_equal(rows.ravel(), np.arange(first, last + 1))
-        self._rows = slice(first, last + 1) if packed else self._on_device(rows.ravel())
-        self._real = None if len(real) == rows.size else self._on_device(real)
-        self.is_whole_batch = packed and rows.size == len(batch.positions)
+        self._rows: slice | Tensor
+        self._real: Tensor | None = None  # of the padded rows, those that are no padding; None: all
+        first, total = spans[0].first_row, len(spans) * self._shape[1]
+        in_a_row = all(after.first_row - before.first_row == self._shape[1] for before, after in pairwise(spans))
+        if in_a_row and sum(num_rows) == total:
+            self._rows = slice(first, first + total)
+            self.is_whole_batch = total == len(batch.positions)
+        else:
+            own = np.arange(self._shape[1])
+            rows = self._first_rows[:, None] + np.minimum(own, self._num_rows[:, None] - 1)
+            self._rows = self._on_device(rows.ravel())
+            if sum(num_rows) < total:
+                self._real = self._on_device(np.flatnonzero(own < self._num_rows[:, None]))
+            self.is_whole_batch = False
+
+    @cached_property
+    def _num_context(self) -> Integers:
+        return np.array([sequence.num_context for sequence in self._sequences])
+
+    @cached_property
+    def _num_keys(self) -> Integers:
+        keys: Integers = self._num_context + self._num_rows
+        return keys
 
     def take_rows(self, packed: Tensor) -> Tensor:
         """[T, ...] -> [B, R, ...]"""
