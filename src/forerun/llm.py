@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -140,12 +141,14 @@ class LLM:
         """Complete prompts, giving text as it becomes certain.
 
         Each delta names its prompt by `request_id`: "0" for the first of this call's prompts, and
-        so on. Closing the iterator aborts what is unfinished. Prompts are checked at the call,
-        before the first delta is asked for.
+        so on. Closing or dropping the iterator aborts what is unfinished. Prompts are checked at the
+        call, before the first delta is asked for.
         """
         request_ids = self._add(_as_list(prompts), sampling_params)
         self._deltas.update((request_id, deque()) for request_id in request_ids)
-        return self._read_stream(request_ids)
+        deltas = self._read_stream(request_ids)
+        next(deltas)  # begun, so that closing or dropping it aborts its requests even if nobody ever reads it
+        return deltas
 
     def stream_chat(
         self,
@@ -161,9 +164,9 @@ class LLM:
     ) -> list[Prompt]:
         """Token ids of each conversation; one conversation alone counts as a list of one."""
         tokenizer = self.get_tokenizer()
-        if not messages:
+        if not messages or isinstance(messages, (str, Mapping)):
             raise RequestError(
-                "messages: got none; give at least one message such as {'role': 'user', 'content': '...'}"
+                f"messages: got {messages!r:.80}; must be a list of messages such as {{'role': 'user', 'content': '...'}}"
             )
         single = isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
@@ -211,9 +214,10 @@ class LLM:
             self._finished[finished.request_id] = finished
 
     def _read_stream(self, request_ids: list[str]) -> Generator[StreamDelta, None, None]:
-        """Deltas of these requests, as steps give them; several streams may be read in turn."""
+        """Deltas of these requests, as steps give them, after one that says nothing; streams may be read in turn."""
         places = {request_id: str(place) for place, request_id in enumerate(request_ids)}
         try:
+            yield StreamDelta(request_id="", index=0, text="", token_ids=[], origins=[])
             while places:
                 if not any(self._deltas[request_id] or request_id in self._finished for request_id in places):
                     self._pump()
@@ -245,7 +249,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     items: list[Any] = list(prompts)
     if not items:
         raise RequestError("prompts: got none; give at least one")
-    return [items] if isinstance(items[0], int) else items
+    return [items] if isinstance(items[0], numbers.Integral) else items
 
 
 def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -253,6 +257,8 @@ def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, cou
         return [SamplingParams()] * count
     if isinstance(given, SamplingParams):
         return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
+        raise RequestError(f"sampling_params: got {given!r:.80}; must be SamplingParams or a list of them")
     if len(given) != count:
         raise RequestError(f"sampling_params: got {len(given)} for {count} prompts; give one for all or one per prompt")
     return list(given)

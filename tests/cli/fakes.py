@@ -80,7 +80,7 @@ class FakeLLM:
 
     def _delta(self, piece: str, *, last: bool) -> StreamDelta:
         draft = Draft(tuple(range(self.accepted))) if len(piece) > 1 else NO_DRAFT
-        self.stats.speculation.record(draft, num_accepted=len(piece) - 1)
+        self.stats.speculation.record(draft, range(len(piece) - 1))
         return StreamDelta(
             request_id="0",
             index=0,

@@ -16,7 +16,7 @@ SEED_TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 @pytest.fixture(scope="module")
 def experiment():
-    return plan_experiment(tiny_llm(max_num_seqs=64), num_tokens=5, temperature=1.5, seed_text_ids=SEED_TEXT)
+    return plan_experiment(tiny_llm(max_num_seqs=64), num_tokens=5, seed_text_ids=SEED_TEXT)
 
 
 @pytest.mark.parametrize("drafter", [*CASES, "adversarial"])
@@ -45,8 +45,9 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
         {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
     ],
 )
-def test_lossy_verifiers_say_so_and_do_not_fit(experiment, lossy):
+def test_lossy_verifiers_say_so_and_do_not_fit(experiment, lossy, caplog):
     llm = tiny_llm(ADVERSARIAL | lossy)
+    assert "this configuration is lossy" in caplog.text
     assert not llm.speculative.is_lossless
     assert "lossy" in llm.speculative.describe()
     finding = run_experiment(llm, experiment, num_samples=1500, name="lossy", seed=1)

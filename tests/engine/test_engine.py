@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import forerun.engine.engine as engine_module
 from forerun import SamplingParams
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.verdict import Origin
 from forerun.errors import RequestError
-from tests.contract.drafters import NGRAM
+from tests.contract.drafters import NGRAM, Stub
 from tests.contract.test_contract import assert_nothing_is_held
 from tests.engines import EOS, VOCAB_SIZE, engine_of, tiny_llm
 
@@ -172,3 +174,135 @@ def test_drafts_shrink_before_anyone_is_preempted():
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     assert engine_of(llm).scheduler.num_preemptions == 0
     assert llm.stats.speculation.num_draft_tokens > 0
+
+
+def test_siblings_of_a_failed_completion_say_so_in_the_stream():
+    calls = []
+
+    def bomb_once(output_ids, logits):
+        calls.append(output_ids)
+        if len(calls) == 4:
+            raise ValueError("boom")
+        return logits
+
+    llm = tiny_llm()
+    sampling = SamplingParams(n=3, max_tokens=9, seed=1, ignore_eos=True, logits_processors=[bomb_once])
+    ends = {delta.index: delta.finish_reason for delta in llm.stream([PROMPT], sampling)}
+    assert ends == dict.fromkeys(range(3), "error")
+    assert_nothing_is_held(llm)
+
+
+def test_siblings_held_back_end_with_the_first_that_fails():
+    def bomb(output_ids, logits):
+        raise ValueError("boom")
+
+    llm = tiny_llm()
+    (output,) = llm.generate([PROMPT], SamplingParams(n=3, logits_processors=[bomb]), use_tqdm=False)
+    assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
+    assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4])
+def test_siblings_held_back_end_with_an_abort(num_steps):
+    llm = tiny_llm(max_num_batched_tokens=4, max_num_seqs=4)
+    llm._engine.add_request("a", PROMPT, SamplingParams(n=3, max_tokens=9, ignore_eos=True))
+    for _ in range(num_steps):
+        llm._engine.step()
+    output = llm._engine.abort("a")
+    assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 3
+    assert_nothing_is_held(llm)
+
+
+def test_an_engine_interrupted_after_a_commit_can_be_cleared(monkeypatch):
+    """A completion may have ended in a step that never reported it."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    llm = tiny_llm(NGRAM)
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "describe_logprobs", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([PROMPT, PROMPT[::-1]], sampling, use_tqdm=False)
+    assert_nothing_is_held(llm)
+    assert llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].finished
+
+
+def test_the_drafter_hears_of_a_sequence_when_it_first_runs_and_once_of_its_end():
+    calls = []
+
+    class Recorder(Stub):
+        def start(self, sequence):
+            calls.append(("start", tuple(sequence.prompt_ids)))
+
+        def stop(self, sequence):
+            calls.append(("stop", tuple(sequence.prompt_ids)))
+
+        def draft(self, request):
+            return NO_DRAFT
+
+    llm = tiny_llm({"method": Recorder, "num_speculative_tokens": 2}, max_num_seqs=1)
+    for prompt in ([1, 2], [3, 4], [5, 6]):
+        llm._engine.add_request(str(prompt[0]), prompt, GREEDY)
+    assert calls == []
+    llm._engine.abort("3")
+    while llm._engine.has_work:
+        llm._engine.step()
+    assert calls == [("start", (1, 2)), ("stop", (1, 2)), ("start", (5, 6)), ("stop", (5, 6))]
+
+
+def test_reset_stats_counts_failed_drafts_from_zero_again():
+    llm = tiny_llm({"method": Mute, "num_speculative_tokens": 2})
+    llm.generate([PROMPT], GREEDY, use_tqdm=False)
+    assert llm.stats.num_failed_drafts == 10
+    llm.reset_stats()
+    llm.generate([PROMPT], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert llm.stats.num_failed_drafts == 0  # a request for one token has no room for drafts
+
+
+class Mute(Stub):
+    """Always fails."""
+
+    def propose(self, context):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("draft", [None, Draft((1.0,)), Draft((True,)), Draft(("1",)), Draft((1, 2), (-1, 0.0)), 5])
+def test_what_is_no_draft_costs_the_draft_and_not_the_text(draft):
+    class Odd(Stub):
+        def draft(self, request):
+            return draft
+
+    llm = tiny_llm({"method": Odd, "num_speculative_tokens": 3})
+    got = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0]
+    assert got.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert got.speculation.num_draft_tokens == 0
+    assert llm.stats.num_failed_drafts > 0
+
+
+def test_prompt_logprobs_survive_preemption_and_siblings():
+    sampling = SamplingParams(temperature=0.5, seed=3, n=3, max_tokens=10, prompt_logprobs=0, ignore_eos=True)
+    prompts = [PROMPT * 2, PROMPT[::-1] * 2]
+    ample = tiny_llm().generate(prompts, sampling, use_tqdm=False)
+    llm = tiny_llm(NGRAM, num_gpu_blocks_override=12, max_model_len=40, max_num_batched_tokens=7, max_num_seqs=6)
+    tight = llm.generate(prompts, sampling, use_tqdm=False)
+    assert engine_of(llm).scheduler.num_preemptions > 0
+    for a, b in zip(ample, tight, strict=True):
+        assert [c.token_ids for c in a.outputs] == [c.token_ids for c in b.outputs]
+        for mine, theirs in zip(a.prompt_logprobs[1:], b.prompt_logprobs[1:], strict=True):
+            assert {t: round(x.logprob, 3) for t, x in mine.items()} == {
+                t: round(x.logprob, 3) for t, x in theirs.items()
+            }
+
+
+def test_a_request_for_one_token_ends_in_its_first_step_without_drafts():
+    llm = tiny_llm(NGRAM)
+    (output,) = llm.generate([[7, 8, 9] * 4], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 1
+    assert (output.speculation.num_steps, output.speculation.num_drafts) == (1, 0)
+
+
+def test_a_step_without_requests_does_nothing():
+    output = tiny_llm()._engine.step()
+    assert (output.deltas, output.finished) == ([], [])

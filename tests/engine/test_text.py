@@ -78,3 +78,10 @@ def test_deltas_concatenate_to_the_text_before_the_first_stop(pieces, stop):
     else:
         assert whole.startswith(text + found)
         assert all(s not in text for s in stop)
+
+
+def test_a_stop_string_inside_the_text_before_min_tokens_is_not_found_later():
+    text = CompletionText(Pieces(["x.", "y"]), stop=(".", "a longer one"))
+    assert text.push(0, stops_count=False) is None
+    assert text.push(1) is None
+    assert text.text == "x.y"

@@ -28,7 +28,7 @@ def test_rare_outcomes_are_merged_into_one_cell():
 
 
 def test_path_probabilities_sum_to_one():
-    experiment = plan_experiment(tiny_llm(), num_tokens=4, temperature=1.0, seed_text_ids=[3, 1, 4])
+    experiment = plan_experiment(tiny_llm(), num_tokens=4, seed_text_ids=[3, 1, 4])
     assert len(experiment.path_probs) == 64
     assert sum(experiment.path_probs.values()) == pytest.approx(1)
 
@@ -36,7 +36,7 @@ def test_path_probabilities_sum_to_one():
 def test_a_verifier_that_forgets_the_residual_is_caught(monkeypatch):
     config = {"method": AdversarialDrafter, "num_speculative_tokens": 4, "rejection_sample_method": "standard"}
     llm = tiny_llm(config)
-    experiment = plan_experiment(llm, num_tokens=5, temperature=1.5, seed_text_ids=[3, 1, 4, 1, 5])
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
     monkeypatch.setattr("forerun.verify.rejection._after_rejection", lambda target_probs, draft, node: target_probs)
     finding = run_experiment(llm, experiment, num_samples=1500, name="planted", seed=1)
     assert finding.verdict is Verdict.BUG

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import forerun
 from forerun.cli.options import EngineOptions
@@ -59,7 +59,12 @@ def spinner(text: str) -> Iterator[None]:
 def pull_bars() -> Iterator[download.Report]:
     """One bar per stage of a pull, on a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        TextColumn("{task.fields[size]:>13}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         yield _BarPerStage(bars)
 
@@ -76,9 +81,10 @@ class _BarPerStage:
         if progress.stage not in LABELS:
             return
         if progress.stage not in self._tasks:
-            self._tasks[progress.stage] = self._bars.add_task(LABELS[progress.stage], total=progress.total)
+            self._tasks[progress.stage] = self._bars.add_task(LABELS[progress.stage], total=progress.total, size="")
         task = self._tasks[progress.stage]
         if self._current not in (None, task):
             self._bars.stop_task(self._current)
         self._current = task
-        self._bars.update(task, completed=progress.done, total=progress.total)
+        size = f"{progress.done / 1e6:.1f}/{progress.total / 1e6:.1f} MB" if progress.total else ""
+        self._bars.update(task, completed=progress.done, total=progress.total, size=size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,51 +98,49 @@ def read_prompts(path: Path) -> list[str]:
 def show(report: ProofReport, console: Console) -> None:
     """The report for people."""
     console.print(f"model {report.model}, {report.dtype}\nconfiguration {report.configuration}")
-    greedy = Table(
-        "prompt",
-        "tokens",
-        "drafted",
-        "accepted",
-        "verdict",
-        "where they part",
-        title="greedy: with drafts against without",
-    )
+    console.print(_greedy_table(report))
+    console.print(_sampled_table(report))
+    if not report.is_lossless_by_design:
+        console.print("this configuration is lossy by design: differences are expected")
+    console.print("PASSED: drafting did not change the text" if report.passed else "FAILED: see the verdicts above")
+
+
+def _greedy_table(report: ProofReport) -> Table:
+    table = Table(title="greedy: with drafts against without")
+    table.add_column("prompt", no_wrap=True, max_width=30)
+    for name in ("tokens", "drafted", "accepted"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
     for finding in report.greedy:
         where = ""
         if finding.position is not None:
             gap = "" if finding.gap is None else f", gap {finding.gap:.2g}"
-            where = f"token {finding.position}: {finding.plain_token!r} / {finding.speculated_token!r}{gap}"
-        greedy.add_row(
-            finding.prompt[:40].replace("\n", " "),
+            where = f" at token {finding.position}: {finding.plain_token!r} / {finding.speculated_token!r}{gap}"
+        table.add_row(
+            " ".join(finding.prompt.split()),
             str(finding.num_tokens),
             str(finding.num_draft_tokens),
             str(finding.num_accepted_tokens),
+            finding.verdict.value + where,
+        )
+    return table
+
+
+def _sampled_table(report: ProofReport) -> Table:
+    table = Table(title="sampled: against the model's exact distribution")
+    table.add_column("drafter", no_wrap=True)
+    for name in ("samples", "drafted", "accepted", "chi-square", "df", "limit"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for finding in report.sampled:
+        table.add_row(
+            finding.drafter,
+            str(finding.num_samples),
+            str(finding.num_draft_tokens),
+            str(finding.num_accepted_tokens),
+            f"{finding.statistic:.1f}",
+            str(finding.degrees_of_freedom),
+            f"{finding.threshold:.1f}",
             finding.verdict.value,
-            where,
         )
-    console.print(greedy)
-    sampled = Table(
-        "drafter",
-        "samples",
-        "drafted",
-        "accepted",
-        "chi-square",
-        "threshold",
-        "verdict",
-        title="sampled: against the model's exact distribution",
-    )
-    for test in report.sampled:
-        row = asdict(test)
-        sampled.add_row(
-            row["drafter"],
-            str(row["num_samples"]),
-            str(row["num_draft_tokens"]),
-            str(row["num_accepted_tokens"]),
-            f"{test.statistic:.1f}",
-            f"{test.threshold:.1f} ({test.degrees_of_freedom} degrees of freedom)",
-            test.verdict.value,
-        )
-    console.print(sampled)
-    if not report.is_lossless_by_design:
-        console.print("this configuration is lossy by design: differences are expected")
-    console.print("PASSED: drafting did not change the text" if report.passed else "FAILED: see the verdicts above")
+    return table

@@ -36,6 +36,10 @@ class Draft:
         """The node that `node` continues; -1 is the last committed token."""
         return node - 1 if self.parents is None else self.parents[node]
 
+    def is_leaf(self, node: int) -> bool:
+        """Whether no node continues `node` (-1: whether the draft is empty)."""
+        return all(self.parent(later) != node for later in range(node + 1, len(self)))
+
     def children(self) -> list[list[int]]:
         """Children of each place, in draft order: index 0 is the root (-1), index i + 1 is node i."""
         found: list[list[int]] = [[] for _ in range(len(self) + 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -84,6 +85,7 @@ class SamplingParams:
     request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_ranges(self)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(not isinstance(s, str) or not s for s in stop):
@@ -123,6 +125,22 @@ def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpec
             f"speculation.num_speculative_tokens: got {limit!r}; must be an integer of 0 or more; 0 turns drafts off"
         )
     return wanted
+
+
+def _check_types(params: SamplingParams) -> None:
+    """Raise `RequestError` for the first collection that is none, or holds something else."""
+
+    def need(name: str, kinds: Any, item: Any, may_be: str) -> None:
+        value = getattr(params, name)
+        if value is not None and not (isinstance(value, kinds) and all(isinstance(v, item) for v in value)):
+            raise RequestError(f"{name}: got {value!r:.80}; must be {may_be} or None")
+
+    need("stop", (str, list, tuple), str, "a string, a list of strings")
+    need("bad_words", (list, tuple), str, "a list of strings")
+    need("stop_token_ids", (list, tuple), Integral, "a list of token ids")
+    need("allowed_token_ids", (list, tuple), Integral, "a list of token ids")
+    need("logit_bias", (Mapping,), Integral, "a dict from token id to number")
+    need("logits_processors", (list, tuple), Callable, "a list of functions")
 
 
 def _check_ranges(params: SamplingParams) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.core.draft import Draft
@@ -43,22 +44,22 @@ class SpeculationStats:
         """Acceptance at each position given that it was reached."""
         return [a / r if r else 0.0 for a, r in zip(self.accepted_per_position, self.reached_per_position, strict=True)]
 
-    def record(self, draft: Draft, *, num_accepted: int) -> None:
-        """Count one verdict: `num_accepted` tokens of `draft` stood."""
+    def record(self, draft: Draft, accepted: Sequence[int]) -> None:
+        """Count one verdict: the nodes `accepted` of `draft`, from the root down, stood."""
         self.num_steps += 1
         if not draft.token_ids:
             return
-        draft_depth = draft.depth
         self.num_drafts += 1
         self.num_draft_tokens += len(draft)
-        self.num_accepted_tokens += num_accepted
-        missing = draft_depth - len(self.reached_per_position)
-        if missing > 0:
-            self.reached_per_position.extend([0] * missing)
-            self.accepted_per_position.extend([0] * missing)
-        for position in range(min(num_accepted + 1, draft_depth)):
+        self.num_accepted_tokens += len(accepted)
+        num_missing = draft.depth - len(self.reached_per_position)
+        if num_missing > 0:
+            self.reached_per_position.extend([0] * num_missing)
+            self.accepted_per_position.extend([0] * num_missing)
+        at_leaf = draft.is_leaf(accepted[-1] if accepted else -1)
+        for position in range(len(accepted) + (not at_leaf)):
             self.reached_per_position[position] += 1
-        for position in range(num_accepted):
+        for position in range(len(accepted)):
             self.accepted_per_position[position] += 1
 
     def add(self, other: SpeculationStats, *, sign: int = 1) -> None:

@@ -66,7 +66,7 @@ class Drafter(Protocol):
     needs: frozenset[str]
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence enters the engine; its prompt is known."""
+        """A sequence has its first step: its prompt is known, perhaps its first tokens too."""
         ...
 
     def propose(self, context: DraftContext) -> list[Draft]:

@@ -104,7 +104,6 @@ def _tree_mask(work: Work) -> Tensor:
 
 def _num_prompt_logits(work: Work) -> int:
     """How many of the work's rows predict a prompt token whose logprob is wanted."""
-    sequence = work.generation.sequence
-    if sequence.sampling.prompt_logprobs is None or work.generation.index != 0 or sequence.output_ids:
+    if not work.generation.wants_prompt_logits:
         return 0
-    return max(0, min(work.start + work.num_tail, len(sequence.prompt_ids) - 1) - work.start)
+    return min(work.start + work.num_tail, len(work.generation.sequence.prompt_ids) - 1) - work.start

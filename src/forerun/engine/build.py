@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from forerun.models.loader import eos_token_ids, load_model
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.attention.paged import PagedAttention
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
+    if not speculative.is_lossless:
+        logger.warning("this configuration is lossy (%s): texts differ from the target's own", speculative.describe())
     model = target.model
     kv = plan_kv(settings, model)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)

@@ -16,11 +16,12 @@ from forerun.kv.cache import KVCache
 class Committed:
     """What one step added to one generation; `logits_rows[i]` is the row that chose `token_ids[i]`.
 
-    `num_accepted` counts drafted tokens that stood; None where there was nothing to judge.
+    `accepted` are the draft's nodes that the verifier accepted, those that a stop rule then cut
+    included: it measures the drafts. None where there was nothing to judge.
     """
 
     work: Work
-    num_accepted: int | None = None
+    accepted: tuple[int, ...] | None = None
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     logits_rows: list[int] = field(default_factory=list)
@@ -64,8 +65,8 @@ def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:
         _append_tokens(committed, first_row, verdict)
         accepted = [work.draft.token_ids[node] for node in verdict.accepted]
         generation.slot.commit(tail + accepted[: len(committed.token_ids)])
-        committed.num_accepted = len(verdict.accepted)
-        generation.stats.record(work.draft, num_accepted=committed.num_accepted)
+        committed.accepted = verdict.accepted
+        generation.stats.record(work.draft, verdict.accepted)
     generation.slot.release_surplus()
     return committed
 
@@ -74,13 +75,12 @@ def _append_tokens(committed: Committed, first_row: int, verdict: Verdict) -> No
     """Append the accepted path and the target's own token, up to the first one that ends the text."""
     draft = committed.work.draft
     generation = committed.work.generation
-    last = verdict.accepted[-1] if verdict.accepted else -1
-    at_leaf = all(draft.parent(node) != last for node in range(last + 1, len(draft)))
+    own = Origin.BONUS if draft.is_leaf(verdict.accepted[-1] if verdict.accepted else -1) else Origin.RECOVERED
     for row, node in zip((-1, *verdict.accepted), (*verdict.accepted, None), strict=True):
         if node is not None:
             token_id, origin = draft.token_ids[node], Origin.ACCEPTED
         else:
-            token_id, origin = verdict.token_id, Origin.BONUS if at_leaf else Origin.RECOVERED
+            token_id, origin = verdict.token_id, own
         generation.sequence.output_ids.append(token_id)
         generation.origins.append(origin)
         committed.token_ids.append(token_id)

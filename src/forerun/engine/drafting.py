@@ -18,18 +18,23 @@ logger = logging.getLogger(__name__)
 class Drafting:
     """A drafter behind a guard: a failure or an impossible draft costs the draft, never the text.
 
-    A drafter may be a third party's, so whatever it raises is caught here.
+    A drafter may be a third party's, so whatever it raises is caught here. It is told of each
+    sequence once, and of its end if it was told of its beginning; saying so again does nothing.
 
-    `num_failures` counts them; the first one is logged with its cause.
+    `num_failures` counts what was caught; the first is logged with its cause.
     """
 
     def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
         self.drafter = drafter
         self.num_failures = 0
         self._vocab_size = vocab_size
+        self._started: set[int] = set()  # seq_ids
 
     def start(self, sequence: Sequence) -> None:
         """Tell the drafter of a new sequence."""
+        if sequence.seq_id in self._started:
+            return
+        self._started.add(sequence.seq_id)
         try:
             self.drafter.start(sequence)
         except Exception as error:
@@ -37,6 +42,9 @@ class Drafting:
 
     def stop(self, sequence: Sequence) -> None:
         """Tell the drafter that a sequence has ended."""
+        if sequence.seq_id not in self._started:
+            return
+        self._started.remove(sequence.seq_id)
         try:
             self.drafter.stop(sequence)
         except Exception as error:
@@ -58,10 +66,10 @@ class Drafting:
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
         try:
             check_draft(draft, vocab_size=self._vocab_size)
-        except DraftError as error:
+            return cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
+        except Exception as error:
             self._note_failure(error)
             return NO_DRAFT
-        return cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
 
     def _note_failure(self, error: Exception) -> None:
         self.num_failures += 1
@@ -76,20 +84,26 @@ class Drafting:
 
 
 def check_draft(draft: Draft, *, vocab_size: int) -> None:
-    """Raise `DraftError` unless every token and parent of `draft` is possible."""
+    """Raise `DraftError` unless `draft` is a draft and every token and parent of it is possible."""
+    if not isinstance(draft, Draft):
+        raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is no bet")
     if not draft.token_ids:
         return
-    if min(draft.token_ids) < 0 or max(draft.token_ids) >= vocab_size:
-        bad = next(t for t in draft.token_ids if not 0 <= t < vocab_size)
-        raise DraftError(f"drafted token id {bad}; must be from 0 to {vocab_size - 1}")
+    for token_id in draft.token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise DraftError(f"drafted token id {token_id!r}; must be an int from 0 to {vocab_size - 1}")
     if draft.parents is not None:
-        if len(draft.parents) != len(draft):
-            raise DraftError(f"{len(draft.parents)} parents for {len(draft)} nodes; give one parent per node")
-        for node, parent in enumerate(draft.parents):
-            if not -1 <= parent < node:
-                raise DraftError(f"parent of node {node} is {parent}; must be -1 (the root) or an earlier node")
+        _check_parents(draft.parents, num_nodes=len(draft))
     if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
         raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
+
+
+def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
+    if len(parents) != num_nodes:
+        raise DraftError(f"{len(parents)} parents for {num_nodes} nodes; give one parent per node")
+    for node, parent in enumerate(parents):
+        if type(parent) is not int or not -1 <= parent < node:
+            raise DraftError(f"parent of node {node} is {parent!r}; must be -1 (the root) or an earlier node")
 
 
 def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:

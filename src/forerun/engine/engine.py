@@ -15,7 +15,7 @@ from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
-from forerun.core.verdict import Verdict
+from forerun.core.verdict import Origin, Verdict
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
 from forerun.engine.drafting import Drafting
@@ -91,6 +91,7 @@ class Engine:
         """Count from zero again."""
         self.stats = EngineStats()
         self._log = StatsLog()
+        self._parts.drafting.num_failures = 0
 
     def add_request(
         self,
@@ -110,8 +111,6 @@ class Engine:
             raise RequestError(f"request_id: {request_id!r} is running already; choose another")
         request = self._parts.intake.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt)
         self._requests[request_id] = request
-        for generation in request.generations:
-            self._parts.drafting.start(generation.sequence)
         self._parts.scheduler.enqueue(request.generations[0])
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -122,7 +121,11 @@ class Engine:
         return self._end(request, "abort")
 
     def step(self) -> StepOutput:
-        """Compute one forward pass for as many sequences as fit, and commit what it decided."""
+        """Compute one forward pass for as many sequences as fit, and commit what it decided.
+
+        Whatever the forward pass or the verifier raises comes out of here; nothing is committed
+        then, so that the caller may step again, or abort what it will not wait for.
+        """
         with torch.inference_mode():
             return self._step()
 
@@ -131,6 +134,7 @@ class Engine:
         works = parts.scheduler.schedule()
         clock.append(time.perf_counter())
         if not works:
+            assert not self._requests, "as long as there are requests one of them can run"
             return StepOutput()
         batch = parts.batcher.build(works)
         attend = parts.runner.prepare(batch.forward)
@@ -142,9 +146,7 @@ class Engine:
         committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
         output = self._report(committed, batch, result.logits)
         clock.append(time.perf_counter())
-        self._draft(
-            [work.generation for work, row in zip(works, batch.first_rows, strict=True) if row >= 0], result.features
-        )
+        self._draft(works, batch, result.features)
         clock.append(time.perf_counter())
         self._count(committed, clock)
         return output
@@ -183,7 +185,7 @@ class Engine:
                 request.held = []
             self._note_logprobs(done, logits)
             request.metrics.first_token_time = request.metrics.first_token_time or now
-            output.deltas.append(_delta(done))
+            output.deltas.append(_delta(generation, done.token_ids, done.origins))
             if generation.finished:
                 self._retire(generation)
         for request_id in dict.fromkeys(delta.request_id for delta in output.deltas if delta.finish_reason):
@@ -195,16 +197,17 @@ class Engine:
         failed = next((g for g in request.generations if g.finish_reason == "error"), None)
         if failed is not None:
             request.error = str(failed.stop_reason)
+            others = [generation for generation in request.generations if not generation.finished]
             output.finished.append(self._end(request, "error", request.error))
+            output.deltas += (_delta(generation, [], []) for generation in others)
         elif request.finished:
             output.finished.append(self._end(request, "stop"))
 
     def _end(self, request: Request, reason: str, stop_reason: str | None = None) -> RequestOutput:
         """Take a request out of the engine; generations still running end with `reason`."""
         for generation in request.generations:
-            if not generation.finished:
-                generation.finish(reason, stop_reason)
-                self._retire(generation)
+            generation.finish(reason, stop_reason)
+            self._retire(generation)
         del self._requests[request.request_id]
         request.metrics.finished_time = time.monotonic()
         for generation in request.generations:
@@ -213,7 +216,7 @@ class Engine:
         return request.output()
 
     def _retire(self, generation: Generation) -> None:
-        """Free what a finished generation holds."""
+        """Free what a finished generation holds; doing so again changes nothing."""
         self._parts.scheduler.remove(generation)
         self._parts.drafting.stop(generation.sequence)
 
@@ -240,9 +243,16 @@ class Engine:
             logits[rows.start : rows.stop], token_ids, wanted, token_text=self._parts.intake.token_text
         )
 
-    def _draft(self, generations: Sequence[Generation], features: dict[str, Tensor]) -> None:
-        """Get the bets that the next step will verify."""
-        running = [g for g in generations if not g.finished]
+    def _draft(self, works: Sequence[Work], batch: Batch, features: dict[str, Tensor]) -> None:
+        """Get the bets that the next step will verify; here the drafter first hears of a sequence.
+
+        So it keeps nothing for those that only wait, however many they are.
+        """
+        for work in works:
+            if not work.generation.finished:
+                self._parts.drafting.start(work.generation.sequence)
+        judged = [work.generation for work, row in zip(works, batch.first_rows, strict=True) if row >= 0]
+        running = [generation for generation in judged if not generation.finished]
         for generation in running:
             generation.draft = NO_DRAFT
         requests = self._parts.control.requests(running, batch_size=len(self._parts.scheduler.running))
@@ -264,20 +274,20 @@ class Engine:
             num_prompt = min(work.start + work.num_tail, len(generation.sequence.prompt_ids)) - work.start
             stats.num_prompt_tokens += max(0, num_prompt)
             stats.num_generation_tokens += len(done.token_ids)
-            if done.num_accepted is not None:
-                stats.speculation.record(work.draft, num_accepted=done.num_accepted)
+            if done.accepted is not None:
+                stats.speculation.record(work.draft, done.accepted)
         stats.num_failed_drafts = self._parts.drafting.num_failures
-        self._log.maybe_write(stats, self.state)
+        if self._log.is_due:
+            self._log.write(stats, self.state)
 
 
-def _delta(done: Committed) -> StreamDelta:
-    generation = done.work.generation
+def _delta(generation: Generation, token_ids: list[int], origins: list[Origin]) -> StreamDelta:
     return StreamDelta(
         request_id=generation.request_id,
         index=generation.index,
         text=generation.text.take_delta(finished=generation.finished) if generation.text is not None else "",
-        token_ids=done.token_ids,
-        origins=done.origins,
+        token_ids=token_ids,
+        origins=origins,
         finish_reason=generation.finish_reason,
         stop_reason=generation.stop_reason,
     )

@@ -36,7 +36,7 @@ class Generation:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None  # None: not admitted yet
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -49,6 +49,12 @@ class Generation:
     def num_uncomputed(self) -> int:
         """Committed tokens whose KV is not in the cache yet; 1 in steady decoding."""
         return len(self.sequence) - self.slot.num_computed
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether the logits at every prompt token are wanted still, so that no cached block will do."""
+        wanted = self.sequence.sampling.prompt_logprobs is not None
+        return wanted and self.index == 0 and not self.sequence.output_ids
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
         """End this generation; the first reason stands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections.abc import Sequence as Listing
@@ -94,8 +95,11 @@ class Intake:
             RequestError: the prompt is empty, too long or holds ids outside the vocabulary, or a
                 sampling value does not fit the model.
         """
-        ids = [int(t) for t in prompt_ids]
+        ids = _as_token_ids(prompt_ids)
         self._check_prompt(ids)
+        self._check_logprobs(sampling)
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt: got {cache_salt!r}; must be a string or None")
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
         generations = [
             self._generation(request_id, index, ids, sampling, child_seed(seed, index), cache_salt)
@@ -128,6 +132,13 @@ class Intake:
                 f"prompt: got {len(ids)} tokens; must be below max_model_len ({self.max_model_len}), which holds the answer "
                 "too; shorten it or raise max_model_len"
             )
+
+    def _check_logprobs(self, sampling: SamplingParams) -> None:
+        for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            if value is not None and value > self.vocab_size:
+                raise RequestError(
+                    f"{name}: got {value}; must be at most the vocabulary size ({self.vocab_size}); use -1 for all tokens"
+                )
 
     def _generation(
         self, request_id: str, index: int, prompt_ids: list[int], sampling: SamplingParams, seed: int, salt: str | None
@@ -183,6 +194,20 @@ class Intake:
             bare = self.tokenizer.encode(word.lstrip(), add_special_tokens=False)
             spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
             found.append(bare)
-            if spaced[0] != bare[0] and len(spaced) == len(bare):
+            if bare and spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(spaced)
         return found
+
+
+def _as_token_ids(prompt_ids: Listing[int]) -> list[int]:
+    """The prompt as plain integers (NumPy's and tensors' elements too).
+
+    Raises:
+        RequestError: it is not a sequence of integers.
+    """
+    try:
+        return [operator.index(token_id) for token_id in prompt_ids]
+    except TypeError as error:
+        raise RequestError(
+            f"prompt: got {prompt_ids!r:.80}; must be a text or a list of token ids ({error})"
+        ) from error

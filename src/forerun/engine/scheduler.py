@@ -10,6 +10,7 @@ from forerun.engine.generation import Generation, Work
 from forerun.kv.block_pool import BlockPool
 
 PROMPT_LOGPROB_ROWS = 256  # rows per step of a request that wants logits at every prompt token
+NEVER_REFUSED = (-1, -1)  # seq_id of the sequence that did not fit last, and the room (blocks) there was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._block_size = block_size
+        self._refused = NEVER_REFUSED
 
     @property
     def has_work(self) -> bool:
@@ -67,12 +69,12 @@ class Scheduler:
         before any sequence is preempted.
         """
         works, preempted = self._schedule_running()
-        num_drafted = sum(len(work.generation.draft) for work in works)
-        budget = self._limits.max_num_batched_tokens - sum(work.num_tail for work in works)
         if not preempted:
-            works += self._admit(budget - num_drafted)
-        budget = self._limits.max_num_batched_tokens - sum(work.num_tail for work in works)
-        return self._add_drafts(works, budget)
+            works += self._admit(self._budget_after(works))
+        return self._add_drafts(works, self._budget_after(works))
+
+    def _budget_after(self, works: Iterable[Work]) -> int:
+        return self._limits.max_num_batched_tokens - sum(work.num_tail for work in works)
 
     def _schedule_running(self) -> tuple[list[Work], bool]:
         """Rows for the committed tokens of running sequences; and whether any was preempted."""
@@ -112,20 +114,33 @@ class Scheduler:
         """Claim cached blocks and check that the rest of the sequence fits, with room to spare.
 
         One free block per running sequence is kept back, so that admitting one does not mean
-        preempting another in the next step.
+        preempting another in the next step. Matching hashes the whole sequence, so one that did not
+        fit is looked at again only when there is more room.
         """
         slot, sequence = generation.slot, generation.sequence
-        if sequence.sampling.prompt_logprobs is None:
+        room = self._pool.num_free - len(self.running)
+        refused_id, refused_room = self._refused
+        if sequence.seq_id == refused_id and room <= refused_room:
+            return False
+        if not generation.wants_prompt_logits:
             slot.match(sequence.tokens_from(0))
         num_needed = -(-len(sequence) // self._block_size) - len(slot.block_ids)
         if num_needed + len(self.running) > self._pool.num_free:
             slot.free()
+            self._refused = (sequence.seq_id, room)
             return False
-        if not sequence.output_ids:
-            generation.num_cached_tokens = slot.num_computed
-        self.num_queried_tokens += len(sequence)
-        self.num_cached_tokens += slot.num_computed
+        self._refused = NEVER_REFUSED
+        self._count_cached(generation)
         return True
+
+    def _count_cached(self, generation: Generation) -> None:
+        """Count what the prefix cache gave a sequence; its own blocks, found again after preemption, are no hit."""
+        if generation.num_cached_tokens is not None:
+            return
+        generation.num_cached_tokens = generation.slot.num_computed
+        if not generation.wants_prompt_logits:
+            self.num_queried_tokens += len(generation.sequence)
+            self.num_cached_tokens += generation.num_cached_tokens
 
     def _preempt(self, generation: Generation) -> None:
         """Give up the KV of the youngest running sequence; it will be computed again."""
@@ -151,8 +166,5 @@ class Scheduler:
 
 def _wanted_rows(generation: Generation) -> int:
     """Rows a sequence can use now, drafts aside."""
-    if generation.sequence.sampling.prompt_logprobs is not None and generation.slot.num_computed < len(
-        generation.sequence.prompt_ids
-    ):
-        return min(generation.num_uncomputed, PROMPT_LOGPROB_ROWS)
-    return generation.num_uncomputed
+    wanted = generation.num_uncomputed
+    return min(wanted, PROMPT_LOGPROB_ROWS) if generation.wants_prompt_logits else wanted

@@ -119,7 +119,7 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig:
     num_tokens = _num_tokens(keys.get("num_speculative_tokens"), drafter, method)
     return SpeculativeConfig(
         method=method,
-        drafter=drafter,
+        drafter=drafter if num_tokens else SilentConfig(),  # K = 0: nobody reads the prompts for nothing
         verifier=verifier_class(**_pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),

@@ -65,7 +65,7 @@ class EngineStats:
 
 
 class StatsLog:
-    """Writes what happened since the last line, at most every ten seconds, to the logger."""
+    """Writes what happened since the last line to the logger; a line is due every ten seconds."""
 
     def __init__(self) -> None:
         self._last_time = time.monotonic()
@@ -73,12 +73,15 @@ class StatsLog:
         self._last_prompt = 0
         self._last_generated = 0
 
-    def maybe_write(self, stats: EngineStats, state: EngineState) -> None:
-        """Write a line if the interval has passed."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the interval has passed since the last line."""
+        return time.monotonic() - self._last_time >= LOG_INTERVAL_S
+
+    def write(self, stats: EngineStats, state: EngineState) -> None:
+        """Write a line on the time since the last one."""
         now = time.monotonic()
         seconds = now - self._last_time
-        if seconds < LOG_INTERVAL_S:
-            return
         hit_rate = state.num_cached_tokens / max(1, state.num_queried_tokens)
         logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "

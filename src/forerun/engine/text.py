@@ -39,11 +39,12 @@ class CompletionText:
         self.text += new
         if not self._stop or not stops_count:
             return None
-        return self._cut_at_stop(start=len(self.text) - len(new) - self._longest_stop + 1)
+        return self._cut_at_stop(num_seen=len(self.text) - len(new))
 
-    def _cut_at_stop(self, *, start: int) -> str | None:
-        """Cut `text` at the earliest stop string at or after `start` (the longest of equals)."""
-        found = [(at, -len(stop), stop) for stop in self._stop if (at := self.text.find(stop, max(start, 0))) >= 0]
+    def _cut_at_stop(self, *, num_seen: int) -> str | None:
+        """Cut `text` at the earliest stop string that ends after `num_seen` characters (the longest of equals)."""
+        starts = ((stop, max(num_seen - len(stop) + 1, 0)) for stop in self._stop)
+        found = [(at, -len(stop), stop) for stop, start in starts if (at := self.text.find(stop, start)) >= 0]
         if not found:
             return None
         at, _, stop = min(found)

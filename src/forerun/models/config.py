@@ -106,7 +106,7 @@ def common_config(hf: HFConfig) -> DecoderConfig:
     # Configurations without a head_dim of their own, and those that leave it open.
     head_dim = hf.to_dict().get("head_dim") or hf.hidden_size // hf.num_attention_heads
     parameters = hf.rope_parameters
-    is_nested = "rope_type" not in parameters  # one set for each type of layer; the row resolves it
+    is_nested = any(isinstance(value, Mapping) for value in parameters.values())  # a set per layer type: the row's
     rope = None if is_nested else rope_config(hf, parameters, head_dim)
     return DecoderConfig(
         vocab_size=hf.vocab_size,

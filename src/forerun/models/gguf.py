@@ -12,10 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from forerun.errors import ModelError
 from forerun.models.quiet import one_line, quiet_transformers
+
+try:
+    from transformers import GgufConfig
+
+    # Later releases keep GGUF weights packed unless told otherwise.
+    DENSE_WEIGHTS: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)}
+except ImportError:
+    DENSE_WEIGHTS = {}
 
 END_OF_TEXT = "<|endoftext|>"  # ends a document where a chat's turns end with another token
 
@@ -96,7 +104,7 @@ def load_gguf_model(gguf: Path, *, dtype: torch.dtype | None) -> tuple[Any, dict
         from_pretrained: Any = AutoModelForCausalLM.from_pretrained
         loaded: tuple[Any, dict[str, Any]] = from_pretrained(
             **source,
-            quantization_config=GgufConfig(dequantize=True),
+            **DENSE_WEIGHTS,
             dtype=dtype or "auto",
             output_loading_info=True,
             trust_remote_code=False,

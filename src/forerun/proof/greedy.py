@@ -9,7 +9,7 @@ import torch
 
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
-from forerun.llm import LLM
+from forerun.llm import LLM, Prompt
 from forerun.proof.report import GreedyFinding, Verdict
 
 TIE_GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
@@ -19,14 +19,25 @@ TIE_GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.b
 def check_greedy(
     llm: LLM, prompts: Sequence[str], *, max_tokens: int, progress: Callable[[str], None]
 ) -> list[GreedyFinding]:
-    """Decode each prompt plainly and with speculation, all together, and compare token by token."""
+    """Decode each prompt plainly and with speculation, all together, and compare token by token.
+
+    Prompts are taken as a user's messages where the model has a chat template.
+    """
+    texts = [_laid_out(llm, prompt) for prompt in prompts]
     plain_sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2, speculation="off")
     progress("greedy: plain decoding")
-    plain = llm.generate(list(prompts), plain_sampling, use_tqdm=False)
+    plain = llm.generate(texts, plain_sampling, use_tqdm=False)
     progress("greedy: with speculation")
-    speculated = llm.generate(list(prompts), SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
+    speculated = llm.generate(texts, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
     tie_gap = TIE_GAP[llm.dtype]
     return [compare(a, b, tie_gap=tie_gap) for a, b in zip(plain, speculated, strict=True)]
+
+
+def _laid_out(llm: LLM, prompt: str) -> Prompt:
+    tokenizer = llm.get_tokenizer()
+    if not tokenizer.has_chat_template:
+        return prompt
+    return {"prompt": prompt, "prompt_token_ids": tokenizer.apply_chat_template([{"role": "user", "content": prompt}])}
 
 
 def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float) -> GreedyFinding:

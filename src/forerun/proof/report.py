@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     TIE = "numerical tie"
-    FITS = "fits the target"
+    FITS = "fits"
     BUG = "bug"
     UNTESTED = "untested"
 

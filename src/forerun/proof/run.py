@@ -31,7 +31,6 @@ DEFAULT_CONFIG: Mapping[str, Any] = {
 }
 
 NUM_NARROW_TOKENS = 6
-TEMPERATURE = 1.5
 
 
 def ignore(message: str) -> None:
@@ -72,10 +71,7 @@ def prove(
     greedy = check_greedy(llm, prompts, max_tokens=max_tokens, progress=progress)
     progress("sampled: exact probabilities of the target")
     experiment = plan_experiment(
-        llm,
-        num_tokens=NUM_NARROW_TOKENS,
-        temperature=TEMPERATURE,
-        seed_text_ids=llm.get_tokenizer().encode(prompts[0]),
+        llm, num_tokens=NUM_NARROW_TOKENS, seed_text_ids=llm.get_tokenizer().encode(prompts[0])
     )
     name = llm.speculative.describe()
     progress(f"sampled: {num_samples} samples, {name}")

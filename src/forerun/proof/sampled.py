@@ -21,6 +21,9 @@ from forerun.proof.report import SampledFinding, Verdict
 PATH_LENGTH = 3  # tokens per sample
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
 
+TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # the first at which enough paths are likely is taken
+ENOUGH_LIKELY = 0.25  # of all paths
+
 Path = tuple[int, ...]
 
 
@@ -34,11 +37,12 @@ class NarrowExperiment:
     path_probs: Mapping[Path, float]
 
 
-def plan_experiment(llm: LLM, *, num_tokens: int, temperature: float, seed_text_ids: Sequence[int]) -> NarrowExperiment:
+def plan_experiment(llm: LLM, *, num_tokens: int, seed_text_ids: Sequence[int]) -> NarrowExperiment:
     """Choose the target's likeliest tokens after a text and compute all path probabilities exactly.
 
     The prompt ends with those tokens repeated in a fixed pattern, so that drafters that look for
-    repetitions find some.
+    repetitions find some; the temperature is raised until many paths are likely, since a test of
+    one likely path tests little.
     """
     first = llm.generate(
         {"prompt_token_ids": list(seed_text_ids)},
@@ -47,35 +51,48 @@ def plan_experiment(llm: LLM, *, num_tokens: int, temperature: float, seed_text_
     )[0]
     best = (first.outputs[0].logprobs or [{}])[0]
     token_ids = sorted(best, key=lambda t: -best[t].logprob)[:num_tokens]
-    pattern = [token_ids[i] for i in (0, 1, 0, 2, 1, 3 % num_tokens, 2, 0)]
+    pattern = [token_ids[i % num_tokens] for i in (0, 1, 0, 2, 1, 3, 2, 0)]
     prompt_ids = [*seed_text_ids, *pattern * 3]
-    return NarrowExperiment(
-        prompt_ids=prompt_ids,
-        token_ids=token_ids,
-        temperature=temperature,
-        path_probs=_path_probs(llm, prompt_ids, token_ids, temperature),
-    )
+    logprobs = _next_token_logprobs(llm, prompt_ids, token_ids)
+    paths = list(itertools.product(token_ids, repeat=PATH_LENGTH))
+    for temperature in TEMPERATURES:
+        path_probs = {path: _path_prob(logprobs, path, temperature) for path in paths}
+        if _num_likely(path_probs) >= len(paths) * ENOUGH_LIKELY:
+            break
+    return NarrowExperiment(prompt_ids=prompt_ids, token_ids=token_ids, temperature=temperature, path_probs=path_probs)
 
 
-def _path_probs(llm: LLM, prompt_ids: list[int], token_ids: list[int], temperature: float) -> dict[Path, float]:
-    """Probability of every path, from the target's own prompt logprobs (no sampling, no drafts)."""
+def _next_token_logprobs(llm: LLM, prompt_ids: list[int], token_ids: list[int]) -> dict[Path, dict[int, float]]:
+    """Logprob of each token after each beginning of a path: the target's prompt logprobs, no sampling, no drafts."""
     paths = list(itertools.product(token_ids, repeat=PATH_LENGTH))
     outputs = llm.generate(
         [{"prompt_token_ids": [*prompt_ids, *path]} for path in paths],
         SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, speculation="off"),
         use_tqdm=False,
     )
-    # Unnormalised probability of each token after each beginning of a path.
-    weights: dict[Path, dict[int, float]] = {}
+    logprobs: dict[Path, dict[int, float]] = {}
     for path, output in zip(paths, outputs, strict=True):
         rows = (output.prompt_logprobs or [])[-PATH_LENGTH:]
         for depth, (token_id, row) in enumerate(zip(path, rows, strict=True)):
             assert row is not None, "only a sequence's first token has no logprob"
-            weights.setdefault(path[:depth], {})[token_id] = math.exp(row[token_id].logprob / temperature)
-    return {
-        path: math.prod(weights[path[:d]][t] / sum(weights[path[:d]].values()) for d, t in enumerate(path))
-        for path in paths
-    }
+            logprobs.setdefault(path[:depth], {})[token_id] = row[token_id].logprob
+    return logprobs
+
+
+def _path_prob(logprobs: Mapping[Path, Mapping[int, float]], path: Path, temperature: float) -> float:
+    """Probability of a path when only the experiment's tokens are allowed, at a temperature."""
+    prob = 1.0
+    for depth, token_id in enumerate(path):
+        row = logprobs[path[:depth]]
+        largest = max(row.values())
+        weights = {t: math.exp((logprob - largest) / temperature) for t, logprob in row.items()}
+        prob *= weights[token_id] / sum(weights.values())
+    return prob
+
+
+def _num_likely(path_probs: Mapping[Path, float]) -> float:
+    """Effective number of paths: the exponential of the entropy."""
+    return math.exp(-sum(prob * math.log(prob) for prob in path_probs.values() if prob > 0))
 
 
 def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, name: str, seed: int) -> SampledFinding:

@@ -1,0 +1,72 @@
+"""Sampling values are refused before anything runs, each in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun import SamplingParams
+from forerun.errors import RequestError, UnknownKeyError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("logprobs", -2),
+        ("prompt_logprobs", 1.5),
+        ("seed", "x"),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", ""),
+        ("bad_words", "word"),
+        ("bad_words", [""]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ["5"]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", 5),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: float("nan")}),
+        ("logits_processors", print),
+        ("logits_processors", [5]),
+    ],
+)
+def test_a_value_out_of_range_is_refused_in_one_line(name, value):
+    with pytest.raises(RequestError, match=f"^{name}: got ") as caught:
+        SamplingParams(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_keyword_names_the_one_that_was_meant():
+    with pytest.raises(UnknownKeyError, match="did you mean 'temperature'"):
+        SamplingParams(temprature=1.0)
+
+
+@pytest.mark.parametrize("speculation", ["on", 3, {"num_speculative_tokens": -1}, {"num_speculative_tokens": 1.5}])
+def test_speculation_must_be_off_or_a_number_of_tokens(speculation):
+    with pytest.raises(RequestError, match="speculation"):
+        SamplingParams(speculation=speculation)
+
+
+def test_speculation_off_is_no_tokens():
+    assert SamplingParams(speculation="off").request_speculation.num_speculative_tokens == 0
+    assert SamplingParams().request_speculation.num_speculative_tokens is None
+
+
+def test_stop_strings_need_text():
+    with pytest.raises(RequestError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)

@@ -1,0 +1,39 @@
+"""Counting of verdicts."""
+
+from __future__ import annotations
+
+from forerun.core.draft import Draft
+from forerun.core.stats import SpeculationStats
+
+
+def test_a_chain_counts_positions_up_to_the_first_rejection():
+    stats = SpeculationStats()
+    stats.record(Draft((7, 8, 9)), (0,))
+    assert (stats.accepted_per_position, stats.reached_per_position) == ([1, 0, 0], [1, 1, 0])
+    assert (stats.acceptance_rate, stats.acceptance_length) == (1 / 3, 2.0)
+
+
+def test_a_trees_path_that_ends_at_a_leaf_reaches_nothing_deeper():
+    tree = Draft((1, 2, 3, 4), (-1, -1, 0, 2))  # the second child of the root is a leaf
+    stats = SpeculationStats()
+    stats.record(tree, (1,))
+    assert stats.reached_per_position == [1, 0, 0]
+    stats.record(tree, (0,))
+    assert stats.reached_per_position == [2, 1, 0]
+    assert stats.conditional_acceptance == [1.0, 0.0, 0.0]
+
+
+def test_steps_without_a_draft_count_for_the_acceptance_length_only():
+    stats = SpeculationStats()
+    stats.record(Draft((7,)), (0,))
+    stats.record(Draft(), ())
+    assert (stats.num_steps, stats.num_drafts, stats.acceptance_rate, stats.acceptance_length) == (2, 1, 1.0, 1.5)
+
+
+def test_counts_since_a_copy_are_the_difference():
+    stats = SpeculationStats()
+    stats.record(Draft((7, 8)), (0,))
+    earlier = stats.copy()
+    stats.record(Draft((7, 8, 9)), (0, 1, 2))
+    since = stats.since(earlier)
+    assert (since.num_steps, since.num_draft_tokens, since.accepted_per_position) == (1, 3, [1, 1, 1])

@@ -1,0 +1,187 @@
+"""Who runs: budget, memory, order of arrival, preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.core.draft import Draft
+from forerun.engine import scheduler as scheduler_module
+from forerun.engine.scheduler import Scheduler, SchedulerLimits
+from forerun.kv.block_pool import BlockPool
+from forerun.kv.slots import Slot
+from tests.engine.generations import BLOCK, finish_step, generation_of
+
+CHAIN = Draft((1, 2, 3, 4, 5, 6))
+
+
+def make(num_blocks=16, *, seqs=4, tokens=32, caching=True):
+    pool = BlockPool(num_blocks, enable_prefix_caching=caching)
+    limits = SchedulerLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    return Scheduler(pool, limits, block_size=BLOCK), pool
+
+
+def rows(works):
+    return [(work.start, work.num_tail, len(work.draft)) for work in works]
+
+
+def step(scheduler):
+    works = scheduler.schedule()
+    shape = rows(works)
+    finish_step(works)
+    return shape
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
+    scheduler, pool = make(tokens=6)
+    scheduler.enqueue(generation_of(pool, range(14)))
+    assert [step(scheduler) for _ in range(4)] == [[(0, 6, 0)], [(6, 6, 0)], [(12, 2, 0)], [(14, 1, 0)]]
+
+
+def test_a_budget_of_one_token_still_gets_through():
+    scheduler, pool = make(seqs=1, tokens=1)
+    scheduler.enqueue(generation_of(pool, range(3)))
+    assert [step(scheduler) for _ in range(4)] == [[(0, 1, 0)], [(1, 1, 0)], [(2, 1, 0)], [(3, 1, 0)]]
+
+
+def test_sequences_are_admitted_in_order_up_to_max_num_seqs():
+    scheduler, pool = make(seqs=2)
+    arrivals = [generation_of(pool, [i, i]) for i in range(3)]
+    for generation in arrivals:
+        scheduler.enqueue(generation)
+    step(scheduler)
+    assert scheduler.running == arrivals[:2]
+    scheduler.remove(arrivals[0])
+    step(scheduler)
+    assert scheduler.running == arrivals[1:]
+
+
+def test_siblings_go_before_those_who_wait():
+    scheduler, pool = make()
+    waiting, *siblings = [generation_of(pool, [i]) for i in range(3)]
+    scheduler.enqueue(waiting)
+    scheduler.enqueue_first(siblings)
+    assert list(scheduler.waiting) == [*siblings, waiting]
+
+
+def test_drafts_do_not_keep_a_waiting_sequence_out():
+    scheduler, pool = make(tokens=6)
+    drafting = generation_of(pool, range(3))
+    scheduler.enqueue(drafting)
+    step(scheduler)
+    drafting.draft = CHAIN
+    scheduler.enqueue(generation_of(pool, range(20, 23)))
+    assert step(scheduler) == [(3, 1, 2), (0, 3, 0)]
+
+
+def test_only_a_sequence_at_its_end_gets_its_draft():
+    scheduler, pool = make(tokens=6)
+    scheduler.enqueue(generation_of(pool, range(8), output_ids=[1], draft=CHAIN))
+    assert [step(scheduler) for _ in range(2)] == [[(0, 6, 0)], [(6, 3, 3)]]
+
+
+def test_drafts_shrink_to_the_memory_that_is_free():
+    scheduler, pool = make(num_blocks=3)
+    scheduler.enqueue(generation_of(pool, range(7), output_ids=[1], draft=CHAIN))
+    assert step(scheduler) == [(0, 8, 4)]
+
+
+def test_a_sequence_that_fills_the_pool_runs_once_it_is_alone():
+    scheduler, pool = make(num_blocks=4)
+    small, large = generation_of(pool, range(4)), generation_of(pool, range(50, 66))
+    scheduler.enqueue(small)
+    scheduler.enqueue(large)
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.running == [small]
+    scheduler.remove(small)
+    assert step(scheduler) == [(0, 16, 0)]
+
+
+def test_the_youngest_gives_way_and_waits_first_in_line():
+    scheduler, pool = make(num_blocks=5, caching=False)
+    old, young, waiting = generation_of(pool, range(7)), generation_of(pool, range(20, 27)), generation_of(pool, [1])
+    scheduler.enqueue(old)
+    scheduler.enqueue(young)
+    for _ in range(2):
+        step(scheduler)  # eight tokens each: four blocks, one is free
+    scheduler.enqueue(waiting)
+    scheduler.schedule()
+    assert (scheduler.running, list(scheduler.waiting)) == ([old], [young, waiting])
+    assert scheduler.num_preemptions == 1
+    assert young.slot.block_ids == []
+
+
+def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():
+    scheduler, pool = make(num_blocks=6, tokens=10, caching=False)
+    old, young = generation_of(pool, range(7)), generation_of(pool, range(20, 35))
+    scheduler.enqueue(old)
+    step(scheduler)
+    scheduler.enqueue(young)
+    assert rows(scheduler.schedule()) == [(7, 1, 0)]  # with one block kept back it does not fit
+    scheduler.remove(old)
+    assert step(scheduler) == [(0, 10, 0)]
+    scheduler.running.insert(0, old := generation_of(pool, range(16)))  # as if memory had been taken meanwhile
+    assert step(scheduler) == [(0, 10, 0)]
+    assert step(scheduler) == [(10, 6, 0)]
+    assert (scheduler.running, list(scheduler.waiting)) == ([old], [young])
+    scheduler.remove(old)
+    assert [step(scheduler) for _ in range(2)] == [[(0, 10, 0)], [(10, 5, 0)]]
+
+
+def test_what_does_not_fit_is_hashed_again_only_when_there_is_more_room(monkeypatch):
+    num_matches = []
+    plain_match = Slot.match
+    monkeypatch.setattr(Slot, "match", lambda slot, ids: num_matches.append(len(ids)) or plain_match(slot, ids))
+    scheduler, pool = make(num_blocks=8)
+    running, waiting = generation_of(pool, range(16)), generation_of(pool, range(50, 75))
+    scheduler.enqueue(running)
+    scheduler.enqueue(waiting)
+    for _ in range(8):
+        step(scheduler)
+    assert num_matches == [16, 25]
+    scheduler.remove(running)
+    step(scheduler)
+    assert scheduler.running == [waiting]
+
+
+def test_prompt_logprobs_are_computed_in_bounded_steps_without_the_prefix_cache(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "PROMPT_LOGPROB_ROWS", 5)
+    scheduler, pool = make()
+    for _ in range(2):
+        generation = generation_of(pool, range(12), prompt_logprobs=0)
+        scheduler.enqueue(generation)
+        assert [step(scheduler) for _ in range(3)] == [[(0, 5, 0)], [(5, 5, 0)], [(10, 2, 0)]]
+        scheduler.remove(generation)
+
+
+@pytest.mark.parametrize("change", [{"index": 1}, {"output_ids": [1]}], ids=["a sibling", "prompt known already"])
+def test_who_needs_no_prompt_logits_uses_the_prefix_cache(change):
+    scheduler, pool = make()
+    first = generation_of(pool, range(12))
+    scheduler.enqueue(first)
+    step(scheduler)
+    scheduler.enqueue(generation_of(pool, range(12), prompt_logprobs=0, **change))
+    assert scheduler.schedule()[1].start >= 8
+
+
+def test_a_preempted_sequence_finding_its_own_blocks_is_no_cache_hit():
+    scheduler, pool = make()
+    generation = generation_of(pool, range(12))
+    scheduler.enqueue(generation)
+    step(scheduler)
+    scheduler.remove(generation)
+    scheduler.enqueue(generation)  # as preemption does
+    assert scheduler.schedule()[0].start == 12
+    assert (generation.num_cached_tokens, scheduler.num_cached_tokens) == (0, 0)
+
+
+def test_removing_gives_every_block_back_wherever_the_sequence_is():
+    scheduler, pool = make(num_blocks=8, seqs=1)
+    running, waiting, held = (generation_of(pool, range(10)) for _ in range(3))
+    scheduler.enqueue(running)
+    scheduler.enqueue(waiting)
+    scheduler.schedule()
+    for generation in (running, waiting, held, running):
+        scheduler.remove(generation)
+    assert not scheduler.has_work
+    assert pool.num_free == pool.num_blocks

@@ -1,0 +1,269 @@
+"""The offline API: prompts in every form, streams, failures that leave the engine usable."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forerun import SamplingParams
+from forerun.engine.build import LoadedTarget
+from forerun.engine.generation import Generation
+from forerun.errors import RequestError, UnknownKeyError
+from forerun.models.loader import load_model
+from forerun.models.tokenizer import load_tokenizer
+from tests.contract.drafters import NGRAM, oracle
+from tests.contract.test_contract import assert_nothing_is_held
+from tests.engines import engine_of, tiny_llm, tiny_target
+from tests.stand_in import save_stand_in
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def chat_target():
+    """A tiny random model that writes text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_stand_in(Path(folder))
+        model = load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+        return LoadedTarget(model=model, tokenizer=load_tokenizer(path), eos_token_ids=frozenset({2}))
+
+
+def token_ids(llm, prompt, sampling=GREEDY):
+    return llm.generate(prompt, sampling, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def know_all(target, prompt, sampling):
+    """A config whose drafter drafts what the target alone will write, beside wrong branches."""
+    llm = tiny_llm(target=target)
+    ids = llm.get_tokenizer().encode(prompt)
+    plain = token_ids(llm, prompt, sampling)
+    return {"method": oracle({tuple(ids): plain}, wrong_every=99), "num_speculative_tokens": 12}
+
+
+# --- prompts and settings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt", [[PROMPT], [tuple(PROMPT)], np.array(PROMPT), [np.array(PROMPT)], {"prompt_token_ids": PROMPT}]
+)
+def test_token_ids_may_come_in_any_form(prompt):
+    llm = tiny_llm()
+    assert token_ids(llm, prompt) == token_ids(llm, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hint"),
+    [
+        ([[1.5, 2]], "list of token ids"),
+        ([[1, "two"]], "list of token ids"),
+        ([None], "list of token ids"),
+        ([], "at least one"),
+        ({"cache_salt": "x"}, "neither"),
+        ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt"),
+        ("text", "without one"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused_in_one_line(prompt, hint):
+    llm = tiny_llm()
+    with pytest.raises(RequestError, match=hint) as caught:
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert "\n" not in str(caught.value)
+    assert_nothing_is_held(llm)
+
+
+def test_an_unknown_key_of_a_prompt_is_refused():
+    with pytest.raises(UnknownKeyError, match="prompt_token_ids"):
+        tiny_llm().generate({"prompt_token_id": [1]}, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("sampling", [[GREEDY] * 3, 5, [{"temperature": 0}] * 2, {"temperature": 0}])
+def test_sampling_params_that_do_not_go_with_the_prompts_are_refused(sampling):
+    with pytest.raises(RequestError, match="sampling_params"):
+        tiny_llm().generate([PROMPT, PROMPT], sampling, use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_tokens_are_refused_before_anything_runs(name):
+    llm = tiny_llm()
+    with pytest.raises(RequestError, match=f"^{name}: got 98; must be at most"):
+        llm.generate([PROMPT], SamplingParams(**{name: 98}), use_tqdm=False)
+    assert_nothing_is_held(llm)
+
+
+def test_logprobs_of_the_whole_vocabulary_are_given():
+    (output,) = tiny_llm().generate([PROMPT], SamplingParams(logprobs=-1, max_tokens=1, temperature=0), use_tqdm=False)
+    assert len(output.outputs[0].logprobs[0]) == 97
+
+
+@pytest.mark.parametrize("messages", [[], {"role": "user", "content": "hello"}, "hello", [["hello"]]])
+def test_messages_that_are_none_are_refused_in_one_line(chat_target, messages):
+    with pytest.raises(RequestError, match=r"^messages: ") as caught:
+        tiny_llm(target=chat_target).chat(messages, GREEDY, use_tqdm=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_word_of_nothing_but_space_is_refused(chat_target):
+    with pytest.raises(RequestError, match="bad_words"):
+        tiny_llm(target=chat_target).generate("hello", SamplingParams(bad_words=[" "]), use_tqdm=False)
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [lambda stream: stream.close(), lambda stream: None], ids=["closed", "dropped"])
+def test_a_stream_that_nobody_reads_leaves_nothing_behind(end):
+    llm = tiny_llm(NGRAM)
+    stream = llm.stream([PROMPT, PROMPT[::-1]], GREEDY)
+    end(stream)
+    del stream
+    assert_nothing_is_held(llm)
+    assert not llm._deltas
+
+
+def test_generate_may_be_called_while_a_stream_is_open():
+    llm = tiny_llm(NGRAM)
+    expected = token_ids(llm, PROMPT)
+    stream = llm.stream(PROMPT, GREEDY)
+    first = next(stream).token_ids
+    assert token_ids(llm, PROMPT[::-1]) == token_ids(tiny_llm(), PROMPT[::-1])
+    assert first + [t for delta in stream for t in delta.token_ids] == expected
+    assert_nothing_is_held(llm)
+
+
+def test_a_stream_names_prompts_by_their_place_in_the_call():
+    llm = tiny_llm()
+    token_ids(llm, PROMPT)
+    sampling = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
+    deltas = list(llm.stream([PROMPT, PROMPT[::-1]], sampling))
+    assert {(delta.request_id, delta.index) for delta in deltas} == {("0", 0), ("0", 1), ("1", 0), ("1", 1)}
+
+
+def test_streamed_text_is_the_whole_text(chat_target):
+    sampling = SamplingParams(temperature=1.5, seed=1, max_tokens=40, stop=["e", "\x01"])
+    llm = tiny_llm(NGRAM, target=chat_target)
+    whole = llm.generate("hello hello", sampling, use_tqdm=False)[0].outputs[0].text
+    assert "".join(delta.text for delta in llm.stream("hello hello", sampling)) == whole
+
+
+# --- the end of a text, inside an accepted run --------------------------------------------------
+
+
+def test_a_stop_string_inside_an_accepted_run_cuts_as_it_does_without_drafts(chat_target):
+    free = SamplingParams(temperature=1.0, seed=4, max_tokens=24, ignore_eos=True)
+    config = know_all(chat_target, "hello", free)
+    plain, drafted = tiny_llm(target=chat_target), tiny_llm(config, target=chat_target)
+    text = plain.generate("hello", free, use_tqdm=False)[0].outputs[0].text
+    for start in range(1, len(text) - 2):
+        stop = text[start : start + 2]
+        for include in (False, True):
+            sampling = SamplingParams(
+                temperature=1.0,
+                seed=4,
+                max_tokens=24,
+                ignore_eos=True,
+                stop=stop,
+                include_stop_str_in_output=include,
+                logprobs=0,
+            )
+            one, other = (llm.generate("hello", sampling, use_tqdm=False)[0].outputs[0] for llm in (plain, drafted))
+            assert (one.text, one.token_ids, one.stop_reason) == (other.text, other.token_ids, stop)
+            assert one.text == text[: text.index(stop) + len(stop) * include]
+            assert len(other.logprobs) == len(other.origins) == len(other.token_ids)
+    assert drafted.stats.speculation.num_accepted_tokens > 0
+
+
+def test_a_text_ends_at_max_model_len_inside_an_accepted_run():
+    plain = token_ids(
+        tiny_llm(max_model_len=20), PROMPT, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    )
+    llm = tiny_llm(
+        {"method": oracle({tuple(PROMPT): plain + [0] * 9}, wrong_every=99), "num_speculative_tokens": 16},
+        max_model_len=20,
+        num_gpu_blocks_override=5,
+    )
+    (output,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), use_tqdm=False)
+    assert output.outputs[0].token_ids == plain
+    assert len(plain) == 12
+    assert output.outputs[0].finish_reason == "length"
+    assert_nothing_is_held(llm)
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+class FailingModel:
+    """A target whose forward pass fails at the given calls."""
+
+    def __init__(self, model, calls):
+        self._model, self._calls, self._num_calls = model, calls, 0
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, batch, attend):
+        self._num_calls += 1
+        if self._num_calls in self._calls:
+            raise RuntimeError("out of memory")
+        return self._model.forward(batch, attend)
+
+
+def failing_llm(*calls):
+    target = tiny_target()
+    model = FailingModel(target.model, calls)
+    return tiny_llm(NGRAM, target=LoadedTarget(model=model, tokenizer=None, eos_token_ids=target.eos_token_ids))
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_a_failing_forward_pass_is_raised_and_the_engine_stays_usable(call):
+    llm = failing_llm(call)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        llm.generate([PROMPT, PROMPT[::-1]], GREEDY, use_tqdm=False)
+    assert_nothing_is_held(llm)
+    assert token_ids(llm, PROMPT) == token_ids(tiny_llm(), PROMPT)
+
+
+def test_an_open_stream_survives_a_failing_forward_pass_of_another_call():
+    llm = failing_llm(2)
+    stream = llm.stream(PROMPT, GREEDY)
+    first = next(stream).token_ids
+    with pytest.raises(RuntimeError, match="out of memory"):
+        llm.generate([PROMPT[::-1]], GREEDY, use_tqdm=False)
+    assert first + [t for delta in stream for t in delta.token_ids] == token_ids(tiny_llm(), PROMPT)
+    assert_nothing_is_held(llm)
+
+
+# --- memory and sharing -------------------------------------------------------------------------
+
+
+def num_generations():
+    gc.collect()
+    return sum(type(thing) is Generation for thing in gc.get_objects())
+
+
+def test_requests_leave_no_object_behind():
+    llm = tiny_llm(NGRAM, max_num_seqs=8)
+    before = num_generations()
+    for _ in range(3):
+        llm.generate([PROMPT] * 20, SamplingParams(n=2, max_tokens=3, logprobs=1), use_tqdm=False)
+        list(llm.stream([PROMPT] * 3, GREEDY))
+    assert num_generations() == before
+    assert not llm._finished
+    assert not llm._deltas
+    assert not engine_of(llm).drafting._started
+
+
+def test_two_engines_may_share_weights_and_run_in_turn():
+    plain = tiny_llm()
+    drafted = plain.with_speculation(NGRAM)
+    streams = [llm.stream(PROMPT, GREEDY) for llm in (plain, drafted)]
+    tokens = [[], []]
+    while any(deltas := [next(stream, None) for stream in streams]):
+        for known, delta in zip(tokens, deltas, strict=True):
+            known += delta.token_ids if delta is not None else []
+    assert tokens[0] == tokens[1] == token_ids(tiny_llm(), PROMPT)
