@@ -261,3 +261,20 @@ def test_after_a_prompt_the_first_word_keeps_its_space(sentencepiece_tokenizer):
 def test_any_order_of_byte_tokens_streams_without_an_error(sentencepiece_tokenizer, ids):
     pushed = push_all(TextStream(sentencepiece_tokenizer, []), ids)
     assert len(pushed) <= sum(len(WORDS[token_id]) for token_id in ids)
+
+
+class BytePieces:
+    """A tokenizer whose tokens are given pieces of UTF-8, not aligned to characters."""
+
+    special_token_ids = frozenset()
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    def decode(self, ids, *, skip_special_tokens=True):
+        return b"".join(self._pieces[token_id] for token_id in ids).decode(errors="replace")
+
+
+def test_the_certain_part_of_a_token_that_ends_within_a_character_is_given_at_once():
+    stream = TextStream(BytePieces(b"a", b"b \xf0\x9f", b"\x98\x80!"), [0])
+    assert [stream.push(1), stream.push(2)] == ["b ", "\N{GRINNING FACE}!"]

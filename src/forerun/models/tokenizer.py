@@ -200,9 +200,7 @@ class TextStream:
         self._window.append(token_id)
         text = self._decode()
         num_certain = len(text.rstrip(REPLACEMENT))
-        if num_certain < len(text):
-            if len(self._window) - self._num_context <= MOST_HELD_TOKENS:
-                return ""
+        if len(self._window) - self._num_context > MOST_HELD_TOKENS:
             num_certain = max(num_certain, len(text) - LONGEST_CHARACTER + 1)
         if not text.startswith(self._given):  # the prompt ended within a character, which is whole now
             self._given = self._given.rstrip(REPLACEMENT)
