@@ -176,7 +176,8 @@ def test_pushed_texts_together_are_the_decoded_text_up_to_what_may_be_incomplete
     assert set(whole[len(pushed) :].rstrip("\ufffd")) == set()
 
 
-VALID = st.text(alphabet=st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]))
+# A special token written out counts as one, and its text is not shown: keep "<|" out.
+VALID = st.text(alphabet=st.characters(exclude_characters="\ufffd|", exclude_categories=["Cs"]))
 
 
 @given(text=VALID)
