@@ -267,3 +267,9 @@ def test_two_engines_may_share_weights_and_run_in_turn():
         for known, delta in zip(tokens, deltas, strict=True):
             known += delta.token_ids if delta is not None else []
     assert tokens[0] == tokens[1] == token_ids(tiny_llm(), PROMPT)
+
+
+@pytest.mark.parametrize("prompts", [None, 3, b"bytes", 1.5])
+def test_what_is_no_prompt_is_refused_in_one_line(prompts):
+    with pytest.raises(RequestError, match="prompts: got"):
+        tiny_llm().generate(prompts, use_tqdm=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -246,6 +246,8 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts; a text, a dict or a list of token ids alone is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts: got {prompts!r:.80}; must be a text, a list of token ids, a dict, or a list of these")
     items: list[Any] = list(prompts)
     if not items:
         raise RequestError("prompts: got none; give at least one")

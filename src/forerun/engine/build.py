@@ -22,7 +22,7 @@ from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecate
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
-from forerun.models.loader import eos_token_ids, load_model
+from forerun.models.loader import eos_token_ids, load_model, read_config
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.attention.paged import PagedAttention
@@ -66,6 +66,7 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
 
 def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
     """Load model and tokenizer from a folder or a GGUF file."""
+    read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype = settings.torch_dtype or (torch.float32 if device.type == "cpu" else None)
     tokenizer = load_tokenizer(path if settings.tokenizer is None else resolve_model(settings.tokenizer))
     return LoadedTarget(
