@@ -247,7 +247,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts: got {prompts!r:.80}; must be a text, a list of token ids, a dict, or a list of these")
+        raise RequestError(
+            f"prompts: got {prompts!r:.80}; must be a text, a list of token ids, a dict, or a list of these"
+        )
     items: list[Any] = list(prompts)
     if not items:
         raise RequestError("prompts: got none; give at least one")
