@@ -49,9 +49,9 @@ def generate(
         forerun generate smollm2-135m "The capital of France is" --max-tokens 10
         forerun generate smollm2-135m --chat "Name three colours."
         cat notes.txt | forerun generate smollm2-135m - --json
-        forerun generate smollm2-135m "1 2 3" --speculative-config.method ngram
+        forerun generate smollm2-135m "1 2 3 1 2 3" --speculative-config.method suffix
         forerun generate smollm2-135m "1 2 3" --temperature 0.7 --seed 1 \\
-            --speculative-config '{"method": "ngram", "prompt_lookup_max": 4}'
+            --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
     """
     text = _prompt(prompt, from_stdin)
     params = sampling.params()

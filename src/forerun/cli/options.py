@@ -74,7 +74,7 @@ class EngineOptions:
         dict[str, Any] | None,
         Parameter(converter=parse_speculative_config, accepts_keys=True, json_dict=False, n_tokens=1),
     ] = None
-    """How to draft: a JSON object, or one option per key such as --speculative-config.method ngram."""
+    """How to draft: a JSON object, or one option per key such as --speculative-config.method suffix."""
     dtype: str = "auto"
     """Number format of the weights: auto, float32, bfloat16 or float16."""
     device: str = "auto"
