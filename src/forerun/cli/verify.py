@@ -102,7 +102,16 @@ def show(report: ProofReport, console: Console) -> None:
     console.print(_sampled_table(report))
     if not report.is_lossless_by_design:
         console.print("this configuration is lossy by design: differences are expected")
-    console.print("PASSED: drafting did not change the text" if report.passed else "FAILED: see the verdicts above")
+    console.print(_conclusion(report))
+
+
+def _conclusion(report: ProofReport) -> str:
+    if not report.passed:
+        return "FAILED: see the verdicts above"
+    num_ties = sum(finding.verdict == "numerical tie" for finding in report.greedy)
+    if num_ties:
+        return f"PASSED: drafting changed nothing but {num_ties} numerical tie(s)"
+    return "PASSED: drafting did not change the text"
 
 
 def _greedy_table(report: ProofReport) -> Table:
@@ -129,7 +138,7 @@ def _greedy_table(report: ProofReport) -> Table:
 def _sampled_table(report: ProofReport) -> Table:
     table = Table(title="sampled: against the model's exact distribution")
     table.add_column("drafter", no_wrap=True)
-    for name in ("samples", "drafted", "accepted", "chi-square", "df", "limit"):
+    for name in ("samples", "drafted", "accepted", "chi²", "df", "limit"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for finding in report.sampled:
