@@ -1,5 +1,13 @@
 """Settings that all tests share."""
 
+import os
+
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# In CI the same examples each time, so that a red run can be repeated; at a desk new ones.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("desk", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
