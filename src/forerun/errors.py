@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class ForerunError(Exception):
     """A mistake that the user can mend; the CLI prints it on one line and exits with code 2."""
 
+    def __init__(self, message: str) -> None:
+        # what was got may be shown over several lines, as arrays are
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
+
 
 class ConfigError(ForerunError, ValueError):
     """An engine or speculative setting is unknown, out of range, or does not fit the others."""
@@ -34,14 +38,14 @@ class MemoryBudgetError(ForerunError):
     """The KV memory cannot hold even one sequence of the maximum length."""
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the nearest of `choices`, else the list of all of them."""
     names = sorted(choices)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
 
 
-def refuse_unknown_keys(given: Iterable[str], allowed: Iterable[str], *, where: str) -> None:
+def refuse_unknown_keys(given: Iterable[object], allowed: Iterable[str], *, where: str) -> None:
     """Raise `UnknownKeyError` for the first of `given` that is not in `allowed`."""
     known = set(allowed)
     for key in given:

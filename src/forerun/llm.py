@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -15,16 +15,12 @@ from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.build import BuiltEngine, LoadedTarget, assemble, build_engine
+from forerun.engine.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.engine.stats import EngineStats
-from forerun.errors import RequestError, refuse_unknown_keys
+from forerun.errors import ModelError, RequestError, refuse_unknown_keys
 from forerun.models.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's {"prompt": text} / {"prompt_token_ids": ids}, with an optional "cache_salt"."""
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -38,7 +34,11 @@ class LLM:
         ForerunError: the model cannot be loaded or a setting is wrong; the message says what to do.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
+        if not isinstance(model, (str, PathLike)):
+            raise ModelError(
+                f"model: got {model!r:.80}; must be a folder, a .gguf file, a known name or a hub id org/name"
+            )
         self.settings = EngineSettings.from_keywords(str(model), settings)
         self._adopt(build_engine(self.settings))
 
@@ -105,7 +105,7 @@ class LLM:
         Raises:
             RequestError: a prompt or sampling value does not fit; nothing has been run then.
         """
-        request_ids = self._add(_as_list(prompts), sampling_params)
+        request_ids = self._add(as_prompts(prompts), sampling_params)
         running = set(request_ids)
         try:
             with tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm) as bar:
@@ -129,7 +129,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each laid out by the model's chat template.
 
-        `template` goes to `Tokenizer.apply_chat_template` (add_generation_prompt, chat_template, ...).
+        `template` goes to `Tokenizer.apply_chat_template` (add_generation_prompt, chat_template, ...);
+        what that does not know are variables of the template, as are vLLM's `chat_template_kwargs`.
         """
         return self.generate(self._chat_prompts(messages, template), sampling_params, use_tqdm=use_tqdm)
 
@@ -144,7 +145,7 @@ class LLM:
         so on. Closing or dropping the iterator aborts what is unfinished. Prompts are checked at the
         call, before the first delta is asked for.
         """
-        request_ids = self._add(_as_list(prompts), sampling_params)
+        request_ids = self._add(as_prompts(prompts), sampling_params)
         self._deltas.update((request_id, deque()) for request_id in request_ids)
         deltas = self._read_stream(request_ids)
         next(deltas)  # begun, so that closing or dropping it aborts its requests even if nobody ever reads it
@@ -163,20 +164,14 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], template: Mapping[str, Any]
     ) -> list[Prompt]:
         """Token ids of each conversation; one conversation alone counts as a list of one."""
-        tokenizer = self.get_tokenizer()
-        if not messages or isinstance(messages, (str, Mapping)):
-            raise RequestError(
-                f"messages: got {messages!r:.80}; must be a list of messages such as {{'role': 'user', 'content': '...'}}"
-            )
-        single = isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if single else messages
-        return [tokenizer.apply_chat_template(list(conversation), **template) for conversation in conversations]
+        tokenizer, arguments = self.get_tokenizer(), template_arguments(template)
+        return [tokenizer.apply_chat_template(messages, **arguments) for messages in as_conversations(messages)]
 
     def _add(
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[str]:
         """Queue all prompts, or none if one of them does not fit."""
-        params = _one_per_prompt(sampling_params, len(prompts))
+        params = one_per_prompt(sampling_params, len(prompts))
         request_ids: list[str] = []
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
@@ -196,11 +191,13 @@ class LLM:
             return prompt, self.get_tokenizer().encode(prompt), None
         if isinstance(prompt, Mapping):
             refuse_unknown_keys(prompt, ("prompt", "prompt_token_ids", "cache_salt"), where="prompt")
-            salt = prompt.get("cache_salt")
+            salt, text = prompt.get("cache_salt"), prompt.get("prompt")
+            if text is not None and not isinstance(text, str):
+                raise RequestError(f"prompt: got {text!r:.80} under 'prompt'; must be a text")
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), prompt["prompt_token_ids"], salt
-            if "prompt" in prompt:
-                return prompt["prompt"], self.get_tokenizer().encode(prompt["prompt"]), salt
+                return text, prompt["prompt_token_ids"], salt
+            if text is not None:
+                return text, self.get_tokenizer().encode(text), salt
             raise RequestError("prompt: the dict has neither 'prompt' nor 'prompt_token_ids'; give one of them")
         return None, prompt, None
 
@@ -240,29 +237,3 @@ class LLM:
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:
     while queue:
         yield queue.popleft()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts; a text, a dict or a list of token ids alone is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"prompts: got {prompts!r:.80}; must be a text, a list of token ids, a dict, or a list of these"
-        )
-    items: list[Any] = list(prompts)
-    if not items:
-        raise RequestError("prompts: got none; give at least one")
-    return [items] if isinstance(items[0], numbers.Integral) else items
-
-
-def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if given is None:
-        return [SamplingParams()] * count
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
-        raise RequestError(f"sampling_params: got {given!r:.80}; must be SamplingParams or a list of them")
-    if len(given) != count:
-        raise RequestError(f"sampling_params: got {len(given)} for {count} prompts; give one for all or one per prompt")
-    return list(given)

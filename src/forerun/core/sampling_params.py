@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
-from forerun.errors import RequestError, refuse_unknown_keys
+from forerun.errors import RequestError, UnknownKeyError, refuse_unknown_keys
 
 LogitsProcessor = Callable[..., Tensor]
 """`f(output_ids, logits)` or `f(prompt_ids, output_ids, logits)` -> logits, over one row [vocab_size]."""
@@ -25,8 +27,10 @@ def _strict_keywords(cls: type[T]) -> type[T]:
 
     @functools.wraps(plain_init)
     def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+        if args:
+            raise UnknownKeyError(f"{cls.__name__}: got {args[0]!r:.80} without a name; must be name=value")
         refuse_unknown_keys(kwargs, known, where=cls.__name__)
-        plain_init(self, *args, **kwargs)
+        plain_init(self, **kwargs)
 
     setattr(cls, "__init__", checked_init)  # noqa: B010 - mypy refuses the plain assignment
     return cls
@@ -42,6 +46,14 @@ class RequestSpeculation:
     num_speculative_tokens: int | None = None
 
 
+SCALARS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs"),
+)
+SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+MOST_COMPLETIONS = 16384  # per prompt, as in vLLM
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
 SPECULATION_OFF = RequestSpeculation(num_speculative_tokens=0)
 
 
@@ -51,9 +63,10 @@ class SamplingParams:
     """Sampling settings of one request, with vLLM's names, meanings and defaults.
 
     Every setting works under speculation: at a draft node each rule sees the text up to that node.
+    NumPy's numbers become Python's own.
 
     Raises:
-        RequestError: a value is out of range.
+        RequestError: a value is of a wrong type or out of range.
         UnknownKeyError: a keyword does not exist.
     """
 
@@ -85,6 +98,8 @@ class SamplingParams:
     request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
 
     def __post_init__(self) -> None:
+        for name in SCALARS:
+            object.__setattr__(self, name, _plain_number(getattr(self, name)))
         _check_types(self)
         _check_ranges(self)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -119,28 +134,54 @@ def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpec
             raise RequestError(
                 f"speculation: got {given!r}; may be 'off' or a dict with 'num_speculative_tokens'; leave it out for the engine's own"
             )
-    limit = wanted.num_speculative_tokens
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+    limit = _plain_number(wanted.num_speculative_tokens)
+    if limit is not None and not (_is_integer(limit) and limit >= 0):
         raise RequestError(
             f"speculation.num_speculative_tokens: got {limit!r}; must be an integer of 0 or more; 0 turns drafts off"
         )
-    return wanted
+    return RequestSpeculation(num_speculative_tokens=limit)
+
+
+def _plain_number(value: Any) -> Any:
+    """NumPy's numbers as Python's own; anything else as it is."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether `value` is an integer; True and False are none here, whatever Python says."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_bias(value: Any) -> bool:
+    """Whether `value` is a number that a float32 can hold, infinities included."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and (abs(value) == math.inf or abs(value) <= LARGEST_FLOAT32)
 
 
 def _check_types(params: SamplingParams) -> None:
-    """Raise `RequestError` for the first collection that is none, or holds something else."""
+    """Raise `RequestError` for the first switch that is not True or False, or collection that holds something else."""
+    for name in SWITCHES:
+        if not isinstance(getattr(params, name), bool):
+            raise RequestError(f"{name}: got {getattr(params, name)!r:.80}; must be True or False")
 
-    def need(name: str, kinds: Any, item: Any, may_be: str) -> None:
+    def need(name: str, kinds: Any, fits: Callable[[Any], bool], may_be: str) -> None:
         value = getattr(params, name)
-        if value is not None and not (isinstance(value, kinds) and all(isinstance(v, item) for v in value)):
+        if value is not None and not (isinstance(value, kinds) and all(map(fits, value))):
             raise RequestError(f"{name}: got {value!r:.80}; must be {may_be} or None")
 
-    need("stop", (str, list, tuple), str, "a string, a list of strings")
-    need("bad_words", (list, tuple), str, "a list of strings")
-    need("stop_token_ids", (list, tuple), Integral, "a list of token ids")
-    need("allowed_token_ids", (list, tuple), Integral, "a list of token ids")
-    need("logit_bias", (Mapping,), Integral, "a dict from token id to number")
-    need("logits_processors", (list, tuple), Callable, "a list of functions")
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str)
+
+    need("stop", (str, list, tuple), is_text, "a string, a list of strings")
+    need("bad_words", (list, tuple), is_text, "a list of strings")
+    need("stop_token_ids", (list, tuple), _is_integer, "a list of token ids")
+    need("allowed_token_ids", (list, tuple), _is_integer, "a list of token ids")
+    need("logit_bias", (Mapping,), _is_integer, "a dict from token id to number")
+    need("logits_processors", (list, tuple), callable, "a list of functions")
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -148,7 +189,7 @@ def _check_ranges(params: SamplingParams) -> None:
 
     def need(ok: bool, name: str, may_be: str) -> None:
         if not ok:
-            raise RequestError(f"{name}: got {getattr(params, name)!r}; must be {may_be}")
+            raise RequestError(f"{name}: got {getattr(params, name)!r:.80}; must be {may_be}")
 
     def number(name: str, low: float, high: float, may_be: str, *, above: bool = False) -> None:
         value = getattr(params, name)
@@ -159,18 +200,17 @@ def _check_ranges(params: SamplingParams) -> None:
         value = getattr(params, name)
         if optional and value is None:
             return
-        need(isinstance(value, int) and not isinstance(value, bool) and value >= low, name, may_be)
+        need(_is_integer(value) and value >= low, name, may_be)
 
-    infinity = float("inf")
-    integer("n", 1, "an integer of 1 or more")
+    integer("n", 1, f"an integer from 1 to {MOST_COMPLETIONS}")
+    need(params.n <= MOST_COMPLETIONS, "n", f"at most {MOST_COMPLETIONS}")
     number("temperature", 0.0, 1e6, "0 (greedy) or more")
     number("top_p", 0.0, 1.0, "above 0 and at most 1 (1 turns it off)", above=True)
     integer("top_k", -1, "0 or -1 (off) or a positive integer")
     number("min_p", 0.0, 1.0, "from 0 (off) to 1")
     number("presence_penalty", -2.0, 2.0, "from -2 to 2")
     number("frequency_penalty", -2.0, 2.0, "from -2 to 2")
-    number("repetition_penalty", 0.0, infinity, "above 0 (1 turns it off)", above=True)
-    need(params.repetition_penalty != infinity, "repetition_penalty", "finite")
+    number("repetition_penalty", 1e-6, 1e6, "from 1e-6 to 1e6 (1 turns it off)")
     integer("max_tokens", 1, "an integer of 1 or more, or None for as many as fit", optional=True)
     integer("min_tokens", 0, "an integer of 0 or more")
     need(
@@ -180,16 +220,11 @@ def _check_ranges(params: SamplingParams) -> None:
     )
     integer("logprobs", -1, "an integer of 0 or more, -1 for all, or None for none", optional=True)
     integer("prompt_logprobs", -1, "an integer of 0 or more, -1 for all, or None for none", optional=True)
-    integer("seed", -(2**63), "an integer or None", optional=True)
+    integer("seed", -(2**63), "an integer of -2**63 or more, or None", optional=True)
     need(
         params.allowed_token_ids is None or len(params.allowed_token_ids) > 0,
         "allowed_token_ids",
         "None or a non-empty list of token ids",
     )
     need(all(isinstance(w, str) and w for w in params.bad_words or ()), "bad_words", "a list of non-empty strings")
-    bias = params.logit_bias or {}
-    need(
-        all(isinstance(t, int) and isinstance(b, (int, float)) and b == b for t, b in bias.items()),
-        "logit_bias",
-        "a dict from token id to number",
-    )
+    need(all(map(_is_bias, (params.logit_bias or {}).values())), "logit_bias", "a dict from token id to number")

@@ -6,6 +6,7 @@ import operator
 import random
 import time
 from collections.abc import Sequence as Listing
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from forerun.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
@@ -205,8 +206,13 @@ def _as_token_ids(prompt_ids: Listing[int]) -> list[int]:
     Raises:
         RequestError: it is not a sequence of integers.
     """
+    if isinstance(prompt_ids, (bytes, bytearray, Set)):
+        raise RequestError(f"prompt: got {prompt_ids!r:.80}; must be a text or a list of token ids")
     try:
-        return [operator.index(token_id) for token_id in prompt_ids]
+        ids = list(prompt_ids)
+        if any(isinstance(token_id, bool) for token_id in ids):
+            raise TypeError("True and False are no token ids")
+        return [operator.index(token_id) for token_id in ids]
     except TypeError as error:
         raise RequestError(
             f"prompt: got {prompt_ids!r:.80}; must be a text or a list of token ids ({error})"

@@ -98,7 +98,7 @@ def common_config(hf: HFConfig) -> DecoderConfig:
         NotCoveredError: the rope or the activation is none that the decoder has.
         ModelError: a value is impossible.
     """
-    if hf.num_attention_heads % hf.num_key_value_heads:
+    if hf.num_key_value_heads < 1 or hf.num_attention_heads % hf.num_key_value_heads:
         raise ModelError(
             f"num_key_value_heads: got {hf.num_key_value_heads}; must divide num_attention_heads "
             f"({hf.num_attention_heads}); mend config.json"

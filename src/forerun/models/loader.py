@@ -106,6 +106,8 @@ def _check_known(path: Path, content: Mapping[str, Any]) -> None:
     model_type = content.get("model_type")
     if model_type is None:
         raise ModelError(f"{file}: has no model_type; give the folder of a transformers model")
+    if not isinstance(model_type, str):
+        raise ModelError(f"{file}: model_type: got {model_type!r}; must be a string; mend it")
     if model_type not in CONFIG_MAPPING:
         if content.get("auto_map"):
             raise ModelError(
@@ -116,6 +118,9 @@ def _check_known(path: Path, content: Mapping[str, Any]) -> None:
             f"{file}: architecture {model_type!r} is unknown to the installed transformers; "
             "upgrade transformers or use another model"
         )
+    named = content.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise ModelError(f"{file}: architectures: got {named!r}; must be a list of strings; mend it")
     quantization = content.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization

@@ -30,6 +30,14 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's text, for an error of our own; its type if it has no text."""
+    """The first line of an error's text, for an error of our own; its type if it has no text.
+
+    A line that ends in a colon takes the next one with it; a mere key is shown with the type.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    if isinstance(error, KeyError):
+        return f"KeyError: {lines[0]}"
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return first.rstrip(".")

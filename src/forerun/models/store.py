@@ -268,7 +268,13 @@ def resolve_model(
     Raises:
         ModelError: nothing fits, or the fetch failed.
     """
-    local = Path(name).expanduser()
+    if not name:
+        raise ModelError("model: got an empty name; must be a folder, a .gguf file, a known name or a hub id org/name")
+    try:
+        local = Path(name).expanduser()
+        local.exists()  # fails for names too long for any file
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"model {name!r:.80} cannot be looked for ({error!s:.80}); check the name") from None
     if local.is_dir() or (local.is_file() and local.suffix == ".gguf"):
         return local
     if local.is_file():

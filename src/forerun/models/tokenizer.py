@@ -120,7 +120,7 @@ class Tokenizer:
                 tokenize=False,
                 **template_kwargs,
             )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
         return self.encode(text, add_special_tokens=False)  # the template writes them out
 

@@ -9,7 +9,8 @@ import torch
 
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
-from forerun.llm import LLM, Prompt
+from forerun.engine.inputs import Prompt
+from forerun.llm import LLM
 from forerun.proof.report import GreedyFinding, Verdict
 
 TIE_GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
