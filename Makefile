@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/native/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, got " + sys.version.split()[0] + "; run make PYTHON=python3.12, say") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv"; exit 2; }
 	@$(BIN)/pip --version >/dev/null || { echo "the virtual environment has no pip; on Debian or Ubuntu: apt install python3-venv, then make clean"; exit 2; }

@@ -13,11 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
 from benchmarks.prompts import WORKLOADS
-from forerun import SamplingParams
-from forerun.engine.build import BuiltEngine, build_engine
-from forerun.engine.settings import EngineSettings
+from forerun import LLM, SamplingParams
+from forerun.bench.machine import describe_kernels, describe_machine
 
 PHASES = ("schedule", "build", "forward", "verify", "commit", "draft")
 CONFIGS: dict[str, dict[str, Any] | None] = {
@@ -26,10 +24,9 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def measure(built: BuiltEngine, num_seqs: int, num_steps: int) -> dict[str, float]:
+def measure(llm: LLM, num_seqs: int, num_steps: int) -> dict[str, float]:
     """Median milliseconds per phase over decode steps with `num_seqs` sequences."""
-    engine, tokenizer = built.engine, built.target.tokenizer
-    assert tokenizer is not None, "the benchmark's prompts are text"
+    engine, tokenizer = llm.engine, llm.get_tokenizer()
     messages = [text for texts in WORKLOADS.values() for text in texts]
     sampling = SamplingParams(temperature=0, max_tokens=num_steps * 8, ignore_eos=True)
     for i in range(num_seqs):
@@ -61,16 +58,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    print(f"{describe_machine()}\n\nmedian ms per step, {arguments.model}, fp32")
+    plain = LLM(arguments.model, max_model_len=2048)
+    machine, kernels = describe_machine(plain.device), describe_kernels(plain)
+    dtype = str(plain.dtype).removeprefix("torch.")
+    print(f"{machine}\n\nmedian ms per step, {arguments.model}, {dtype}, kernels: {kernels}")
     print(f"{'config':8} {'seqs':>4} " + " ".join(f"{name:>9}" for name in (*PHASES, "host")))
     for name, config in CONFIGS.items():
-        built = build_engine(EngineSettings(model=arguments.model, speculative_config=config, max_model_len=2048))
+        llm = plain.with_speculation(config)
         for num_seqs in (1, 8, 32):
-            medians = measure(built, num_seqs, arguments.steps)
+            medians = measure(llm, num_seqs, arguments.steps)
             results.append({"config": name, "num_seqs": num_seqs, **medians})
             print(f"{name:8} {num_seqs:4} " + " ".join(f"{medians[phase]:9.3f}" for phase in (*PHASES, "host")))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": describe_machine(), "results": results}, indent=1) + "\n")
+        report = {"machine": machine, "dtype": dtype, "kernels": kernels, "results": results}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

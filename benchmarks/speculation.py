@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
 from benchmarks.prompts import WORKLOADS
 from forerun import LLM, SamplingParams
+from forerun.bench.machine import describe_kernels, describe_machine
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
@@ -117,11 +117,11 @@ def main() -> None:
                 str(row["identical"]),
             )
     dtype = str(plain.dtype).removeprefix("torch.")
-    Console(width=120).print(describe_machine(), f"{arguments.model}, {dtype}", table, sep="\n")
+    machine, kernels = describe_machine(plain.device), describe_kernels(plain)
+    Console(width=120).print(machine, f"{arguments.model}, {dtype}, kernels: {kernels}", table, sep="\n")
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"machine": describe_machine(), "dtype": dtype, "results": rows}, indent=1) + "\n"
-        )
+        report = {"machine": machine, "dtype": dtype, "kernels": kernels, "results": rows}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small real engines for tests: a tiny random Llama in fp32, without a tokenizer."""
+"""Small real engines for tests: a tiny random Llama, of torch calls in fp32 unless the native kernels are asked for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.llm import LLM
 from forerun.models.loader import load_model
+from forerun.models.packing import Packing
+from forerun.models.tokenizer import load_tokenizer
+from forerun.ops.native.attention import NativeAttention
+from tests.native import KERNELS
+from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
 
 VOCAB_SIZE = 97
@@ -28,8 +33,23 @@ def tiny_target(architecture="LlamaForCausalLM"):
     return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset({EOS}))
 
 
+@functools.cache
+def native_target(weight_dtype=torch.bfloat16):
+    """A tiny random chat model on the best native kernels; with int8 weights beside bf16 activations."""
+    kernels = next(iter(KERNELS.values()))
+    dtype = torch.float32 if weight_dtype == torch.float32 else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_stand_in(Path(folder))
+        packing = Packing(kernels, weight_dtype=weight_dtype)
+        model = load_model(path, dtype=dtype, device=torch.device("cpu"), packing=packing)
+        tokenizer = load_tokenizer(path)
+    return LoadedTarget(
+        model=model, attention=NativeAttention(kernels), tokenizer=tokenizer, eos_token_ids=frozenset({EOS})
+    )
+
+
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model; `settings` as for `LLM`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`."""
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target or tiny_target(),

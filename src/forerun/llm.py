@@ -15,6 +15,7 @@ from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.build import BuiltEngine, LoadedTarget, assemble, build_engine
+from forerun.engine.engine import Engine
 from forerun.engine.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
@@ -52,6 +53,7 @@ class LLM:
         self.dtype = built.target.model.dtype
         self.device = built.target.model.device
         self.max_model_len = built.kv.max_model_len
+        self.is_batch_invariant = built.target.model.is_batch_invariant
 
     @classmethod
     def from_target(cls, target: LoadedTarget, settings: EngineSettings, speculative: SpeculativeConfig) -> LLM:
@@ -65,6 +67,11 @@ class LLM:
         """Another LLM over the same weights, with its own KV cache and another way to speculate."""
         settings = replace(self.settings, speculative_config=speculative_config)
         return LLM.from_target(self._target, settings, resolve_speculative(speculative_config))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath, for benchmarks."""
+        return self._engine
 
     @property
     def stats(self) -> EngineStats:

@@ -19,6 +19,7 @@ from tests.cli.fakes import FakeLoader
 DOCS = Path(__file__).parents[2] / "docs" / "commands"
 EVERYWHERE = {"--help", "-h", "--version"}
 PAGES = {
+    "bench": ("bench curve", "bench latency", "bench throughput"),
     "chat": ("chat",),
     "collect-env": ("collect-env",),
     "demo": ("demo",),

@@ -9,6 +9,7 @@ import pytest
 from forerun.cli.app import main
 from forerun.core.verdict import Verdict
 from forerun.verify import matching
+from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
 
 QUICK = ("--max-tokens", "16", "--num-samples", "200", "--max-model-len", "512")
@@ -27,12 +28,19 @@ def test_an_honest_configuration_passes_and_shows_both_checks(model, capsys):
     assert "PASSED" in shown
 
 
+@needs_kernels
+@pytest.mark.parametrize("settings", [("--dtype", "bfloat16"), ("--quantization", "int8")], ids=["bf16", "int8"])
+def test_on_the_native_kernels_texts_are_bit_identical(model, capsys, settings):
+    assert main(["verify", model, *QUICK, *settings]) == 0
+    assert "PASSED: bit-identical" in capsys.readouterr().out
+
+
 def test_json_is_one_line_with_every_finding(model, capsys):
     assert main(["verify", model, *QUICK, "--json", "--speculative-config.method", "suffix"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     report = json.loads(line)
     assert report["passed"] is True
-    assert {finding["verdict"] for finding in report["greedy"]} == {"equal"}
+    assert {finding["verdict"] for finding in report["greedy"]} <= {"bit-identical", "equal"}
     assert [finding["drafter"] for finding in report["sampled"]] == ["suffix, K=24", "adversarial"]
 
 

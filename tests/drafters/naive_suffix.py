@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 Texts = Sequence[Sequence[int]]
@@ -34,6 +35,16 @@ def children(texts: Texts, word: tuple[int, ...]) -> list[tuple[int, float]]:
     return sorted(((t, after.count(t) / len(after)) for t in dict.fromkeys(after)), key=lambda child: -child[1])
 
 
+def confidence(texts: Texts, context: tuple[int, ...], path: tuple[int, ...]) -> float:
+    """The product of the path's shares after `context`, each token's count discounted."""
+
+    def discounted_share(depth: int) -> float:
+        after = followers(texts, context + path[:depth])
+        return (after.count(path[depth]) - 1 / (0.8 * (len(context) + depth) + 0.6)) / len(after)
+
+    return prod(map(discounted_share, range(len(path))))
+
+
 def speculate(
     texts: Texts,
     context: tuple[int, ...],
@@ -42,6 +53,7 @@ def speculate(
     max_depth: int,
     max_children: int,
     min_prob: float,
+    threshold: float,
 ) -> Speculation:
     """Grow from `context`, always by the likeliest path not yet taken (the earliest found of equal ones)."""
     nodes: list[tuple[int, int]] = []
@@ -51,7 +63,8 @@ def speculate(
     while len(nodes) < max_nodes:
         if len(path) < max_depth:
             found = [(prob * share, parent, (*path, t)) for t, share in children(texts, context + path)]
-            paths += [one for one in found[:max_children] if one[0] >= min_prob]
+            likely = [one for one in found[:max_children] if one[0] >= min_prob]
+            paths += [one for one in likely if confidence(texts, context, one[2]) >= threshold]
         if not paths:
             break
         chosen = max(range(len(paths)), key=lambda i: paths[i][0])  # the first of the largest
@@ -69,6 +82,7 @@ def candidates(
     depth: int,
     factor: float,
     min_prob: float,
+    threshold: float,
     is_tree: bool,
     max_tokens: int,
     max_depth: int,
@@ -85,6 +99,7 @@ def candidates(
                     max_depth=min(max_depth, depth - length),
                     max_children=1000 if is_tree else 1,
                     min_prob=min_prob,
+                    threshold=threshold,
                 )
             )
     return found

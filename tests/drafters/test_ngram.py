@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.drafters.confidence import confident_length
 from forerun.drafters.ngram import NgramConfig
 from forerun.errors import ConfigError
 from tests.drafters.texts import TARGET, assert_valid, propose, sequence, start_and_propose
 
 
-def drafter(shortest: int, longest: int):
-    return NgramConfig(prompt_lookup_min=shortest, prompt_lookup_max=longest).build(TARGET)
+def drafter(shortest: int, longest: int, *, threshold: float = 0.0):
+    config = NgramConfig(prompt_lookup_min=shortest, prompt_lookup_max=longest, draft_confidence_threshold=threshold)
+    return config.build(TARGET)
 
 
 def scan(text: list[int], *, shortest: int, longest: int, num_tokens: int) -> tuple[int, ...]:
@@ -68,6 +70,18 @@ def test_longer_match_beats_a_later_shorter_one():
 
 def test_latest_of_equally_long_matches_wins():
     assert start_and_propose(drafter(2, 2), [1, 2, 5, 1, 2, 6, 1, 2], max_tokens=1).token_ids == (6,)
+
+
+@pytest.mark.parametrize("num_matching", [1, 2, 3, 4, 5])
+def test_a_draft_is_as_long_as_the_whole_match_earns(num_matching):
+    text = [7, 6, 5, 4, 3, *range(20, 32), *[7, 6, 5, 4, 3][5 - num_matching :]]
+    draft = start_and_propose(drafter(1, 2, threshold=0.3), text, max_tokens=12)
+    assert len(draft) == confident_length(num_matching, threshold=0.3, most=12)
+    assert draft.token_ids == tuple(range(20, 20 + len(draft)))
+
+
+def test_a_match_that_earns_nothing_is_not_bet_on():
+    assert len(start_and_propose(drafter(1, 1, threshold=0.5), [1, 2, 3, 1])) == 0
 
 
 def test_nothing_is_drafted_without_a_match():
@@ -131,6 +145,7 @@ def test_unset_bound_mirrors_the_other(given_bounds, resolved):
         {"prompt_lookup_max": -1},
         {"prompt_lookup_max": 2.0},
         {"prompt_lookup_min": True},
+        {"draft_confidence_threshold": 2},
     ],
 )
 def test_impossible_bounds_are_refused(bounds):

@@ -12,8 +12,9 @@ from tests.drafters import naive_suffix
 from tests.drafters.texts import TARGET, VOCAB_SIZE, assert_valid, propose, sequence, start_and_propose
 
 
-def drafter(**keys):
-    return SuffixConfig(**{f"suffix_decoding_{name}": value for name, value in keys.items()}).build(TARGET)
+def drafter(*, threshold=0.0, **keys):
+    config = {f"suffix_decoding_{name}": value for name, value in keys.items()}
+    return SuffixConfig(**config, draft_confidence_threshold=threshold).build(TARGET)
 
 
 def with_past_responses(responses, *, salt=None, **keys):
@@ -32,6 +33,7 @@ searches = st.fixed_dictionaries(
         "depth": st.integers(1, 8),
         "factor": st.sampled_from([0.0, 0.5, 1.0, 1.5, 1e308]),
         "min_prob": st.sampled_from([0.0, 0.1, 0.34, 0.5, 1.0]),
+        "threshold": st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.7]),
         "is_tree": st.booleans(),
         "max_tokens": st.integers(0, 9),
         "max_depth": st.integers(0, 6),
@@ -47,6 +49,7 @@ def test_draft_scores_what_the_definition_scores_best(prompt, steps, pool, searc
         max_tree_depth=search["depth"],
         max_spec_factor=search["factor"],
         min_token_prob=search["min_prob"],
+        threshold=search["threshold"],
         tree=search["is_tree"],
     )
     growing = sequence(prompt)
@@ -91,6 +94,12 @@ def test_path_below_the_least_probability_is_not_drafted():
     even_odds = [1, 2, 9, 1, 3, 9, 8, 1]
     assert len(start_and_propose(drafter(min_token_prob=0.6), even_odds)) == 0
     assert len(start_and_propose(drafter(min_token_prob=0.5), even_odds)) == 1
+
+
+def test_what_was_seen_once_after_a_short_match_is_trusted_less_than_what_was_seen_often():
+    once, often = [1, 2, 8, 9, 1], [1, 2, 8, 1, 2, 9, 1, 2, 7, 1]
+    assert len(start_and_propose(drafter(threshold=0.5), once)) == 0
+    assert start_and_propose(drafter(threshold=0.5), often).token_ids == (2,)
 
 
 def test_of_equally_frequent_continuations_the_latest_is_drafted():
@@ -195,6 +204,7 @@ def test_default_number_of_tokens_is_the_tree_depth():
         ("suffix_decoding_min_token_prob", float("nan")),
         ("suffix_decoding_min_token_prob", "0.1"),
         ("suffix_decoding_tree", 1),
+        ("draft_confidence_threshold", -1),
     ],
 )
 def test_value_out_of_range_is_refused(key, value):

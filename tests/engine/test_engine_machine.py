@@ -123,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
         for generation in scheduler.running:
             assert len(generation.slot.block_ids) == -(-generation.slot.num_computed // BLOCK)
             assert not generation.finished
-        assert all(not generation.slot.block_ids for generation in scheduler.waiting)
+        assert all(not generation.slot.num_blocks for generation in scheduler.waiting)
         pool.check_integrity([generation.slot.block_ids for generation in scheduler.running])
         alive = {generation.request_id for generation in (*scheduler.running, *scheduler.waiting)}
         assert alive == self.requests.keys()

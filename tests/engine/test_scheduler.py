@@ -108,7 +108,7 @@ def test_the_youngest_gives_way_and_waits_first_in_line():
     scheduler.schedule()
     assert (scheduler.running, list(scheduler.waiting)) == ([old], [young, waiting])
     assert scheduler.num_preemptions == 1
-    assert young.slot.block_ids == []
+    assert young.slot.num_blocks == 0
 
 
 def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from forerun.engine.settings import EngineSettings
 from forerun.errors import ConfigError, MemoryBudgetError
@@ -18,6 +19,10 @@ from tests.engines import tiny_llm
         ({"block_size": 2.5}, "integer of 1 or more"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "at least max_num_seqs"),
         ({"dtype": "int7"}, "may be auto"),
+        ({"load_format": "safetensor"}, "may be auto, dummy"),
+        ({"quantization": "int4"}, "quantization: got 'int4'; may be int8, or None"),
+        ({"quantization": "int8", "dtype": "float32"}, "may be auto or bfloat16"),
+        ({"quantization": "int8", "dtype": torch.float16}, "may be auto or bfloat16"),
         ({"device": "toaster"}, "may be auto, cpu"),
         ({"tensor_parallel_size": 2}, "only 1"),
         ({"trust_remote_code": True}, "no code from checkpoints"),

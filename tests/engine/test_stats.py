@@ -92,3 +92,10 @@ def test_metrics_bear_vllms_names():
     assert metrics["vllm:spec_decode_num_accepted_tokens"].value == 5
     per_position = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]
     assert per_position == Vector("vllm:spec_decode_num_accepted_tokens_per_pos", [2, 1, 1, 1])
+
+
+def test_positions_that_no_draft_has_reached_count_zero():
+    state = EngineState(num_running=0, num_waiting=0, kv_usage=0.0, num_speculative_tokens=6)
+    metrics = {metric.name: metric for metric in EngineStats(speculation=three_steps()).metrics(state)}
+    assert metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values == [2, 1, 1, 1, 0, 0]
+    assert metrics["forerun:spec_decode_num_reached_per_pos"].values == [2, 2, 1, 1, 0, 0]

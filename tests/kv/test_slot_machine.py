@@ -68,7 +68,7 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(index=rows)
     def match(self, index):
         row = self.rows[index]
-        if row.slot.block_ids:
+        if row.slot.num_blocks:
             with pytest.raises(AccountingError):
                 row.slot.match(row.token_ids)
             return
@@ -82,7 +82,7 @@ class SlotMachine(RuleBasedStateMachine):
     def step_all(self, chunk, draft, num_accepted, own_token):
         """One step of an engine: all sequences match and write, then all commit; who gets no room gives way."""
         for index, row in enumerate(self.rows):
-            if not row.slot.block_ids:
+            if not row.slot.num_blocks:
                 self.match(index)
             if not self.write(row, chunk, draft):
                 self.preempt(index)
@@ -106,7 +106,7 @@ class SlotMachine(RuleBasedStateMachine):
         num_missing = -(-(start + len(tail) + len(draft)) // BLOCK) - len(row.slot.block_ids)
         if not row.slot.allocate(len(tail) + len(draft)):
             assert num_missing > self.pool.num_free
-            assert (row.slot.block_ids, row.slot.num_computed, self.pool.num_free) == before
+            assert (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free) == before
             return False
         assert len(row.slot.block_ids) == len(before[0]) + max(0, num_missing)
         row.tail, row.draft = tail, draft
@@ -133,7 +133,7 @@ class SlotMachine(RuleBasedStateMachine):
         before = (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free, self.pool.num_cached)
         with pytest.raises(AccountingError):
             row.slot.commit([0] * (row.slot.capacity + excess))
-        assert (row.slot.block_ids, row.slot.num_computed, self.pool.num_free, self.pool.num_cached) == before
+        assert (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free, self.pool.num_cached) == before
 
     @rule(index=rows, num_dropped=st.integers(0, 5))
     def truncate(self, index, num_dropped):
@@ -157,12 +157,12 @@ class SlotMachine(RuleBasedStateMachine):
     def preempt(self, index):
         row = self.rows[index]
         row.slot.free()
-        assert (row.slot.block_ids, row.slot.num_computed, row.slot.capacity) == ([], 0, 0)
+        assert (row.slot.num_blocks, row.slot.num_computed, row.slot.capacity) == (0, 0, 0)
         row.tail, row.draft = [], []
 
     @rule()
     def reset(self):
-        in_use = any(row.slot.block_ids for row in self.rows)
+        in_use = any(row.slot.num_blocks for row in self.rows)
         assert self.pool.reset_prefix_cache() == (not in_use)
         if not in_use:
             assert self.pool.num_cached == 0
@@ -245,7 +245,7 @@ class SlotThatForgetsItsSurplus(Slot):
     """Reserved blocks are dropped from the table but not given back."""
 
     def release_surplus(self, keep=0):
-        del self.block_ids[self._num_blocks(self.num_computed + keep) :]
+        self.num_blocks = min(self.num_blocks, self._num_blocks_for(self.num_computed + keep))
 
 
 class SlotThatKeepsRejectedTokens(Slot):

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import torch
 
 from forerun.core.batch import ForwardBatch, SequenceRows
@@ -21,7 +22,7 @@ class PagedRun:
         self._cache = KVCache(
             model.kv_specs, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
         )
-        self._block_ids = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
+        self._block_ids = np.array(random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS), dtype=np.int32)
         self._length = 0
 
     def feed(self, token_ids, *, logits_rows=None, features=frozenset()):
@@ -38,10 +39,11 @@ class PagedRun:
     def _forward(self, token_ids, depths, tree_mask, logits_rows, features):
         count = len(token_ids)
         places = range(self._length, self._length + count)
+        blocks = self._block_ids.tolist()
         batch = ForwardBatch(
             token_ids=torch.tensor(token_ids),
             positions=torch.tensor([self._length + depth for depth in depths]),
-            slot_mapping=torch.tensor([self._block_ids[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in places]),
+            slot_mapping=torch.tensor([blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in places]),
             sequences=[
                 SequenceRows(num_context=self._length, num_rows=count, block_ids=self._block_ids, tree_mask=tree_mask)
             ],

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -103,11 +104,12 @@ def run(model, cache, tokens, chunk, *, logits_rows=None, features=frozenset()):
     """One pass over rows [start, end) of a sequence in the blocks of `cache`."""
     start, end = chunk
     positions = torch.arange(start, end)
+    block_ids = np.arange(-(-end // BLOCK_SIZE), dtype=np.int32)
     batch = ForwardBatch(
         token_ids=tokens[start:end],
         positions=positions,
         slot_mapping=positions,
-        sequences=[SequenceRows(num_context=start, num_rows=end - start, block_ids=list(range(-(-end // BLOCK_SIZE))))],
+        sequences=[SequenceRows(num_context=start, num_rows=end - start, block_ids=block_ids)],
         block_size=BLOCK_SIZE,
         logits_rows=torch.arange(end - start) if logits_rows is None else logits_rows,
         features=features,

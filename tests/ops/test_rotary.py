@@ -10,6 +10,7 @@ from forerun.ops.rotary import (
     Llama3Scaling,
     RopeConfig,
     Rotary,
+    RotaryTable,
     YarnScaling,
     rotate,
     yarn_attention_factor,
@@ -85,3 +86,24 @@ def test_angles_of_far_positions_are_exact_in_bf16_models():
     low = rotary(dtype=torch.bfloat16).rotation(torch.tensor([30001]))
     high = rotary().rotation(torch.tensor([30001]))
     torch.testing.assert_close(low.cos.double(), high.cos, atol=4e-3, rtol=0)
+
+
+def test_table_gives_the_rotations_of_its_rotary():
+    positions = torch.tensor([0, 5, 5, 1023, 1024, 5000])
+    found, expected = RotaryTable(rotary()).rotation(positions), rotary().rotation(positions)
+    torch.testing.assert_close(found.cos, expected.cos)
+    torch.testing.assert_close(found.sin, expected.sin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_position_has_the_same_bits_whatever_is_asked_for_with_it_or_was_before(dtype):
+    every = RotaryTable(rotary(dtype=dtype)).rotation(torch.arange(2100))
+    grown = RotaryTable(rotary(dtype=dtype))
+    for positions in ([0], [7, 3], [1030], list(range(1000, 1050)), [2099, 0]):
+        found = grown.rotation(torch.tensor(positions))
+        assert torch.equal(found.cos, every.cos[positions])
+        assert torch.equal(found.sin, every.sin[positions])
+
+
+def test_table_takes_no_positions_at_all():
+    assert RotaryTable(rotary()).rotation(torch.zeros(0, dtype=torch.int64)).cos.shape == (0, 1, 4)

@@ -263,3 +263,16 @@ def test_no_top_logprobs_leaves_empty_rows():
 def test_greedy_token_of_ties_has_rank_one():
     row = torch.tensor([0.0, 1.0, 1.0])
     assert token_logprobs(row.unsqueeze(0), [greedy_token(row)], 0).ranks == [1]
+
+
+def test_logprobs_of_a_row_depend_neither_on_other_rows_nor_on_threads():
+    rows = 4 * torch.randn(64, 49152, generator=torch.Generator().manual_seed(0))
+    together = token_logprobs(rows, [0] * 64, 1)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone = [token_logprobs(row.unsqueeze(0), [0], 1) for row in rows]
+    finally:
+        torch.set_num_threads(num_threads)
+    assert together.chosen == [one.chosen[0] for one in alone]
+    assert together.top_values == [one.top_values[0] for one in alone]

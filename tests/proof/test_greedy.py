@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput
-from forerun.proof.greedy import compare
+from forerun.proof.greedy import check_greedy, compare
 from forerun.proof.report import Verdict
+from tests.contract.drafters import CASES
+from tests.engines import native_target, tiny_llm
+from tests.native import needs_kernels
 
 
 def output(token_ids, second_best=None, gap=1.0):
@@ -18,8 +22,15 @@ def output(token_ids, second_best=None, gap=1.0):
     return RequestOutput(request_id="0", prompt="p", prompt_token_ids=[1], outputs=[completion], finished=True)
 
 
-def test_equal_texts_are_equal():
-    assert compare(output([1, 2, 3]), output([1, 2, 3]), tie_gap=1e-3).verdict is Verdict.EQUAL
+def test_equal_texts_and_logprobs_are_bit_identical():
+    assert compare(output([1, 2, 3]), output([1, 2, 3]), tie_gap=1e-3).verdict is Verdict.BIT_IDENTICAL
+
+
+def test_equal_texts_of_other_logprobs_are_equal():
+    plain, speculated = output([1, 2, 3]), output([1, 2, 3])
+    speculated.outputs[0].logprobs[1][2] = Logprob(-0.1000001, 1, "2")
+    finding = compare(plain, speculated, tie_gap=1e-3)
+    assert (finding.verdict, finding.position) == (Verdict.EQUAL, None)
 
 
 def test_a_near_tie_between_the_two_best_is_a_tie():
@@ -39,3 +50,35 @@ def test_a_near_tie_between_the_two_best_is_a_tie():
 )
 def test_any_other_difference_is_a_bug(plain, speculated):
     assert compare(plain, speculated, tie_gap=1e-3).verdict is Verdict.BUG
+
+
+def test_where_bits_are_promised_a_near_tie_is_a_bug():
+    finding = compare(output([1, 2], second_best=7, gap=0.0), output([1, 7]), tie_gap=None)
+    assert (finding.verdict, finding.position) == (Verdict.BUG, 1)
+
+
+def test_where_bits_are_promised_other_logprobs_are_a_bug():
+    plain, speculated = output([1, 2, 3]), output([1, 2, 3])
+    speculated.outputs[0].logprobs[1][2] = Logprob(-0.1000001, 1, "2")
+    finding = compare(plain, speculated, tie_gap=None)
+    assert (finding.verdict, finding.position) == (Verdict.BUG, 1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_on_the_kernels_greedy_text_is_bit_identical(dtype):
+    llm = tiny_llm(CASES["suffix-tree"], target=native_target(dtype))
+    assert llm.is_batch_invariant
+    findings = check_greedy(llm, ["to be or not to be or not", "a b a b a b"], max_tokens=30, progress=print)
+    assert {finding.verdict for finding in findings} == {Verdict.BIT_IDENTICAL}
+    assert all(finding.num_draft_tokens for finding in findings)
+
+
+@needs_kernels
+def test_on_the_kernels_rounding_that_depends_on_the_batch_is_a_bug(monkeypatch):
+    llm = tiny_llm(CASES["suffix-tree"], target=native_target())
+    model = llm.engine.parts.runner.model
+    exact = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: exact(hidden) * (1 + 1e-6 * (len(hidden) > 1)))
+    findings = check_greedy(llm, ["a b a b a b"], max_tokens=30, progress=print)
+    assert [finding.verdict for finding in findings] == [Verdict.BUG]

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from cyclopts import App, CycloptsError
 
 import forerun
+from forerun.cli.bench import bench
 from forerun.cli.chat import chat
 from forerun.cli.collect_env import collect_env
 from forerun.cli.demo import demo
@@ -26,6 +27,7 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 
 COMMANDS: tuple[App | Callable[..., Any], ...] = (
+    bench,
     chat,
     collect_env,
     demo,

@@ -77,6 +77,10 @@ class EngineOptions:
     """How to draft: a JSON object, or one option per key such as --speculative-config.method suffix."""
     dtype: str = "auto"
     """Number format of the weights: auto, float32, bfloat16 or float16."""
+    quantization: str | None = None
+    """Round the weights to fewer bits: int8 (native CPU kernels only); by default they stay as they are."""
+    load_format: str = "auto"
+    """Where weights come from: auto (the model's files) or dummy (random ones, to measure speed)."""
     device: str = "auto"
     """Where to run: auto (a GPU if there is one), cpu, cuda or cuda:N."""
     max_model_len: int | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 
@@ -13,14 +15,15 @@ class SequenceRows:
 
     The sequence has `num_context` tokens in the KV cache already; this pass adds `num_rows` rows,
     which are written to the next `num_rows` places of its block table; their positions lie in
-    [num_context, num_context + num_rows). Each row sees the whole
-    context and, among the new rows, those that `tree_mask` ([num_rows, num_rows] bool, row sees
-    column) allows; None means causal.
+    [num_context, num_context + num_rows). `block_ids` are its blocks in order, at least as many as
+    all these places need; a contiguous view of the sequence's own table, good for this pass only.
+    Each row sees the whole context and, among the new rows, those that `tree_mask` ([num_rows,
+    num_rows] bool, row sees column) allows; None means causal.
     """
 
     num_context: int
     num_rows: int
-    block_ids: list[int]
+    block_ids: npt.NDArray[np.int32]
     tree_mask: Tensor | None = None
 
 

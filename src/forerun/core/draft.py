@@ -38,7 +38,7 @@ class Draft:
 
     def is_leaf(self, node: int) -> bool:
         """Whether no node continues `node` (-1: whether the draft is empty)."""
-        return all(self.parent(later) != node for later in range(node + 1, len(self)))
+        return node == len(self.token_ids) - 1 if self.parents is None else node not in self.parents
 
     def children(self) -> list[list[int]]:
         """Children of each place, in draft order: index 0 is the root (-1), index i + 1 is node i."""

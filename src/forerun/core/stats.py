@@ -56,11 +56,11 @@ class SpeculationStats:
         if num_missing > 0:
             self.reached_per_position.extend([0] * num_missing)
             self.accepted_per_position.extend([0] * num_missing)
-        at_leaf = draft.is_leaf(accepted[-1] if accepted else -1)
-        for position in range(len(accepted) + (not at_leaf)):
-            self.reached_per_position[position] += 1
         for position in range(len(accepted)):
+            self.reached_per_position[position] += 1
             self.accepted_per_position[position] += 1
+        if not draft.is_leaf(accepted[-1] if accepted else -1):
+            self.reached_per_position[len(accepted)] += 1
 
     def add(self, other: SpeculationStats, *, sign: int = 1) -> None:
         """Add the counts of `other` to these (`sign` -1: take them away)."""

@@ -10,27 +10,33 @@ from dataclasses import dataclass
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold, confident_length
 from forerun.errors import ConfigError
 
 DEFAULT_LENGTH = 5  # vLLM's, where neither bound is given
+LONGEST_MATCH = 32  # tokens; how far back a match is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramConfig:
-    """Lengths of the n-grams to look up, in tokens; vLLM's keys and rules.
+    """Lengths of the n-grams to look up, in tokens, with vLLM's keys and rules; and how far to trust a match.
 
-    Where one bound is unset it equals the other; where both are unset they are 5.
+    Where one bound is unset it equals the other; where both are unset they are 5. A draft goes on
+    while all of it stands with chance `draft_confidence_threshold` or more; 0 always drafts K tokens.
 
     Raises:
-        ConfigError: a bound is not a positive integer, or the lower one is above the upper one.
+        ConfigError: a bound is not a positive integer, or the lower one is above the upper one, or
+            the threshold is no probability.
     """
 
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
         _check_length("prompt_lookup_min", self.prompt_lookup_min)
         _check_length("prompt_lookup_max", self.prompt_lookup_max)
+        check_threshold(self.draft_confidence_threshold)
         if self.shortest > self.longest:
             raise ConfigError(
                 f"prompt_lookup_min: got {self.shortest}; may be at most prompt_lookup_max ({self.longest}); "
@@ -54,7 +60,7 @@ class NgramConfig:
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter."""
-        return NgramDrafter(target, shortest=self.shortest, longest=self.longest)
+        return NgramDrafter(target, self)
 
 
 def _check_length(name: str, value: int | None) -> None:
@@ -116,27 +122,31 @@ class NgramDrafter:
     """Copies what followed the latest occurrence of the longest matching n-gram.
 
     The last n tokens are looked up among prompt and output, longest n first; of equally long
-    matches the latest wins. The tokens after it are the draft. Where the copy reaches the end of
-    the text it goes on with the tokens it has just drafted, as LZ77 does with a match that overlaps
-    its own output: a text of period d is drafted with period d.
+    matches the latest wins. The tokens after it are the draft, as many as the whole match, however
+    far it reaches back beyond n, makes likely. Where the copy reaches the end of the text it goes on
+    with the tokens it has just drafted, as LZ77 does with a match that overlaps its own output: a
+    text of period d is drafted with period d.
     """
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, target: TargetInfo, *, shortest: int, longest: int) -> None:
+    def __init__(self, target: TargetInfo, config: NgramConfig) -> None:
         self._vocab_size = target.vocab_size
-        self._shortest = shortest
-        self._longest = longest
+        self._config = config
+        threshold, most = config.draft_confidence_threshold, target.num_speculative_tokens
+        # Length of a match - 1 -> length of the draft it earns.
+        self._earned = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
         self._indexes: dict[int, NgramIndex] = {}
 
     def start(self, sequence: Sequence) -> None:
         """Index the prompt."""
-        index = NgramIndex(shortest=self._shortest, longest=self._longest, vocab_size=self._vocab_size)
+        config = self._config
+        index = NgramIndex(shortest=config.shortest, longest=config.longest, vocab_size=self._vocab_size)
         index.extend(sequence.tokens_from(0))
         self._indexes[sequence.seq_id] = index
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return a chain of exactly as many tokens as each request allows, or none without a match."""
+        """Return a chain per request, as long as its match earns; none without a match."""
         return [self._draft(request) for request in context.requests]
 
     def stop(self, sequence: Sequence) -> None:
@@ -149,7 +159,19 @@ class NgramDrafter:
         place = index.lookup()
         if place is None:
             return NO_DRAFT
-        return Draft(copy_from(index.tokens, place, num_tokens=min(request.max_tokens, request.max_depth)))
+        earned = self._earned[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
+        num_tokens = min(earned, request.max_tokens, request.max_depth)
+        return Draft(copy_from(index.tokens, place, num_tokens=num_tokens)) if num_tokens else NO_DRAFT
+
+
+def match_length(tokens: list[int], place: int, *, most: int) -> int:
+    """How many tokens before `place` equal those before the end, `most` at most."""
+    offset = len(tokens) - place
+    first = max(place - most, 0)
+    at = place
+    while at > first and tokens[at - 1] == tokens[at - 1 + offset]:
+        at -= 1
+    return place - at
 
 
 def copy_from(tokens: list[int], place: int, *, num_tokens: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold
 from forerun.drafters.suffix_index import GRAM_SIZES, SuffixIndex
 from forerun.drafters.suffix_tree import NO_TREE, Limits, SpeculationTree, grow
 from forerun.errors import ConfigError
@@ -22,13 +23,15 @@ MAX_OCCURRENCES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """vLLM's keys of suffix decoding, and `suffix_decoding_tree`.
+    """vLLM's keys of suffix decoding, `suffix_decoding_tree`, and how far to trust a match.
 
     `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
     most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
     `suffix_decoding_min_token_prob` likely. The pool keeps the last
     `suffix_decoding_max_cached_requests` responses; 0 keeps none. With `suffix_decoding_tree` a draft
-    is the likeliest tree instead of the likeliest chain.
+    is the likeliest tree instead of the likeliest chain. A path goes on while all of it stands with
+    chance `draft_confidence_threshold` or more, which unlike the shares counts how often and after
+    how long a match it was seen; 0 turns this off.
 
     Raises:
         ConfigError: a value is out of range.
@@ -39,12 +42,14 @@ class SuffixConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_tree: bool = False
+    draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
         _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
         _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
+        check_threshold(self.draft_confidence_threshold)
         if not isinstance(self.suffix_decoding_tree, bool):
             raise ConfigError(
                 f"suffix_decoding_tree: got {self.suffix_decoding_tree!r}; may be True or False; leave it out for False"
@@ -192,6 +197,8 @@ class SuffixDrafter:
             max_depth=min(request.max_depth, config.suffix_decoding_max_tree_depth - match_length),
             max_children=max_nodes if config.suffix_decoding_tree else 1,
             min_prob=config.suffix_decoding_min_token_prob,
+            min_confidence=config.draft_confidence_threshold,
+            match_length=match_length,
         )
 
 

@@ -6,6 +6,7 @@ import heapq
 from array import array
 from dataclasses import dataclass
 
+from forerun.drafters.confidence import discount
 from forerun.drafters.suffix_index import BREAK
 
 
@@ -16,7 +17,9 @@ class Limits:
     max_nodes: int
     max_depth: int
     max_children: int  # per node, the most frequent ones; 1 grows a chain
-    min_prob: float  # of the path from the root, estimated
+    min_prob: float  # of the path from the root, estimated by the shares
+    min_confidence: float  # of the same, estimated with discounts
+    match_length: int
 
     @property
     def max_score(self) -> int:
@@ -51,22 +54,25 @@ def grow(tokens: array[int], places: list[int], limits: Limits) -> SpeculationTr
     The probability of a token after a path is the share of the path's occurrences that it follows
     among those that anything follows; a path's is the product of its tokens'. Of the paths seen so
     far the likeliest is taken next; equally frequent tokens count in order of their latest occurrence.
+    The confidence in a path is the same with each token's count discounted.
     """
     token_ids: list[int] = []
     parents: list[int] = []
     score = 0.0
     serial = 0  # the earlier of equally likely paths comes first
-    frontier: list[tuple[float, int, int, int, int, list[int]]] = []
-    prob, depth, parent = 1.0, 0, -1
+    frontier: list[tuple[float, int, float, int, int, int, list[int]]] = []
+    prob, confidence, depth, parent = 1.0, 1.0, 0, -1
     while len(token_ids) < limits.max_nodes:
         if depth < limits.max_depth:
+            seen_once = discount(limits.match_length + depth)
             for token_id, share, next_places in _children(tokens, places, limits.max_children):
-                if prob * share >= limits.min_prob:
-                    heapq.heappush(frontier, (-prob * share, serial, token_id, depth + 1, parent, next_places))
+                sure = confidence * share * (1.0 - seen_once / len(next_places))
+                if prob * share >= limits.min_prob and sure >= limits.min_confidence:
+                    heapq.heappush(frontier, (-prob * share, serial, sure, token_id, depth + 1, parent, next_places))
                     serial += 1
         if not frontier:
             break
-        negative_prob, _, token_id, depth, node_parent, places = heapq.heappop(frontier)
+        negative_prob, _, confidence, token_id, depth, node_parent, places = heapq.heappop(frontier)
         prob = -negative_prob
         parent = len(token_ids)
         token_ids.append(token_id)

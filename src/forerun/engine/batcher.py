@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
-from forerun.core.draft import Draft
 from forerun.engine.generation import Work
 
 
@@ -34,6 +33,7 @@ class Batcher:
     def __init__(self, *, block_size: int, device: torch.device, features: frozenset[str]) -> None:
         self._block_size = block_size
         self._device = device
+        self._is_on_cpu = device.type == "cpu"
         self._features = features
 
     def build(self, works: Sequence[Work]) -> Batch:
@@ -46,26 +46,28 @@ class Batcher:
         first_rows: list[int] = []
         prompt_rows: list[range] = []
         for work in works:
+            generation, draft, start = work.generation, work.draft, work.start
             first_token = len(token_ids)
-            end = work.start + work.num_tail
-            token_ids += work.generation.sequence.tokens_between(work.start, end)
-            token_ids += work.draft.token_ids
-            positions += range(work.start, end)
-            positions += _draft_positions(work.draft, end)
-            slots += work.generation.slot.slots(work.start, work.num_rows)
+            end = start + work.num_tail
+            token_ids += generation.sequence.tokens_between(start, end)
+            token_ids += draft.token_ids
+            num_rows = len(token_ids) - first_token
+            positions += range(start, start + num_rows) if draft.parents is None else _positions(work)
+            slots += generation.slot.slots(start, num_rows)
             rows.append(
                 SequenceRows(
-                    num_context=work.start,
-                    num_rows=work.num_rows,
-                    block_ids=work.generation.slot.block_ids,
-                    tree_mask=None if work.draft.is_chain else _tree_mask(work),
+                    num_context=start,
+                    num_rows=num_rows,
+                    block_ids=generation.slot.block_ids,
+                    tree_mask=None if draft.is_chain else _tree_mask(work),
                 )
             )
             num_prompt = _num_prompt_logits(work)
             prompt_rows.append(range(len(logits_rows), len(logits_rows) + num_prompt))
             logits_rows += range(first_token, first_token + num_prompt)
-            first_rows.append(len(logits_rows) if work.reaches_end else -1)
-            if work.reaches_end:
+            reaches_end = work.reaches_end
+            first_rows.append(len(logits_rows) if reaches_end else -1)
+            if reaches_end:
                 logits_rows += range(first_token + work.num_tail - 1, len(token_ids))
         forward = ForwardBatch(
             token_ids=self._tensor(token_ids),
@@ -79,14 +81,14 @@ class Batcher:
         return Batch(forward, first_rows, prompt_rows)
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._device)
+        tensor = torch.from_numpy(np.array(values, dtype=np.int64))
+        return tensor if self._is_on_cpu else tensor.to(self._device)
 
 
-def _draft_positions(draft: Draft, end: int) -> Sequence[int]:
-    """Positions of draft nodes after a sequence of length `end`: a node at depth 1 stands at `end`."""
-    if draft.parents is None:
-        return range(end, end + len(draft))
-    return [end - 1 + depth for depth in draft.depths()]
+def _positions(work: Work) -> list[int]:
+    """Positions of a work's rows; a draft's node at depth 1 stands right after the tail."""
+    end = work.start + work.num_tail
+    return [*range(work.start, end), *(end - 1 + depth for depth in work.draft.depths())]
 
 
 def _tree_mask(work: Work) -> Tensor:

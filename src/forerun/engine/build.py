@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,22 +20,30 @@ from forerun.engine.runner import Runner
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
+from forerun.errors import ConfigError
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
-from forerun.models.loader import eos_token_ids, load_model, read_config
+from forerun.models.loader import eos_token_ids, load_dummy, load_model, read_config
+from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from forerun.ops.attention.base import Attention
 from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native.attention import NativeAttention, can_attend
+from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not_built
 
 logger = logging.getLogger(__name__)
+
+LOADERS = {"auto": load_model, "dummy": load_dummy}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """A target model with its tokenizer (None: token ids only) and the tokens that end its texts."""
+    """A target model with the attention it computes with, its tokenizer (None: token ids only) and the tokens that end its texts."""
 
     model: TargetModel
+    attention: Attention = field(default_factory=PagedAttention)
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
 
@@ -66,14 +75,52 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
 
 def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
     """Load model and tokenizer from a folder or a GGUF file."""
-    read_config(path)  # first of all, so that a folder that is no model is called just that
-    dtype = settings.torch_dtype or (torch.float32 if device.type == "cpu" else None)
-    tokenizer = load_tokenizer(path if settings.tokenizer is None else resolve_model(settings.tokenizer))
+    config = read_config(path)  # first of all, so that a folder that is no model is called just that
+    dtype, packing = choose_arithmetic(
+        settings, device, stored_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None
+    )
+    tokenizer = _load_tokenizer(path, settings)
+    model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
     return LoadedTarget(
-        model=load_model(path, dtype=dtype, device=device),
+        model=model,
+        attention=NativeAttention(packing.kernels) if packing and can_attend(model.kv_specs) else PagedAttention(),
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(path),
     )
+
+
+def choose_arithmetic(
+    settings: EngineSettings, device: torch.device, *, stored_dtype: torch.dtype | None
+) -> tuple[torch.dtype | None, Packing | None]:
+    """The dtype to compute in (None: the checkpoint's), and how to pack for the native kernels (None: torch computes).
+
+    Raises:
+        ConfigError: int8 weights are asked for where there are no kernels.
+    """
+    asked = settings.torch_dtype
+    kernels = load_kernels() if device.type == "cpu" and asked in (None, torch.float32, torch.bfloat16) else None
+    if kernels is None:
+        if settings.quantization:
+            raise ConfigError(
+                f"quantization: got {settings.quantization!r}, which the native CPU kernels compute; "
+                "they are not built or not for this device; leave it out"
+            )
+        if device.type == "cpu":
+            warn_if_not_built()
+        return asked or (torch.float32 if device.type == "cpu" else None), None
+    if settings.quantization:
+        return torch.bfloat16, Packing(kernels, weight_dtype=torch.int8)
+    dtype = asked or (torch.bfloat16 if stored_dtype == torch.bfloat16 else torch.float32)
+    return dtype, Packing(kernels, weight_dtype=dtype)
+
+
+def _load_tokenizer(path: Path, settings: EngineSettings) -> Tokenizer | None:
+    """The tokenizer; None where the weights are made up and there is none either."""
+    if settings.tokenizer is not None:
+        return load_tokenizer(resolve_model(settings.tokenizer))
+    if settings.load_format == "dummy" and not has_tokenizer(path):
+        return None
+    return load_tokenizer(path)
 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
@@ -109,9 +156,10 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
             block_size=settings.block_size,
         ),
         batcher=Batcher(block_size=settings.block_size, device=model.device, features=drafting.drafter.needs),
-        runner=Runner(model, PagedAttention(), cache),
+        runner=Runner(model, target.attention, cache),
         verifier=speculative.verifier.build(speculative.num_speculative_tokens),
         drafting=drafting,
         control=speculative.control,
+        torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
     )
     return BuiltEngine(engine=Engine(parts), target=target, speculative=speculative, kv=kv)

@@ -14,17 +14,24 @@ from forerun.kv.cache import KVCache
 
 @dataclass(slots=True)
 class Committed:
-    """What one step added to one generation; `logits_rows[i]` is the row that chose `token_ids[i]`.
+    """What one step added to one generation.
 
-    `accepted` are the draft's nodes that the verifier accepted, those that a stop rule then cut
-    included: it measures the drafts. None where there was nothing to judge.
+    `first_row` is the row of the logits that follows the last token committed before. `accepted` are
+    the draft's nodes that the verifier accepted, those that a stop rule then cut included: it
+    measures the drafts. None where there was nothing to judge.
     """
 
     work: Work
+    first_row: int
     accepted: tuple[int, ...] | None = None
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    logits_rows: list[int] = field(default_factory=list)
+
+    @property
+    def logits_rows(self) -> list[int]:
+        """The row that chose each of `token_ids`."""
+        nodes = (-1, *(self.accepted or ()))
+        return [self.first_row + 1 + node for node in nodes[: len(self.token_ids)]]
 
 
 def commit_step(
@@ -43,7 +50,7 @@ def _compact_accepted_paths(works: Sequence[Work], verdicts: Sequence[Verdict | 
     sources: list[int] = []
     destinations: list[int] = []
     for work, verdict in zip(works, verdicts, strict=True):
-        if verdict is None or verdict.accepted == tuple(range(len(verdict.accepted))):
+        if work.draft.parents is None or verdict is None or verdict.accepted == tuple(range(len(verdict.accepted))):
             continue
         places = work.generation.slot.slots(work.start + work.num_tail, len(work.draft))
         sources += (places[node] for node in verdict.accepted)
@@ -55,46 +62,43 @@ def _compact_accepted_paths(works: Sequence[Work], verdicts: Sequence[Verdict | 
 
 def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:
     generation = work.generation
-    committed = Committed(work)
+    committed = Committed(work, first_row)
     tail = generation.sequence.tokens_between(work.start, work.start + work.num_tail)
     if verdict is None:
         generation.slot.commit(tail)
     elif verdict.error is not None:
         generation.finish("error", verdict.error)
     else:
-        _append_tokens(committed, first_row, verdict)
-        accepted = [work.draft.token_ids[node] for node in verdict.accepted]
-        generation.slot.commit(tail + accepted[: len(committed.token_ids)])
         committed.accepted = verdict.accepted
+        accepted = [work.draft.token_ids[node] for node in verdict.accepted]
+        _append_tokens(committed, [*accepted, verdict.token_id])
+        generation.slot.commit(tail + accepted[: len(committed.token_ids)] if accepted else tail)
         generation.stats.record(work.draft, verdict.accepted)
     generation.slot.release_surplus()
     return committed
 
 
-def _append_tokens(committed: Committed, first_row: int, verdict: Verdict) -> None:
+def _append_tokens(committed: Committed, token_ids: list[int]) -> None:
     """Append the accepted path and the target's own token, up to the first one that ends the text."""
-    draft = committed.work.draft
-    generation = committed.work.generation
-    own = Origin.BONUS if draft.is_leaf(verdict.accepted[-1] if verdict.accepted else -1) else Origin.RECOVERED
-    for row, node in zip((-1, *verdict.accepted), (*verdict.accepted, None), strict=True):
-        if node is not None:
-            token_id, origin = draft.token_ids[node], Origin.ACCEPTED
-        else:
-            token_id, origin = verdict.token_id, own
-        generation.sequence.output_ids.append(token_id)
-        generation.origins.append(origin)
-        committed.token_ids.append(token_id)
-        committed.origins.append(origin)
-        committed.logits_rows.append(first_row + 1 + row)
+    draft, generation, accepted = committed.work.draft, committed.work.generation, committed.accepted
+    output_ids = generation.sequence.output_ids
+    num_before = len(output_ids)
+    for token_id in token_ids:
+        output_ids.append(token_id)
         _apply_stop_rules(generation, token_id)
-        if generation.finished:
-            return
+        if generation.finish_reason is not None:
+            break
+    num_kept = len(output_ids) - num_before
+    own = Origin.BONUS if draft.is_leaf(accepted[-1] if accepted else -1) else Origin.RECOVERED
+    committed.token_ids = token_ids[:num_kept]
+    committed.origins = [*([Origin.ACCEPTED] * (len(token_ids) - 1)), own][:num_kept]
+    generation.origins += committed.origins
 
 
 def _apply_stop_rules(generation: Generation, token_id: int) -> None:
     """End the generation if `token_id`, just appended, ends it; a stop token's text is not shown."""
-    sampling = generation.sequence.sampling
-    stops_count = len(generation.sequence.output_ids) >= sampling.min_tokens
+    sequence, sampling = generation.sequence, generation.sequence.sampling
+    stops_count = len(sequence.output_ids) >= sampling.min_tokens
     is_stop_token = stops_count and token_id in generation.stop_tokens
     if generation.text is not None and (not is_stop_token or sampling.include_stop_str_in_output):
         stop = generation.text.push(token_id, stops_count=stops_count)
@@ -102,5 +106,5 @@ def _apply_stop_rules(generation: Generation, token_id: int) -> None:
             generation.finish("stop", stop)
     if is_stop_token:
         generation.finish("stop", generation.stop_tokens[token_id])
-    elif len(generation.sequence) >= generation.max_length:
+    elif len(sequence) >= generation.max_length:
         generation.finish("length")

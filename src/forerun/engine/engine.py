@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -51,6 +52,7 @@ class EngineParts:
     verifier: Verifier
     drafting: Drafting
     control: SpeculationControl
+    torch_threads: AbstractContextManager[None]  # torch's threads during a step
 
 
 class Engine:
@@ -64,6 +66,12 @@ class Engine:
         self._parts = parts
         self._requests: dict[str, Request] = {}
         self._log = StatsLog()
+        self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
+
+    @property
+    def parts(self) -> EngineParts:
+        """What the engine is made of, for measuring a part alone; leave them alone while there is work."""
+        return self._parts
 
     @property
     def has_work(self) -> bool:
@@ -81,6 +89,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_queried_tokens=scheduler.num_queried_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,
+            num_speculative_tokens=self._parts.control.num_speculative_tokens,
         )
 
     def metrics(self) -> list[Metric]:
@@ -126,7 +135,7 @@ class Engine:
         Whatever the forward pass or the verifier raises comes out of here; nothing is committed
         then, so that the caller may step again, or abort what it will not wait for.
         """
-        with torch.inference_mode():
+        with self._no_autograd, self._parts.torch_threads:
             return self._step()
 
     def _step(self) -> StepOutput:
@@ -175,7 +184,8 @@ class Engine:
         for done, first_row, prompt_rows in zip(committed, batch.first_rows, batch.prompt_rows, strict=True):
             generation = done.work.generation
             request = self._requests[generation.request_id]
-            request.metrics.first_scheduled_time = request.metrics.first_scheduled_time or now
+            metrics = request.metrics
+            metrics.first_scheduled_time = metrics.first_scheduled_time or now
             if prompt_rows:
                 self._note_prompt_logprobs(request, done.work, logits, prompt_rows)
             if first_row < 0:
@@ -183,12 +193,13 @@ class Engine:
             if request.held:
                 self._parts.scheduler.enqueue_first(request.held)
                 request.held = []
-            self._note_logprobs(done, logits)
-            request.metrics.first_token_time = request.metrics.first_token_time or now
+            if generation.sequence.sampling.logprobs is not None:
+                self._note_logprobs(done, logits)
+            metrics.first_token_time = metrics.first_token_time or now
             output.deltas.append(_delta(generation, done.token_ids, done.origins))
-            if generation.finished:
+            if generation.finish_reason is not None:
                 self._retire(generation)
-        for request_id in dict.fromkeys(delta.request_id for delta in output.deltas if delta.finish_reason):
+        for request_id in dict.fromkeys([delta.request_id for delta in output.deltas if delta.finish_reason]):
             self._conclude(self._requests[request_id], output)
         return output
 
@@ -221,11 +232,10 @@ class Engine:
         self._parts.drafting.stop(generation.sequence)
 
     def _note_logprobs(self, done: Committed, logits: Tensor) -> None:
-        """Add the logprobs of the tokens just committed, if the request wants them."""
+        """Add the logprobs of the tokens just committed."""
         generation = done.work.generation
         wanted = generation.sequence.sampling.logprobs
-        if wanted is None:
-            return
+        assert wanted is not None, "called only where they are wanted"
         rows = describe_logprobs(
             logits[done.logits_rows], done.token_ids, wanted, token_text=self._parts.intake.token_text
         )
@@ -248,31 +258,31 @@ class Engine:
 
         So it keeps nothing for those that only wait, however many they are.
         """
-        for work in works:
-            if not work.generation.finished:
-                self._parts.drafting.start(work.generation.sequence)
-        judged = [work.generation for work, row in zip(works, batch.first_rows, strict=True) if row >= 0]
-        running = [generation for generation in judged if not generation.finished]
-        for generation in running:
-            generation.draft = NO_DRAFT
+        drafting, running = self._parts.drafting, []
+        for work, row in zip(works, batch.first_rows, strict=True):
+            generation = work.generation
+            if generation.finish_reason is None:
+                drafting.start(generation.sequence)
+                if row >= 0:
+                    generation.draft = NO_DRAFT
+                    running.append(generation)
         requests = self._parts.control.requests(running, batch_size=len(self._parts.scheduler.running))
+        if not requests:
+            return
         by_id = {generation.sequence.seq_id: generation for generation in running}
-        for request, draft in zip(requests, self._parts.drafting.propose(requests, features), strict=True):
+        for request, draft in zip(requests, drafting.propose(requests, features), strict=True):
             by_id[request.sequence.seq_id].draft = draft
 
     def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:
         """Add a step to the statistics; `clock` holds the times at the phases' borders."""
         stats = self.stats
         schedule, build, forward, verify, commit, draft = (end - start for start, end in pairwise(clock))
-        stats.times.add(
-            StepTimes(
-                schedule=schedule, build=build, forward=forward, verify=verify, commit=commit, draft=draft, num_steps=1
-            )
-        )
+        stats.times.add(StepTimes(schedule, build, forward, verify, commit, draft, num_steps=1))
         for done in committed:
-            work, generation = done.work, done.work.generation
-            num_prompt = min(work.start + work.num_tail, len(generation.sequence.prompt_ids)) - work.start
-            stats.num_prompt_tokens += max(0, num_prompt)
+            work = done.work
+            num_prompt = len(work.generation.sequence.prompt_ids) - work.start
+            if num_prompt > 0:
+                stats.num_prompt_tokens += min(num_prompt, work.num_tail)
             stats.num_generation_tokens += len(done.token_ids)
             if done.accepted is not None:
                 stats.speculation.record(work.draft, done.accepted)

@@ -78,7 +78,7 @@ class Generation:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """The rows of one generation in one step: `num_tail` committed tokens, then a draft.
 

@@ -68,31 +68,33 @@ class Scheduler:
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
         before any sequence is preempted.
         """
-        works, preempted = self._schedule_running()
-        if not preempted:
+        num_preemptions = self.num_preemptions
+        works = self._schedule_running()
+        if self.waiting and self.num_preemptions == num_preemptions:
             works += self._admit(self._budget_after(works))
-        return self._add_drafts(works, self._budget_after(works))
+        if any(work.generation.draft.token_ids for work in works):
+            self._add_drafts(works, self._budget_after(works))
+        return works
 
     def _budget_after(self, works: Iterable[Work]) -> int:
         return self._limits.max_num_batched_tokens - sum(work.num_tail for work in works)
 
-    def _schedule_running(self) -> tuple[list[Work], bool]:
-        """Rows for the committed tokens of running sequences; and whether any was preempted."""
+    def _schedule_running(self) -> list[Work]:
+        """Rows for the committed tokens of running sequences; the youngest are preempted where memory is short."""
         works: list[Work] = []
         budget = self._limits.max_num_batched_tokens
-        preempted = False
         at = 0
         while at < len(self.running) and budget > 0:
             generation = self.running[at]
+            slot = generation.slot
             num_rows = min(_wanted_rows(generation), budget)
-            if not generation.slot.allocate(num_rows):
+            if not slot.allocate(num_rows):
                 self._preempt(self.running[-1])  # the youngest gives way, possibly this one itself
-                preempted = True
                 continue
-            works.append(Work(generation, generation.slot.num_computed, num_rows))
+            works.append(Work(generation, slot.num_computed, num_rows))
             budget -= num_rows
             at += 1
-        return works, preempted
+        return works
 
     def _admit(self, budget: int) -> list[Work]:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens."""
@@ -124,7 +126,7 @@ class Scheduler:
             return False
         if not generation.wants_prompt_logits:
             slot.match(sequence.tokens_from(0))
-        num_needed = -(-len(sequence) // self._block_size) - len(slot.block_ids)
+        num_needed = -(-len(sequence) // self._block_size) - slot.num_blocks
         if num_needed + len(self.running) > self._pool.num_free:
             slot.free()
             self._refused = (sequence.seq_id, room)
@@ -150,18 +152,18 @@ class Scheduler:
         self.waiting.appendleft(generation)
         self.num_preemptions += 1
 
-    def _add_drafts(self, works: list[Work], budget: int) -> list[Work]:
+    def _add_drafts(self, works: list[Work], budget: int) -> None:
         """Give each sequence at its end as much of its draft as budget and memory allow."""
-        result: list[Work] = []
         for work in works:
-            generation = work.generation
-            num_draft = min(len(generation.draft), budget) if work.reaches_end else 0
-            while num_draft and not generation.slot.allocate(work.num_tail + num_draft):
+            draft = work.generation.draft
+            if not draft.token_ids or not work.reaches_end:
+                continue
+            num_draft = min(len(draft), budget)
+            while num_draft and not work.generation.slot.allocate(work.num_tail + num_draft):
                 num_draft -= 1
-            budget -= num_draft
-            draft = generation.draft.first(num_draft)
-            result.append(Work(generation, work.start, work.num_tail, draft) if num_draft else work)
-        return result
+            if num_draft:
+                work.draft = draft.first(num_draft)
+                budget -= num_draft
 
 
 def _wanted_rows(generation: Generation) -> int:

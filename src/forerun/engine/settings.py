@@ -19,15 +19,20 @@ DTYPES = {
     "half": torch.float16,
 }
 
+LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = (None, "int8")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What `LLM(model, **settings)` takes, with vLLM's names where vLLM has the setting.
 
-    dtype: "auto" is the checkpoint's on a GPU and float32 on a CPU, where torch's bf16 is neither
-    faster nor exact under speculation. max_model_len: tokens of the longest sequence, None for what
-    model and memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most
-    4 GiB (CPU), or what gpu_memory_utilization leaves (GPU).
+    dtype: "auto" is the checkpoint's on a GPU; on a CPU it is bfloat16 for a bfloat16 checkpoint on the
+    native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
+    quantization: "int8" rounds the weights to 8 bits (native CPU kernels only). load_format: "dummy" makes up random weights, to measure speed
+    without a checkpoint; a folder without a tokenizer then takes token ids only. max_model_len:
+    tokens of the longest sequence, None for what model and memory allow. kv_cache_memory_bytes: None
+    for a quarter of the free memory, at most 4 GiB (CPU), or what gpu_memory_utilization leaves (GPU).
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -36,6 +41,8 @@ class EngineSettings:
     model: str
     tokenizer: str | None = None
     dtype: str | torch.dtype = "auto"
+    quantization: str | None = None
+    load_format: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -81,7 +88,21 @@ class EngineSettings:
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
-        _ = self.torch_dtype
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """How weights are read and stored."""
+        dtype = self.torch_dtype
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(f"load_format: got {self.load_format!r}; may be {', '.join(LOAD_FORMATS)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(
+                f"quantization: got {self.quantization!r}; may be int8, or None for the weights as they are"
+            )
+        if self.quantization and dtype not in (None, torch.bfloat16):
+            raise ConfigError(
+                f"dtype: got {self.dtype!r} with quantization={self.quantization!r}; may be auto or bfloat16; leave it out"
+            )
 
     def _need_positive(self, name: str) -> None:
         value = getattr(self, name)

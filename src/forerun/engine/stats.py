@@ -24,6 +24,7 @@ class EngineState:
     num_preemptions: int = 0
     num_queried_tokens: int = 0  # looked up in the prefix cache
     num_cached_tokens: int = 0  # of these, found
+    num_speculative_tokens: int = 0  # K
 
 
 @dataclass(slots=True)
@@ -38,8 +39,9 @@ class EngineStats:
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
 
     def metrics(self, state: EngineState) -> list[Metric]:
-        """All counters and gauges, under vLLM's names where vLLM has the metric."""
+        """All counters and gauges, under vLLM's names where vLLM has the metric; K numbers per vector."""
         spec = self.speculation
+        unreached = [0] * (state.num_speculative_tokens - len(spec.reached_per_position))
         return [
             Gauge("vllm:num_requests_running", state.num_running),
             Gauge("vllm:num_requests_waiting", state.num_waiting),
@@ -53,8 +55,8 @@ class EngineStats:
             Counter("vllm:spec_decode_num_drafts", spec.num_drafts),
             Counter("vllm:spec_decode_num_draft_tokens", spec.num_draft_tokens),
             Counter("vllm:spec_decode_num_accepted_tokens", spec.num_accepted_tokens),
-            Vector("vllm:spec_decode_num_accepted_tokens_per_pos", list(spec.accepted_per_position)),
-            Vector("forerun:spec_decode_num_reached_per_pos", list(spec.reached_per_position)),
+            Vector("vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted_per_position + unreached),
+            Vector("forerun:spec_decode_num_reached_per_pos", spec.reached_per_position + unreached),
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(

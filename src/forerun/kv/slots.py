@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from forerun.kv.block_pool import AccountingError, BlockPool
 from forerun.kv.prefix_cache import block_digests, root_digest
+
+FIRST_TABLE_SIZE = 16  # blocks; a table doubles whenever it is full
 
 
 class Slot:
     """A block table that grows by reserved places and is charged for committed tokens only.
 
-    `block_ids` cover the places [0, num_computed + capacity). KV of committed tokens lies at
+    `block_ids` (int32) cover the places [0, num_computed + capacity). KV of committed tokens lies at
     [0, num_computed); the places after it are reserved, and whatever a step writes there counts
     for nothing until `commit`. Nothing depends on where a prompt ends, so any mix of prompt and
     output tokens may be committed in any chunks.
@@ -25,8 +30,9 @@ class Slot:
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, cache_salt: str | None = None) -> None:
-        self.block_ids: list[int] = []
+        self.num_blocks = 0
         self.num_computed = 0
+        self._table = np.empty(FIRST_TABLE_SIZE, dtype=np.int32)  # grows; the first `num_blocks` count
         self._pool = pool
         self._block_size = block_size
         self._root = root_digest(cache_salt)
@@ -34,9 +40,14 @@ class Slot:
         self._partial: list[int] = []  # committed tokens of the block that is not full yet
 
     @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """The blocks in the order of their places: a view, good until the slot changes."""
+        return self._table[: self.num_blocks]
+
+    @property
     def capacity(self) -> int:
         """Places beyond `num_computed` that are reserved."""
-        return len(self.block_ids) * self._block_size - self.num_computed
+        return self.num_blocks * self._block_size - self.num_computed
 
     @property
     def num_immutable_blocks(self) -> int:
@@ -51,8 +62,8 @@ class Slot:
         Raises:
             AccountingError: the slot is not empty.
         """
-        if self.block_ids:
-            raise AccountingError(f"match: the slot holds {len(self.block_ids)} blocks; must be empty; free it first")
+        if self.num_blocks:
+            raise AccountingError(f"match: the slot holds {self.num_blocks} blocks; must be empty; free it first")
         found: list[tuple[int, bytes]] = []
         for digest in block_digests(self._root, token_ids[:-1], block_size=self._block_size):
             block = self._pool.find(digest)
@@ -61,9 +72,9 @@ class Slot:
             found.append((block, digest))
         for block, digest in found:
             self._pool.share(block)
-            self.block_ids.append(block)
             self._digests.append(digest)
-        self.num_computed = len(self.block_ids) * self._block_size
+        self._append_blocks([block for block, _ in found])
+        self.num_computed = self.num_blocks * self._block_size
         return self.num_computed
 
     def allocate(self, num_tokens: int) -> bool:
@@ -74,10 +85,13 @@ class Slot:
         """
         if num_tokens < 0:
             raise AccountingError(f"allocate: got {num_tokens} tokens; must be 0 or more")
-        blocks = self._pool.take(max(0, self._num_blocks(self.num_computed + num_tokens) - len(self.block_ids)))
+        num_missing = self._num_blocks_for(self.num_computed + num_tokens) - self.num_blocks
+        if num_missing <= 0:
+            return True
+        blocks = self._pool.take(num_missing)
         if blocks is None:
             return False
-        self.block_ids += blocks
+        self._append_blocks(blocks)
         return True
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -94,13 +108,10 @@ class Slot:
             raise AccountingError(
                 f"commit: got {len(token_ids)} tokens for {self.capacity} places; allocate them first"
             )
-        pending = [*self._partial, *token_ids]
-        parent = self._digests[-1] if self._digests else self._root
-        for digest in list(block_digests(parent, pending, block_size=self._block_size)):
-            index = len(self._digests)
-            self.block_ids[index] = self._pool.register(self.block_ids[index], digest)
-            self._digests.append(digest)
-        self._partial = pending[len(pending) - len(pending) % self._block_size :]
+        if len(self._partial) + len(token_ids) < self._block_size:
+            self._partial += token_ids
+        else:
+            self._register_full_blocks([*self._partial, *token_ids])
         self.num_computed += len(token_ids)
 
     def truncate(self, num_tokens: int) -> int:
@@ -131,7 +142,7 @@ class Slot:
         """
         if keep < 0:
             raise AccountingError(f"release_surplus: got keep={keep}; must be 0 or more")
-        self._keep_blocks(self._num_blocks(self.num_computed + keep))
+        self._keep_blocks(self._num_blocks_for(self.num_computed + keep))
 
     def free(self) -> None:
         """Give back everything; the slot is empty again, ready for `match`."""
@@ -147,21 +158,37 @@ class Slot:
             AccountingError: some of these places are not reserved.
         """
         size, end = self._block_size, start + count
-        if not 0 <= start <= end <= len(self.block_ids) * size:
-            raise AccountingError(
-                f"slots: got places {start} to {end}; must be within 0 to {len(self.block_ids) * size}"
-            )
+        if not 0 <= start <= end <= self.num_blocks * size:
+            raise AccountingError(f"slots: got places {start} to {end}; must be within 0 to {self.num_blocks * size}")
         places: list[int] = []
-        for index in range(start // size, self._num_blocks(end)):
-            first = self.block_ids[index] * size
+        for index in range(start // size, self._num_blocks_for(end)):
+            first = int(self._table[index]) * size
             places += range(first + max(start - index * size, 0), first + min(end - index * size, size))
         return places
 
-    def _num_blocks(self, num_tokens: int) -> int:
+    def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
+    def _append_blocks(self, blocks: Sequence[int]) -> None:
+        end = self.num_blocks + len(blocks)
+        if end > len(self._table):
+            table = np.empty(max(end, 2 * len(self._table)), dtype=np.int32)
+            table[: self.num_blocks] = self.block_ids
+            self._table = table
+        self._table[self.num_blocks : end] = blocks
+        self.num_blocks = end
+
+    def _register_full_blocks(self, pending: list[int]) -> None:
+        """Make the blocks that `pending` fills immutable, and point the table to where their content lies."""
+        parent = self._digests[-1] if self._digests else self._root
+        for digest in list(block_digests(parent, pending, block_size=self._block_size)):
+            index = len(self._digests)
+            self._table[index] = self._pool.register(int(self._table[index]), digest)
+            self._digests.append(digest)
+        self._partial = pending[len(pending) - len(pending) % self._block_size :]
+
     def _keep_blocks(self, num_blocks: int) -> None:
-        surplus = self.block_ids[num_blocks:]
-        if surplus:
+        if num_blocks < self.num_blocks:
+            surplus = self.block_ids[num_blocks:].tolist()
             self._pool.give_back(surplus[::-1])  # tail first: heads, which more sequences share, are evicted last
-            del self.block_ids[num_blocks:]
+            self.num_blocks = num_blocks

@@ -20,6 +20,7 @@ class TargetModel(Protocol):
     kv_specs: list[LayerKVSpec]
     dtype: torch.dtype
     device: torch.device
+    is_batch_invariant: bool  # a row's logits depend on its own text alone, bit for bit
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute logits at `batch.logits_rows` and the features that `batch.features` names.

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
-from forerun.models.layers import DecoderLayer, read_layer, read_norm
+from forerun.models.layers import read_layer, read_norm
+from forerun.models.packing import Packing, can_pack
 from forerun.models.weights import Checkpoint, WeightReader
 from forerun.ops.attention.base import Attend
-from forerun.ops.linear import Linear
+from forerun.ops.embedding import Embedding
+from forerun.ops.linear import Head, Linear
+from forerun.ops.native.attention import MOST_KEY_DIM
+from forerun.ops.native.packed import PackedEmbedding, PackedHead
 from forerun.ops.norms import RMSNorm
-from forerun.ops.rotary import RopeConfig, Rotary, Rotation
+from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
+
+Layer = Callable[[Tensor, Rotation | None, Any], Tensor]
+"""A decoder layer, of torch calls (`DecoderLayer`) or native (`NativeLayer`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderWeights:
-    """A decoder's parts as they were loaded."""
+class DecoderParts:
+    """What a decoder computes with, of torch or native."""
 
-    embedding: Tensor  # [vocab_size, hidden_size]
-    layers: list[DecoderLayer]
-    norm: RMSNorm
-    head: Linear
+    embedding: Callable[[Tensor], Tensor]  # [T] -> [T, hidden_size]
+    layers: Sequence[Layer]
+    norm: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]  # [R, hidden_size] -> [R, vocab_size] fp32
+    rotaries: Mapping[RopeConfig, Rotary | RotaryTable]
+    is_batch_invariant: bool  # see `TargetModel`
 
 
 class Decoder:
     """A dense transformer as `TargetModel`; drafters may also call its parts."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: DecoderConfig, parts: DecoderParts, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
@@ -41,17 +51,16 @@ class Decoder:
         self.max_model_len = config.max_model_len
         spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
         self.kv_specs = [spec] * config.num_layers
-        self.dtype = weights.embedding.dtype
-        self.device = weights.embedding.device
-        self.embedding = weights.embedding
-        self.layers = weights.layers
-        self.norm = weights.norm
-        self.head = weights.head
-        # In the model's dtype: Gemma was trained with the rounded factor.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
-        ropes: list[RopeConfig | None] = [None, *dict.fromkeys(rope for rope in config.ropes if rope is not None)]
+        self.dtype = dtype
+        self.device = device
+        self.is_batch_invariant = parts.is_batch_invariant
+        self.embed = parts.embedding
+        self.layers = parts.layers
+        self.norm = parts.norm
+        self.logits = parts.head  # of hidden states after the final norm
+        ropes: list[RopeConfig | None] = [None, *parts.rotaries]
         self._rope_of_layer = [ropes.index(rope) for rope in config.ropes]
-        self._rotaries = [Rotary(rope, dtype=self.dtype, device=self.device) for rope in ropes if rope is not None]
+        self._rotaries = list(parts.rotaries.values())
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute one packed forward pass, see `TargetModel.forward`.
@@ -76,22 +85,9 @@ class Decoder:
             judged = self.norm(hidden.index_select(0, batch.logits_rows))
         return ForwardResult(logits=self.logits(judged), features=features)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, hidden_size]"""
-        hidden = F.embedding(token_ids, self.embedding)
-        return hidden if self.config.embedding_scale == 1.0 else hidden * self._embedding_scale
-
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
         """What layers rotate rows at `positions` [T] by: none first, then each distinct rope."""
         return [None, *(rotary.rotation(positions) for rotary in self._rotaries)]
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """Logits [R, vocab_size] fp32 of hidden states [R, hidden_size] after the final norm."""
-        logits = self.head(normed).float()
-        if self.config.logit_scale != 1.0:
-            logits = logits * self.config.logit_scale
-        cap = self.config.logit_soft_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _kept_layers(self, features: frozenset[str]) -> frozenset[int]:
         """Indices N of the features "hidden.N"."""
@@ -104,8 +100,15 @@ class Decoder:
         return frozenset(known[name] for name in features if name in known)
 
 
-def build_decoder(hf_config: HFConfig, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Load a decoder's weights as its architecture's row says.
+def build_decoder(
+    hf_config: HFConfig,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    packing: Packing | None = None,
+) -> Decoder:
+    """Load a decoder's weights as its architecture's row says; `packing` hands them to the native kernels.
 
     Raises:
         ModelError: the architecture has no row, the configuration holds what the row has no code for, or
@@ -113,15 +116,73 @@ def build_decoder(hf_config: HFConfig, checkpoint: Checkpoint, *, dtype: torch.d
     """
     config = decoder_config(hf_config)
     reader = WeightReader(checkpoint, dtype=dtype, device=device)
-    vocab_shape = (config.vocab_size, config.hidden_size)
-    embedding = reader.tensor(f"{config.root}embed_tokens.weight", vocab_shape)
-    if config.tied:
-        reader.tie(config.head, embedding)
-    weights = DecoderWeights(
-        embedding=embedding,
-        layers=[read_layer(reader, config, index=index) for index in range(config.num_layers)],
-        norm=read_norm(reader, config, f"{config.root}norm.weight", width=config.hidden_size),
-        head=Linear(embedding if config.tied else reader.tensor(config.head, vocab_shape)),
-    )
+    if packing is not None and can_pack(config):
+        parts = _native_parts(config, reader, packing)
+    elif packing is not None and packing.weight_dtype == torch.int8:
+        raise ModelError(
+            "quantization: got 'int8', but the native kernels need even widths and heads of at most "
+            f"{MOST_KEY_DIM}; got hidden_size={config.hidden_size}, intermediate_size={config.intermediate_size}, "
+            f"head_dim={config.head_dim}; leave quantization out"
+        )
+    else:
+        parts = _torch_parts(config, reader)
     reader.finish(config.unused_prefixes)
-    return Decoder(config, weights)
+    return Decoder(config, parts, dtype=dtype, device=device)
+
+
+def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
+    embedding = _read_embedding(config, reader)
+    head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
+    return DecoderParts(
+        embedding=Embedding(embedding, config.embedding_scale),
+        layers=[read_layer(reader, config, index=index) for index in range(config.num_layers)],
+        norm=_read_final_norm(config, reader),
+        head=Head(head, config.logit_scale, config.logit_soft_cap),
+        rotaries=_rotaries(config, reader.dtype, reader.device),
+        is_batch_invariant=False,
+    )
+
+
+def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
+    """Parts on the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
+    table = _read_embedding(config, reader)
+    embedding: PackedEmbedding | Embedding
+    if config.tied:
+        head = packing.linear(table)
+        embedding = PackedEmbedding(head, _rounded(config.embedding_scale, reader.dtype))
+    else:
+        head = packing.linear(reader.tensor(config.head, tuple(table.shape)))
+        embedding = Embedding(table, config.embedding_scale, torch.float32)
+    del table  # before the layers take their memory
+    rotaries = _rotaries(config, torch.float32, reader.device)
+    return DecoderParts(
+        embedding=embedding,
+        layers=[packing.layer(read_layer(reader, config, index=i), config) for i in range(config.num_layers)],
+        norm=packing.norm(_read_final_norm(config, reader)),
+        head=PackedHead(head, config.logit_scale, config.logit_soft_cap),
+        rotaries={rope: RotaryTable(rotary) for rope, rotary in rotaries.items()},
+        is_batch_invariant=True,
+    )
+
+
+def _read_embedding(config: DecoderConfig, reader: WeightReader) -> Tensor:
+    """[vocab_size, hidden_size]"""
+    table = reader.tensor(f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    if config.tied:
+        reader.tie(config.head, table)
+    return table
+
+
+def _read_final_norm(config: DecoderConfig, reader: WeightReader) -> RMSNorm:
+    return read_norm(reader, config, f"{config.root}norm.weight", width=config.hidden_size)
+
+
+def _rotaries(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[RopeConfig, Rotary]:
+    """One for each distinct rope."""
+    ropes = dict.fromkeys(rope for rope in config.ropes if rope is not None)
+    return {rope: Rotary(rope, dtype=dtype, device=device) for rope in ropes}
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """In the model's dtype: Gemma was trained with the rounded factor."""
+    return torch.tensor(value, dtype=dtype).item()

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -21,6 +22,7 @@ from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.gguf import find_gguf, load_gguf_model
+from forerun.models.packing import Packing, pack_modules
 from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
 from forerun.models.quiet import one_line, quiet_transformers
 from forerun.ops.attention.base import Attend
@@ -47,6 +49,7 @@ class TransformersModel:
         self.kv_specs = [layer.spec for layer in layers.values()]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
+        self.is_batch_invariant = False  # transformers' own operations promise nothing
         self._model = model
         self._layers = layers
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -106,7 +109,12 @@ class TransformersModel:
 
 
 def load_fallback(
-    path: Path, config: PretrainedConfig, *, dtype: torch.dtype | None, device: torch.device
+    path: Path,
+    config: PretrainedConfig,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    packing: Packing | None = None,
 ) -> TransformersModel:
     """Load a model folder or .gguf file into transformers' own modelling code.
 
@@ -115,6 +123,7 @@ def load_fallback(
         config: its configuration.
         dtype: None: as in the checkpoint.
         device: where it computes.
+        packing: hands the linear layers to the native kernels; None: torch computes them.
 
     Raises:
         ModelError: weights and architecture do not fit, or the architecture cannot run over a paged cache.
@@ -122,7 +131,7 @@ def load_fallback(
     _refuse_batch_ropes(path, config)
     model = _load_transformers(path, config, dtype).to(device).eval().requires_grad_(False)
     try:
-        return plug_in(model)
+        return plug_in(model, packing)
     except UnpluggableError as error:
         raise ModelError(
             f"{path}: attention of {type(model).__name__} cannot be plugged in: {error}; "
@@ -130,8 +139,8 @@ def load_fallback(
         ) from error
 
 
-def plug_in(model: Any) -> TransformersModel:
-    """Put our attention into a transformers model and prove that it computes what eager attention does.
+def plug_in(model: Any, packing: Packing | None = None) -> TransformersModel:
+    """Put our attention, and packed linear layers, into a transformers model and prove that it computes what it did.
 
     Raises:
         UnpluggableError: it does not, or the model keeps more than keys and values of past tokens.
@@ -153,6 +162,9 @@ def plug_in(model: Any) -> TransformersModel:
         raise UnpluggableError(f"{num_layers} layers call attention {probe.num_calls} times; must be once each")
     plugged = TransformersModel(model, probe.layers, vocab_size=reference.shape[1])
     _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+    if packing is not None:
+        pack_modules(model, packing)
+        _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
     return plugged
 
 
@@ -160,7 +172,7 @@ def _check(model: TransformersModel, tokens: Tensor, reference: Tensor) -> None:
     """Compare logits over a paged cache with `reference`, for a chunked and a whole prompt packed together."""
     block_size, split = CHECKED_BLOCK_SIZE, CHECKED_TOKENS - 3
     cache = KVCache(model.kv_specs, num_blocks=4, block_size=block_size, dtype=model.dtype, device=model.device)
-    chunked, whole = [0, 2], [3, 1]
+    chunked, whole = np.array([[0, 2], [3, 1]], dtype=np.int32)
     first = _run(model, cache, tokens, [SequenceRows(num_context=0, num_rows=split, block_ids=chunked)])
     second = _run(
         model,

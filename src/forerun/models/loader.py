@@ -16,9 +16,11 @@ from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.decoder import build_decoder
+from forerun.models.dummy import DummyCheckpoint
 from forerun.models.fallback import load_fallback
 from forerun.models.families import supports
 from forerun.models.gguf import find_gguf, read_gguf_config
+from forerun.models.packing import Packing
 from forerun.models.quiet import one_line, quiet_transformers
 from forerun.models.weights import Checkpoint
 
@@ -26,22 +28,46 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 
 
-def load_model(path: Path, *, dtype: torch.dtype | None, device: torch.device) -> TargetModel:
+def load_dummy(
+    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
+) -> TargetModel:
+    """Give a model's configuration seeded random weights; its weight files, if any, are not looked at.
+
+    Args:
+        path: the folder or .gguf file.
+        dtype: of weights, activations and KV; None: the configuration's, bfloat16 where it names none.
+        device: where it computes.
+        packing: hands the weights to the native kernels; None: torch computes.
+
+    Raises:
+        ModelError: path, configuration or architecture cannot be used.
+    """
+    config = read_config(path)
+    named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
+    checkpoint = DummyCheckpoint(config, dtype=dtype or named)
+    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing)
+
+
+def load_model(
+    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
+) -> TargetModel:
     """Load the model in a Hugging Face folder or a .gguf file.
 
     Args:
         path: the folder or file.
         dtype: of weights, activations and KV; None: as in the checkpoint.
         device: where it computes.
+        packing: hands the weights to the native kernels; None: torch computes.
 
     Raises:
         ModelError: path, configuration, weights or architecture cannot be used.
     """
     config = read_config(path)
     if not supports(config):
-        return load_fallback(path, config, dtype=dtype, device=device)
+        return load_fallback(path, config, dtype=dtype, device=device, packing=packing)
     checkpoint = open_checkpoint(path)
-    return build_decoder(config, checkpoint, dtype=dtype or _stored_dtype(config, checkpoint), device=device)
+    dtype = dtype or _stored_dtype(config, checkpoint)
+    return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing)
 
 
 def read_config(path: Path) -> PretrainedConfig:

@@ -125,6 +125,11 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)  # the template writes them out
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether there is a tokenizer in a model folder, or it is or holds a .gguf file, which brings one."""
+    return any((path / name).exists() for name in VOCABULARY_FILES) or find_gguf(path) is not None
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer of a model folder or of a .gguf file; a folder's own files come before its GGUF's.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,3 +19,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits: a linear layer, then `scale`, then soft_cap * tanh(logits / soft_cap) where there is a cap."""
+
+    linear: Linear
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, vocab_size] fp32"""
+        logits = self.linear(normed).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)

@@ -124,6 +124,31 @@ class Rotary:
         return Rotation(cos.to(self._dtype), sin.to(self._dtype))
 
 
+class RotaryTable:
+    """A `Rotary` that looks its rotations up: a position's are always computed in the same call, to the same bits.
+
+    It grows by whole chunks as later positions come; memory is taken only for those.
+    """
+
+    CHUNK = 1024
+
+    def __init__(self, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._chunks: list[Rotation] = []
+        self._table: Rotation | None = None
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Rotation of rows at `positions` [T] (int64, on the CPU)."""
+        needed = int(positions.max()) // self.CHUNK + 1 if len(positions) else 1
+        if self._table is None or len(self._chunks) < needed:
+            while len(self._chunks) < needed:
+                first = len(self._chunks) * self.CHUNK
+                self._chunks.append(self._rotary.rotation(torch.arange(first, first + self.CHUNK)))
+            self._table = Rotation(*(torch.cat(parts) for parts in zip(*self._chunks, strict=True)))
+        cos, sin = self._table
+        return Rotation(cos[positions], sin[positions])
+
+
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate x [T, num_heads, head_dim]: dimension i pairs with i + dim / 2; those from `dim` on stay."""
     cos, sin = rotation

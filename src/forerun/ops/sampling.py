@@ -232,21 +232,24 @@ class TokenLogprobs:
 def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> TokenLogprobs:
     """Log probabilities from raw logits, before any rule (vLLM's `raw_logprobs`).
 
+    A row's result does not depend on the rows beside it, nor on the number of threads.
+
     Args:
         rows: [R, vocab_size] raw logits.
         token_ids: the token taken at each row.
         k: how many of the most likely tokens to report, at most the vocabulary size.
     """
     logits = rows.float()
-    normaliser = logits.logsumexp(-1, keepdim=True)
+    # Not logsumexp: it shares a single row among threads, which changes the order of its sum.
+    logprobs = logits.log_softmax(-1)
     ids = torch.tensor(list(token_ids), dtype=torch.int64, device=rows.device).unsqueeze(-1)
     chosen = logits.gather(-1, ids)
     top = logits.topk(k, dim=-1)
     return TokenLogprobs(
-        chosen=(chosen - normaliser).squeeze(-1).tolist(),
+        chosen=logprobs.gather(-1, ids).squeeze(-1).tolist(),
         ranks=((logits > chosen).sum(-1) + 1).tolist(),
         top_ids=top.indices.tolist(),
-        top_values=(top.values - normaliser).tolist(),
+        top_values=logprobs.gather(-1, top.indices).tolist(),
     )
 
 

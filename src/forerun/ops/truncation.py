@@ -70,8 +70,8 @@ def _kth_largest(logits: Tensor, k: int) -> float:
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Ascending indices of the fewest most likely tokens that reach `top_p` together."""
     ordered = _descending(logits)
-    probs = ordered.double().exp()
-    reached = probs.cumsum(0) / probs.sum()
+    total_so_far = ordered.double().exp().cumsum(0)
+    reached = total_so_far / total_so_far[-1]
     num_kept = 1 + int((reached[:-1] < top_p).sum())
     least = ordered[num_kept - 1]
     found = (logits >= least).nonzero().flatten()

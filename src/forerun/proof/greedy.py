@@ -1,4 +1,4 @@
-"""Greedy proof: speculated text against plain text, and what to think of a difference."""
+"""Greedy proof: speculated text and logprobs against plain ones, and what to think of a difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from forerun.core.outputs import RequestOutput
+from forerun.core.outputs import CompletionOutput, RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.inputs import Prompt
 from forerun.llm import LLM
@@ -25,12 +25,12 @@ def check_greedy(
     Prompts are taken as a user's messages where the model has a chat template.
     """
     texts = [_laid_out(llm, prompt) for prompt in prompts]
-    plain_sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2, speculation="off")
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2)
     progress("greedy: plain decoding")
-    plain = llm.generate(texts, plain_sampling, use_tqdm=False)
+    plain = llm.generate(texts, replace(sampling, speculation="off"), use_tqdm=False)
     progress("greedy: with speculation")
-    speculated = llm.generate(texts, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
-    tie_gap = TIE_GAP[llm.dtype]
+    speculated = llm.generate(texts, sampling, use_tqdm=False)
+    tie_gap = None if llm.is_batch_invariant else TIE_GAP[llm.dtype]
     return [compare(a, b, tie_gap=tie_gap) for a, b in zip(plain, speculated, strict=True)]
 
 
@@ -41,37 +41,56 @@ def _laid_out(llm: LLM, prompt: str) -> Prompt:
     return {"prompt": prompt, "prompt_token_ids": tokenizer.apply_chat_template([{"role": "user", "content": prompt}])}
 
 
-def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float) -> GreedyFinding:
-    """Judge one prompt's two outputs; `plain` carries the two best logprobs of each token.
+def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float | None) -> GreedyFinding:
+    """Judge one prompt's two outputs; both carry the two best logprobs of each token.
 
     A difference is a tie only if the speculated token was the target's second best and the gap
-    between the two is within `tie_gap`; any other difference is a bug.
+    between the two is within `tie_gap`; any other difference is a bug. With `tie_gap` None nothing
+    is a tie, and logprobs that differ under the same text are a bug too.
     """
-    expected, got = plain.outputs[0].token_ids, speculated.outputs[0].token_ids
+    expected, got = plain.outputs[0], speculated.outputs[0]
     stats = speculated.speculation
-    position = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-    if position is None and len(expected) != len(got):
-        position = min(len(expected), len(got))
     finding = GreedyFinding(
         prompt=plain.prompt or "",
-        num_tokens=len(got),
+        num_tokens=len(got.token_ids),
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
-        verdict=Verdict.EQUAL,
+        verdict=Verdict.BIT_IDENTICAL,
     )
+    position = _first_difference(expected.token_ids, got.token_ids)
+    if position is not None:
+        return _judge_parting(finding, expected, got, position=position, tie_gap=tie_gap)
+    position = _first_difference(expected.logprobs or [], got.logprobs or [])
     if position is None:
         return finding
-    if position in (len(expected), len(got)):
+    if tie_gap is None:
         return replace(finding, verdict=Verdict.BUG, position=position)
-    logprobs = (plain.outputs[0].logprobs or [])[position]
+    return replace(finding, verdict=Verdict.EQUAL)
+
+
+def _first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
+    """The first place where one differs from the other, or ends."""
+    position = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+    if position is None and len(expected) != len(got):
+        return min(len(expected), len(got))
+    return position
+
+
+def _judge_parting(
+    finding: GreedyFinding, expected: CompletionOutput, got: CompletionOutput, *, position: int, tie_gap: float | None
+) -> GreedyFinding:
+    """A finding about two texts that part at `position`."""
+    if position in (len(expected.token_ids), len(got.token_ids)):
+        return replace(finding, verdict=Verdict.BUG, position=position)
+    logprobs, token_id = (expected.logprobs or [])[position], got.token_ids[position]
     best, second = sorted(logprobs, key=lambda token_id: -logprobs[token_id].logprob)[:2]
     gap = logprobs[best].logprob - logprobs[second].logprob
-    is_tie = gap <= tie_gap and got[position] in (best, second)
+    is_tie = tie_gap is not None and gap <= tie_gap and token_id in (best, second)
     return replace(
         finding,
         verdict=Verdict.TIE if is_tie else Verdict.BUG,
         position=position,
         gap=gap,
-        plain_token=logprobs[expected[position]].decoded_token,
-        speculated_token=logprobs[got[position]].decoded_token if got[position] in logprobs else f"id {got[position]}",
+        plain_token=logprobs[expected.token_ids[position]].decoded_token,
+        speculated_token=logprobs[token_id].decoded_token if token_id in logprobs else f"id {token_id}",
     )

@@ -8,12 +8,14 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """equal: no difference. tie: they part where the target's two best tokens are as good as equal.
+    """bit-identical: text and logprobs are the same to the last bit. equal: the text is.
 
-    fits / bug: the statistics agree with the target, or the output differs beyond any tie or chance.
-    untested: nothing was drafted, so nothing was put to the test.
+    tie: they part where the target's two best tokens are as good as equal. fits / bug: the statistics
+    agree with the target, or the output differs beyond any tie or chance; where the native kernels
+    compute, any difference is a bug. untested: nothing was drafted, so nothing was put to the test.
     """
 
+    BIT_IDENTICAL = "bit-identical"
     EQUAL = "equal"
     TIE = "numerical tie"
     FITS = "fits"
@@ -25,8 +27,9 @@ class Verdict(StrEnum):
 class GreedyFinding:
     """One prompt, decoded plainly and with speculation at temperature 0.
 
-    `position` is the first output token that differs, `gap` the difference of the target's two
-    largest logits there (nats); both None when the outputs are equal.
+    `position` is the first output token that differs, or whose logprobs do where that is a bug;
+    `gap` the difference of the target's two largest logits where texts part (nats). Both None when
+    the outputs are equal.
     """
 
     prompt: str
@@ -72,6 +75,11 @@ class ProofReport:
         tested = all(any(f.num_draft_tokens for f in kind) for kind in (self.greedy, self.sampled))
         return tested and all(finding.verdict is not Verdict.BUG for finding in findings)
 
+    @property
+    def is_bit_identical(self) -> bool:
+        """Whether drafting changed not one bit of any greedy text and its logprobs."""
+        return all(finding.verdict is Verdict.BIT_IDENTICAL for finding in self.greedy)
+
     def as_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**asdict(self), "passed": self.passed}
+        return {**asdict(self), "passed": self.passed, "bit_identical": self.is_bit_identical}

@@ -13,7 +13,7 @@ from forerun.core.verdict import Verdict
 from forerun.ops.sampling import SamplingRules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Judged:
     """One sequence before the verifier.
 

@@ -80,7 +80,7 @@ class MostLikely:
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
-        self._rows: npt.NDArray[np.float32] | None = logits.detach().numpy() if logits.is_cpu else None
+        self._rows: npt.NDArray[np.float32] | None = logits.numpy() if logits.is_cpu else None
 
     def token(self, row: int) -> int:
         """Return the argmax of row `row`; `ModelError` where it is not finite."""
@@ -104,6 +104,8 @@ class SequenceTarget:
 
     Nothing is computed before it is asked for: only the nodes that a verifier looks at are shaped.
     """
+
+    __slots__ = ("_is_plain_greedy", "_judged", "_logits", "_most_likely")
 
     def __init__(self, logits: Tensor, judged: Judged, most_likely: MostLikely) -> None:
         self._logits = logits
@@ -136,7 +138,7 @@ class SequenceTarget:
         return [draft.token_ids[n] for n in draft.path(node)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeededChance:
     """Chance keyed by the seed and by the position of the first token to decide.
 

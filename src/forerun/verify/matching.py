@@ -25,6 +25,18 @@ class MatchingConfig:
 
 def match(draft: Draft, target: Target) -> Verdict:
     """Walk down from the root while some child is the target's own token."""
+    return _match_chain(draft.token_ids, target) if draft.parents is None else _match_tree(draft, target)
+
+
+def _match_chain(token_ids: tuple[int, ...], target: Target) -> Verdict:
+    for node, drafted in enumerate(token_ids):
+        token_id = target.token(node - 1)
+        if token_id != drafted:
+            return Verdict(tuple(range(node)), token_id)
+    return Verdict(tuple(range(len(token_ids))), target.token(len(token_ids) - 1))
+
+
+def _match_tree(draft: Draft, target: Target) -> Verdict:
     children = draft.children()
     accepted: list[int] = []
     node = -1

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,9 @@ def attend(*, num_context, tree_mask=None, positions=None, query_heads=1, **opti
     cache = KVCache([spec], num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
     cache.layers[0].key[slots[:num_context], 0, 0] = KEYS[:num_context]
     cache.layers[0].value[slots[:num_context], 0, 0] = VALUES[:num_context]
-    rows = SequenceRows(num_context=num_context, num_rows=num_rows, block_ids=[2, 0], tree_mask=tree_mask)
+    rows = SequenceRows(
+        num_context=num_context, num_rows=num_rows, block_ids=np.array([2, 0], dtype=np.int32), tree_mask=tree_mask
+    )
     batch = ForwardBatch(
         token_ids=torch.zeros(num_rows, dtype=torch.int64),
         positions=torch.tensor(positions or list(range(num_context, 4))),

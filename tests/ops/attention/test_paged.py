@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def random_batch(rng, lengths, *, scrambled=True, trees=True):
         rng.shuffle(free)
     sequences, positions, slots = [], [], []
     for (context, rows), blocks in zip(lengths, needed, strict=True):
-        block_ids = [free.pop(0) for _ in range(blocks)]
+        block_ids = np.array([free.pop(0) for _ in range(blocks)], dtype=np.int32)
         tree, depths = random_tree(rng, rows) if trees and rng.random() < 0.5 else (None, range(rows))
         sequences.append(SequenceRows(num_context=context, num_rows=rows, block_ids=block_ids, tree_mask=tree))
         positions += [context + depth for depth in depths]

@@ -71,7 +71,8 @@ def _visible(sequence: SequenceRows, positions: Tensor, window: int | None) -> T
 def _gather(kv: LayerKV, sequence: SequenceRows, block_size: int) -> tuple[Tensor, Tensor]:
     """Keys and values of the sequence, in order: [num_context + num_rows, num_kv_heads, dim]."""
     length = sequence.num_context + sequence.num_rows
-    slots = torch.tensor([sequence.block_ids[i // block_size] * block_size + i % block_size for i in range(length)])
+    block_ids = sequence.block_ids.tolist()
+    slots = torch.tensor([block_ids[i // block_size] * block_size + i % block_size for i in range(length)])
     slots = slots.to(kv.key.device)
     return kv.key[slots], kv.value[slots]
 

@@ -116,8 +116,9 @@ class PaddedGroup:
         if len(tokens) == 1:
             start, stop = int(tokens[0, 0]), int(tokens[0, -1]) + 1
             blocks = self._sequences[0].block_ids[start // size : -(-stop // size)]
-            if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
-                first_slot = blocks[0] * size + start % size
+            first_block = int(blocks[0])
+            if np.array_equal(blocks, np.arange(first_block, first_block + len(blocks))):
+                first_slot = first_block * size + start % size
                 return slice(first_slot, first_slot + stop - start)
         tokens = np.minimum(tokens, self._num_keys[:, None] - 1)
         table = np.zeros((len(tokens), tokens.max() // size + 1), dtype=np.int64)

@@ -1,0 +1,224 @@
+"""What a number format costs in quality: perplexity of a text, and greedy agreement with bf16.
+
+Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--output-json FILE]
+
+The text's first tokens are cut into windows, each scored alone. Prompts (a file of JSON lines with
+"turns", of which the first is taken, as MT-Bench and Spec-Bench have them; else forerun's own) are
+answered greedily. `--group-sizes` adds int8 weights with a scale per so many inputs, which the kernels
+do not have: such weights are rounded at load and computed in fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.prompts import WORKLOADS
+from benchmarks.rounding import load_rounded
+from forerun import LLM, SamplingParams
+from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import load_tokenizer
+
+REFERENCE = "bf16"
+FORMATS: dict[str, dict[str, Any]] = {
+    REFERENCE: {"dtype": "bfloat16"},
+    "fp32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+}
+SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
+WINDOW = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a format is measured on: token ids."""
+
+    windows: list[list[int]]
+    prompts: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one format made of the samples.
+
+    `losses[i]` is the mean negative log-likelihood (nats) of window i; `texts[i]` the greedy answer to
+    prompt i; `agreed` and `num_judged` count the tokens of the reference's answers that this format
+    finds likeliest too, each given the reference's own text before it.
+    """
+
+    losses: list[float]
+    texts: list[list[int]]
+    agreed: int
+    num_judged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """One row of the table."""
+
+    name: str
+    kernels: str
+    perplexity: float
+    perplexity_ratio: float  # to the reference's
+    perplexity_ratio_error: float  # one standard error, over windows
+    agreement: float  # share of the reference's tokens that are the likeliest here
+    median_common_prefix: float  # tokens
+    num_identical: int  # answers equal from start to end
+
+
+def measure(llm: LLM, samples: Samples, *, reference: Sequence[Sequence[int]] | None, max_tokens: int) -> Measured:
+    """Score the windows, answer the prompts, judge the reference's answers (None: its own)."""
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
+    answers = [output.outputs[0].token_ids for output in llm.generate(samples.prompts, greedy, use_tqdm=False)]
+    judged = answers if reference is None else reference
+    texts = [[*prompt, *answer] for prompt, answer in zip(samples.prompts, judged, strict=True)]
+    ranks = [
+        rank
+        for scored, answer in zip(score(llm, texts), judged, strict=True)
+        for _, rank in scored[len(scored) - len(answer) :]
+    ]
+    return Measured(
+        losses=[-statistics.fmean(logprob for logprob, _ in scored) for scored in score(llm, samples.windows)],
+        texts=answers,
+        agreed=ranks.count(1),
+        num_judged=len(ranks),
+    )
+
+
+def score(llm: LLM, texts: list[list[int]]) -> Iterator[list[tuple[float, int | None]]]:
+    """Of each text: log-probability and rank of every token but the first."""
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    for text in texts:
+        (output,) = llm.generate([text], sampling, use_tqdm=False)
+        assert output.prompt_logprobs is not None, "they were asked for"
+        entries = [entry[token] for entry, token in zip(output.prompt_logprobs, text, strict=True) if entry is not None]
+        yield [(entry.logprob, entry.rank) for entry in entries]
+
+
+def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Quality:
+    """A format against the reference."""
+    differences = [loss - other for loss, other in zip(found.losses, reference.losses, strict=True)]
+    ratio = math.exp(statistics.fmean(differences))
+    prefixes = [common_prefix(*texts) for texts in zip(found.texts, reference.texts, strict=True)]
+    return Quality(
+        name=name,
+        kernels=kernels,
+        perplexity=math.exp(statistics.fmean(found.losses)),
+        perplexity_ratio=ratio,
+        perplexity_ratio_error=ratio * statistics.stdev(differences) / math.sqrt(len(differences)),
+        agreement=found.agreed / found.num_judged,
+        median_common_prefix=statistics.median(prefixes),
+        num_identical=sum(text == other for text, other in zip(found.texts, reference.texts, strict=True)),
+    )
+
+
+def common_prefix(text: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    pairs = zip(text, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))
+
+
+def read_samples(arguments: argparse.Namespace) -> Samples:
+    """Windows of the text and prompts as conversations, in the model's tokens."""
+    tokenizer = load_tokenizer(resolve_model(arguments.model))
+    ids = tokenizer.encode(arguments.text.read_text(encoding="utf-8"))[: arguments.num_tokens]
+    if arguments.prompts is None:
+        messages = [message for workload in WORKLOADS.values() for message in workload]
+    else:
+        lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
+        messages = [json.loads(line)["turns"][0] for line in lines][: arguments.num_prompts]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
+    if len(windows) < 2:
+        raise SystemExit(f"--text: got {len(ids)} tokens; must be {2 * WINDOW} or more; give a longer text")
+    return Samples(
+        windows=windows,
+        prompts=[tokenizer.apply_chat_template([{"role": "user", "content": message}]) for message in messages],
+    )
+
+
+def load(model: str, name: str) -> LLM:
+    """The model in one format: of `FORMATS`, or "group N"."""
+    if name in FORMATS:
+        return LLM(model, **FORMATS[name], **SETTINGS)
+    return load_rounded(model, group_size=int(name.removeprefix("group ")), settings=SETTINGS)
+
+
+def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> None:
+    """A table for people."""
+    table = Table("format", "perplexity", f"to {REFERENCE}", "agreement", "common prefix, median", "answers identical")
+    for row in qualities:
+        table.add_row(
+            row.name,
+            f"{row.perplexity:.4f}",
+            f"{row.perplexity_ratio - 1:+.3%} ± {row.perplexity_ratio_error:.3%}",
+            f"{row.agreement:.2%}",
+            f"{row.median_common_prefix:g}",
+            f"{row.num_identical}/{len(samples.prompts)}",
+        )
+    console.print(table)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--num-tokens", type=int, default=8192)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--num-prompts", type=int, default=80)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--group-sizes", default="")
+    parser.add_argument("--output-json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every format, print a table, write JSON."""
+    arguments = parse()
+    samples = read_samples(arguments)
+    names = [*FORMATS, *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
+    found: dict[str, Measured] = {}
+    qualities: list[Quality] = []
+    for name in track(names, description="formats"):
+        llm = load(arguments.model, name)
+        reference = found.get(REFERENCE)
+        found[name] = measure(
+            llm, samples, reference=None if reference is None else reference.texts, max_tokens=arguments.max_tokens
+        )
+        qualities.append(compare(name, describe_kernels(llm), found[name], found[REFERENCE]))
+        del llm  # before the next is loaded
+    machine = describe_machine(torch.device("cpu"))
+    console = Console(width=120)
+    num_scored = len(samples.windows) * (WINDOW - 1)
+    console.print(
+        machine, f"{arguments.model}; {num_scored} tokens scored, {found[REFERENCE].num_judged} judged", sep="\n"
+    )
+    show(qualities, samples, console)
+    if arguments.output_json:
+        report = {
+            "machine": machine,
+            "model": arguments.model,
+            "text": arguments.text.name,
+            "num_windows": len(samples.windows),
+            "window": WINDOW,
+            "num_prompts": len(samples.prompts),
+            "num_judged": found[REFERENCE].num_judged,
+            "results": [asdict(row) for row in qualities],
+        }
+        arguments.output_json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A model whose weights were rounded to int8 by groups and are computed in fp32: what a group size would win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun import LLM
+from forerun.engine.build import LoadedTarget, choose_arithmetic
+from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import resolve_speculative
+from forerun.models.checkpoint import open_checkpoint
+from forerun.models.decoder import build_decoder
+from forerun.models.loader import eos_token_ids, read_config
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import load_tokenizer
+from forerun.models.weights import Checkpoint
+from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.packed import quantize
+
+
+class RoundedCheckpoint:
+    """Another checkpoint whose matrices are rounded as they are read, the embedding too (it is the head)."""
+
+    def __init__(self, checkpoint: Checkpoint, group_size: int) -> None:
+        self._checkpoint = checkpoint
+        self._group_size = group_size
+
+    def names(self) -> frozenset[str]:
+        return self._checkpoint.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(name)
+
+    def load(self, name: str) -> Tensor:
+        tensor = self._checkpoint.load(name)
+        return round_by_group(tensor, self._group_size) if tensor.ndim == 2 else tensor
+
+
+def round_by_group(weight: Tensor, group_size: int) -> Tensor:
+    """[outputs, inputs] -> the same in fp32: each output's weights rounded to 8 bits, `group_size` inputs to a scale."""
+    groups = torch.split(weight.float(), group_size, dim=1)
+    return torch.cat([values.float() * scale[:, None] for values, scale in map(quantize, groups)], dim=1)
+
+
+def load_rounded(model: str, *, group_size: int, settings: Mapping[str, Any]) -> LLM:
+    """The model, its matrices rounded by group."""
+    path, device = resolve_model(model), torch.device("cpu")
+    engine_settings = EngineSettings(model=model, dtype="float32", device="cpu", **settings)
+    _, packing = choose_arithmetic(engine_settings, device, stored_dtype=None)
+    checkpoint = RoundedCheckpoint(open_checkpoint(path), group_size)
+    target = LoadedTarget(
+        model=build_decoder(read_config(path), checkpoint, dtype=torch.float32, device=device, packing=packing),
+        attention=PagedAttention() if packing is None else NativeAttention(packing.kernels),
+        tokenizer=load_tokenizer(path),
+        eos_token_ids=eos_token_ids(path),
+    )
+    return LLM.from_target(target, engine_settings, resolve_speculative(None))

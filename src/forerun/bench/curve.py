@@ -1,0 +1,198 @@
+"""T(n): the time of a forward pass over n rows, and how near it comes to the memory's bandwidth."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
+from forerun.bench.clock import Clock, Stopwatch
+from forerun.bench.limits import PassBytes
+from forerun.bench.machine import describe_kernels, describe_machine, packing_of
+from forerun.bench.passes import PassShape, RandomSequences, random_sequences
+from forerun.bench.progress import Progress, ignore
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.models.families import decoder_config, supports
+from forerun.models.loader import read_config
+from forerun.models.store import resolve_model
+
+ROWS = (1, 2, 4, 6, 8, 12, 16, 32)
+CONTEXTS = (256, 1024)
+SEQUENCES = (8, 32)
+REPEATS = 15
+NUM_WARMUP_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A forward pass of one shape.
+
+    `ratio` is to T(1), one row of one sequence at the same context; `bandwidth_share` is the time in
+    which the memory could deliver `num_bytes` / the time taken, None where the bytes are not known.
+    Both are medians of what each round gave, so that a drift of the machine does not enter them.
+    """
+
+    context: int  # tokens of each sequence in the KV cache
+    num_sequences: int
+    rows: int  # of each sequence
+    milliseconds: float  # median
+    ratio: float
+    num_bytes: int | None  # that the pass must read
+    bandwidth_share: float | None
+    all_milliseconds: list[float]  # by round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Every point, and what it was measured with."""
+
+    model: str
+    dtype: str
+    device: str
+    kernels: str
+    machine: str
+    repeats: int
+    weight_bytes: int | None  # that each pass must read; None where only transformers knows the model
+    gigabytes_per_second: float  # median
+    all_gigabytes_per_second: list[float]  # by round
+    points: list[CurvePoint]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for machines."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What each round measured: seconds of every shape, bytes per second of the memory."""
+
+    seconds: dict[PassShape, list[float]]
+    bandwidth: list[float]
+
+
+def measure_curve(
+    llm: LLM,
+    *,
+    rows: Sequence[int] = ROWS,
+    contexts: Sequence[int] = CONTEXTS,
+    sequences: Sequence[int] = SEQUENCES,
+    repeats: int = REPEATS,
+    progress: Progress = ignore,
+    clock: Clock = time.perf_counter,
+) -> Curve:
+    """Time whole forward passes, all logits included, warm, in interleaved rounds.
+
+    Args:
+        llm: must be idle; its KV memory is borrowed.
+        rows: rows of one sequence, as when a draft of one less is verified; 1 is always measured.
+        contexts: tokens of each sequence that are in the KV cache.
+        sequences: numbers of sequences of one row each.
+        repeats: rounds; each measures all shapes in another order, and the memory's bandwidth.
+        progress: told of each round.
+        clock: seconds since some moment.
+
+    Raises:
+        ConfigError: a number is below 1, or the KV memory does not hold the sequences.
+    """
+    _check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
+    shapes = _shapes(rows, contexts, sequences)
+    stopwatch = Stopwatch(llm.device, clock)
+    packing = packing_of(llm)
+    probe = BandwidthProbe(stopwatch, read=read_by_torch if packing is None else packing.kernels.read)
+    progress("computing the contexts")
+    with random_sequences(llm, shapes) as passes:
+        rounds = _run_rounds(passes, shapes, repeats=repeats, stopwatch=stopwatch, probe=probe, progress=progress)
+    limit = _pass_bytes(llm, llm.dtype if packing is None else packing.weight_dtype)
+    speeds = [bandwidth / 1e9 for bandwidth in rounds.bandwidth]
+    return Curve(
+        model=llm.settings.model,
+        dtype=str(llm.dtype).removeprefix("torch."),
+        device=str(llm.device),
+        kernels=describe_kernels(llm),
+        machine=describe_machine(llm.device),
+        repeats=repeats,
+        weight_bytes=None if limit is None else limit.weights,
+        gigabytes_per_second=statistics.median(speeds),
+        all_gigabytes_per_second=speeds,
+        points=[_point(shape, rounds, limit) for shape in shapes],
+    )
+
+
+def _check_counts(**counts: Sequence[int]) -> None:
+    for name, values in counts.items():
+        if any(value < 1 for value in values):
+            raise ConfigError(f"{name}: got {min(values)}; must be 1 or more")
+    if not counts["contexts"]:
+        raise ConfigError("contexts: got none; give one or more")
+
+
+def _shapes(rows: Sequence[int], contexts: Sequence[int], sequences: Sequence[int]) -> list[PassShape]:
+    """All shapes, each once, one row of one sequence first in each context."""
+    return [
+        PassShape(context=context, num_sequences=num_sequences, rows=num_rows)
+        for context in sorted(set(contexts))
+        for num_sequences, num_rows in sorted({(1, 1), *((1, n) for n in rows), *((n, 1) for n in sequences)})
+    ]
+
+
+def _run_rounds(
+    passes: RandomSequences,
+    shapes: Sequence[PassShape],
+    *,
+    repeats: int,
+    stopwatch: Stopwatch,
+    probe: BandwidthProbe,
+    progress: Progress,
+) -> Rounds:
+    """Measure everything once per round, so that whatever changes with time hits all alike."""
+    batches = {shape: passes.batch(shape) for shape in shapes}
+    order = random.Random(0)
+    rounds = Rounds({shape: [] for shape in shapes}, [])
+    for index in range(NUM_WARMUP_ROUNDS + repeats):
+        is_warm = index >= NUM_WARMUP_ROUNDS
+        progress(f"round {index + 1 - NUM_WARMUP_ROUNDS} of {repeats}" if is_warm else "warming up")
+        bandwidth = probe.measure()
+        seconds = {
+            shape: stopwatch.seconds(partial(passes.forward, batches[shape]))
+            for shape in order.sample(shapes, len(shapes))
+        }
+        if is_warm:
+            rounds.bandwidth.append(bandwidth)
+            for shape, taken in seconds.items():
+                rounds.seconds[shape].append(taken)
+    return rounds
+
+
+def _pass_bytes(llm: LLM, weight_dtype: torch.dtype) -> PassBytes | None:
+    """What a pass must read; None for a model that only transformers knows."""
+    config = read_config(resolve_model(llm.settings.model))
+    return PassBytes(decoder_config(config), llm.dtype, weight_dtype=weight_dtype) if supports(config) else None
+
+
+def _point(shape: PassShape, rounds: Rounds, limit: PassBytes | None) -> CurvePoint:
+    seconds = rounds.seconds[shape]
+    one_row = rounds.seconds[PassShape(context=shape.context, num_sequences=1, rows=1)]
+    num_bytes = None if limit is None else limit.weights + shape.num_sequences * limit.kv(shape.context)
+    shares = [
+        num_bytes / bandwidth / taken
+        for bandwidth, taken in zip(rounds.bandwidth, seconds, strict=True)
+        if num_bytes is not None
+    ]
+    return CurvePoint(
+        context=shape.context,
+        num_sequences=shape.num_sequences,
+        rows=shape.rows,
+        milliseconds=1e3 * statistics.median(seconds),
+        ratio=statistics.median(taken / one for taken, one in zip(seconds, one_row, strict=True)),
+        num_bytes=num_bytes,
+        bandwidth_share=statistics.median(shares) if shares else None,
+        all_milliseconds=[1e3 * taken for taken in seconds],
+    )

@@ -1,0 +1,48 @@
+"""The machine, the versions and the kernels that a measurement was taken with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from forerun.engine.build import choose_arithmetic
+from forerun.llm import LLM
+from forerun.models.packing import Packing
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_machine(device: torch.device) -> str:
+    """Processor (and GPU, if that is what computes), cores and versions, in one line."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("forerun", "torch", "transformers"))
+    gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
+    return f"{gpu}{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
+
+
+def describe_kernels(llm: LLM) -> str:
+    """What computes the forward pass, e.g. "native avx512bf16, 2 threads"."""
+    packing = packing_of(llm)
+    if packing is None:
+        threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
+        return f"torch{threads}"
+    weights = ", int8 weights" if packing.weight_dtype == torch.int8 else ""
+    return f"native {packing.kernels.level}{weights}, {packing.kernels.num_threads} threads"
+
+
+def packing_of(llm: LLM) -> Packing | None:
+    """How the engine packs weights for the native kernels; None where torch computes."""
+    _, packing = choose_arithmetic(llm.settings, llm.device, stored_dtype=llm.dtype)
+    return packing
+
+
+def _processor() -> str:
+    """The processor's name; Linux tells it in /proc/cpuinfo."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"

@@ -1,0 +1,108 @@
+"""Forward passes of an engine's own runner, over sequences of random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.core.batch import ForwardBatch, SequenceRows
+from forerun.engine.engine import EngineParts
+from forerun.errors import ConfigError
+from forerun.kv.slots import Slot
+from forerun.llm import LLM
+
+PREFILL_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """A forward pass over `num_sequences` sequences of `context` tokens each, `rows` new rows for each."""
+
+    context: int
+    num_sequences: int
+    rows: int
+
+
+class RandomSequences:
+    """Sequences of random tokens whose KV is in an engine's cache; made by `random_sequences`."""
+
+    def __init__(self, parts: EngineParts, slots: Sequence[Slot]) -> None:
+        self._parts = parts
+        self._slots = slots
+        self._random = torch.Generator().manual_seed(0)
+
+    def batch(self, shape: PassShape, *, all_logits: bool = True) -> ForwardBatch:
+        """The rows after the first `shape.context` tokens, as when drafts are verified: logits of each row."""
+        slots = self._slots[: shape.num_sequences]
+        places = [np.asarray(slot.slots(shape.context, shape.rows), dtype=np.int64) for slot in slots]
+        num_rows = shape.num_sequences * shape.rows
+        positions = torch.arange(shape.context, shape.context + shape.rows).repeat(shape.num_sequences)
+        return ForwardBatch(
+            token_ids=self._tokens(num_rows),
+            positions=positions.to(self._device),
+            slot_mapping=torch.from_numpy(np.concatenate(places)).to(self._device),
+            sequences=[
+                SequenceRows(num_context=shape.context, num_rows=shape.rows, block_ids=slot.block_ids) for slot in slots
+            ],
+            block_size=self._parts.runner.cache.block_size,
+            logits_rows=torch.arange(0 if all_logits else num_rows - 1, num_rows, device=self._device),
+        )
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Run one whole pass, the layers' common preparation included; logits of the batch's rows."""
+        with torch.inference_mode():
+            runner = self._parts.runner
+            return runner.forward(batch, runner.prepare(batch)).logits
+
+    def prefill(self, num_tokens: int) -> None:
+        """Compute the KV of the first sequence's first tokens and give the others a copy each."""
+        for start in range(0, num_tokens, PREFILL_ROWS):
+            rows = min(PREFILL_ROWS, num_tokens - start)
+            self.forward(self.batch(PassShape(context=start, num_sequences=1, rows=rows), all_logits=False))
+        source, *others = (torch.as_tensor(slot.slots(0, num_tokens), device=self._device) for slot in self._slots)
+        for destination in others:
+            self._parts.runner.cache.move(source, destination)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._parts.runner.model.device
+
+    def _tokens(self, count: int) -> Tensor:
+        vocab_size = self._parts.runner.model.vocab_size
+        return torch.randint(vocab_size, (count,), generator=self._random).to(self._device)
+
+
+@contextmanager
+def random_sequences(llm: LLM, shapes: Sequence[PassShape]) -> Iterator[RandomSequences]:
+    """Sequences for passes of these shapes; their KV memory is the engine's, and is given back at the end.
+
+    Raises:
+        ConfigError: a shape is longer than the engine's sequences, or there is not enough KV memory for all.
+    """
+    parts, context = llm.engine.parts, max(shape.context for shape in shapes)
+    longest = context + max(shape.rows for shape in shapes)
+    if longest > llm.max_model_len:
+        raise ConfigError(
+            f"contexts, rows: got sequences of {longest} tokens in sum; max_model_len is {llm.max_model_len}; "
+            "ask for less or raise max_model_len"
+        )
+    slots: list[Slot] = []
+    try:
+        for index in range(max(shape.num_sequences for shape in shapes)):
+            slots.append(Slot(parts.pool, block_size=parts.runner.cache.block_size))
+            if not slots[-1].allocate(longest):
+                raise ConfigError(
+                    f"sequences: KV memory holds {index} of {longest} tokens each; "
+                    "raise kv_cache_memory_bytes or ask for fewer or shorter ones"
+                )
+        sequences = RandomSequences(parts, slots)
+        sequences.prefill(context)
+        yield sequences
+    finally:
+        for slot in slots:
+            slot.free()

@@ -1,0 +1,100 @@
+"""Conversations in ShareGPT's format: a JSON list of {"conversations": [{"value": ...}, ...]}."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forerun.errors import ConfigError
+
+FEWEST_TOKENS = 4
+MOST_PROMPT_TOKENS = 1024
+MOST_TOKENS = 2048
+
+
+class Exchange(NamedTuple):
+    """The first two turns of a conversation."""
+
+    prompt: str
+    answer: str
+
+
+class SampledRequest(NamedTuple):
+    """A prompt, and how many tokens to write for it."""
+
+    prompt_token_ids: list[int]
+    output_len: int
+
+
+def read_conversations(path: Path) -> list[Exchange]:
+    """The first exchange of each conversation; those of a single turn are passed over.
+
+    Raises:
+        ConfigError: the file cannot be read or is not in the format.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"dataset_path: cannot read {path} ({error}); give a JSON file in ShareGPT's format"
+        ) from error
+    if not isinstance(content, list):
+        raise ConfigError(f"{path}: got a {type(content).__name__}; must be a JSON list of conversations")
+    turns = [_first_turns(path, index, entry) for index, entry in enumerate(content)]
+    return [Exchange(*values) for values in turns if len(values) == len(Exchange._fields)]
+
+
+def sample_requests(
+    exchanges: Sequence[Exchange],
+    encode: Callable[[str], list[int]],
+    *,
+    num_prompts: int,
+    output_len: int | None,
+    most_tokens: int,
+    seed: int,
+) -> list[SampledRequest]:
+    """Draw requests, passing over very short and long ones by vLLM's limits.
+
+    Args:
+        exchanges: drawn from without repetition.
+        encode: a text's token ids.
+        num_prompts: requests to draw.
+        output_len: tokens to write for each; None: as many as the answer has.
+        most_tokens: of prompt and output together, at most 2048.
+        seed: of the order.
+
+    Raises:
+        ConfigError: fewer conversations than that are of fitting length.
+    """
+    requests: list[SampledRequest] = []
+    for exchange in random.Random(seed).sample(exchanges, len(exchanges)):
+        if len(requests) == num_prompts:
+            break
+        prompt = encode(exchange.prompt)
+        num_output = len(encode(exchange.answer)) if output_len is None else output_len
+        fits = len(prompt) <= MOST_PROMPT_TOKENS and len(prompt) + num_output <= min(most_tokens, MOST_TOKENS)
+        if fits and len(prompt) >= FEWEST_TOKENS and (output_len is not None or num_output >= FEWEST_TOKENS):
+            requests.append(SampledRequest(prompt, num_output))
+    if len(requests) < num_prompts:
+        raise ConfigError(
+            f"num_prompts: got {num_prompts}; the file has {len(requests)} conversations of fitting length; "
+            "ask for fewer prompts or raise max_model_len"
+        )
+    return requests
+
+
+def _first_turns(path: Path, index: int, entry: Any) -> list[str]:
+    """The texts of a conversation's first two turns, or of as many as it has."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    if not isinstance(turns, list):
+        raise ConfigError(f"{path}: entry {index} has no list under 'conversations'; mend it")
+    values: list[str] = []
+    for place, turn in enumerate(turns[: len(Exchange._fields)]):
+        value = turn.get("value") if isinstance(turn, dict) else None
+        if not isinstance(value, str):
+            raise ConfigError(f"{path}: entry {index}, turn {place} has no text under 'value'; mend it")
+        values.append(value)
+    return values

@@ -1,0 +1,192 @@
+"""`forerun bench`: how fast a model and a configuration are on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Group, Parameter, Token
+from rich.console import Console
+
+from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
+from forerun.cli import bench_tables, loading
+from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.streaming import speculation_json
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun import LLM
+    from forerun.bench.progress import Progress
+    from forerun.core.stats import SpeculationStats
+
+bench = App(
+    name="bench",
+    help="Measure speed: of a forward pass by its rows, of one batch, of many requests.",
+    help_epilogue=(
+        "Examples:\n  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
+        "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64"
+    ),
+)
+
+
+def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Read numbers with commas between them.
+
+    Raises:
+        ValueError: one of them is no whole number.
+    """
+    text = tokens[0].value
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"got {text!r}; must be whole numbers with commas between them, e.g. 1,2,4") from None
+
+
+def show_numbers(numbers: Sequence[int]) -> str:
+    """Numbers as they are written on the command line."""
+    return ",".join(map(str, numbers))
+
+
+Numbers = Annotated[
+    tuple[int, ...], Parameter(converter=parse_numbers, n_tokens=1, negative=(), show_default=show_numbers)
+]
+WORKLOAD = Parameter(name="*", group=Group("Workload", sort_key=1), negative=())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the figures go."""
+
+    output_json: Path | None = None
+    """Write all figures to this file, as JSON."""
+    json_output: JsonFlag = False
+    """Print one line of JSON for machines, and nothing else, on standard output."""
+
+    def __post_init__(self) -> None:
+        if self.output_json is not None and (self.output_json.is_dir() or not self.output_json.parent.is_dir()):
+            raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Write the JSON that was asked for."""
+        if self.output_json is not None:
+            self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        if self.json_output:
+            print(json.dumps(figures))
+
+
+ENGINE, REPORT = EngineOptions(), ReportOptions()
+LATENCY, THROUGHPUT = LatencyWorkload(), ThroughputWorkload()
+
+
+@bench.command
+def curve(
+    model: str,
+    *,
+    rows: Numbers = (1, 2, 4, 6, 8, 12, 16, 32),
+    contexts: Numbers = (256, 1024),
+    sequences: Numbers = (8, 32),
+    repeats: int = 15,
+    report: ReportOptions = REPORT,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Time whole forward passes by their number of rows, against the memory's bandwidth.
+
+    Drafts of n - 1 tokens cost T(n) / T(1) plain steps to verify. With a speculative option the
+    drafter's own cost is measured too.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+        rows: Rows of one sequence in a pass; 1 is always measured.
+        contexts: Tokens of each sequence that are in the KV cache already.
+        sequences: Numbers of sequences of one row each in a pass.
+        repeats: Rounds; each measures everything once, the bandwidth too, and medians are shown.
+    """
+    from forerun.bench.curve import measure_curve  # torch: only when it is needed
+    from forerun.bench.drafting import measure_drafting
+
+    llm = loading.load_llm(model, engine)
+    with _status() as progress:
+        found = measure_curve(
+            llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats, progress=progress
+        )
+        progress("drafting")
+        drafting = measure_drafting(llm) if engine.speculates else None
+    report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
+    if not report.json_output:
+        bench_tables.show_curve(found, drafting, Console(highlight=False))
+
+
+@bench.command
+def latency(
+    model: str,
+    *,
+    workload: Annotated[LatencyWorkload, WORKLOAD] = LATENCY,
+    report: ReportOptions = REPORT,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Time one batch of requests from start to end, as "vllm bench latency" does.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+    """
+    from forerun.bench.latency import measure_latency  # torch: only when it is needed
+
+    llm = loading.load_llm(model, engine)
+    with _status() as progress:
+        result = measure_latency(llm, workload, progress=progress)
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
+    if not report.json_output:
+        bench_tables.show_latency(result, Console(highlight=False))
+
+
+@bench.command
+def throughput(
+    model: str,
+    *,
+    workload: Annotated[ThroughputWorkload, WORKLOAD] = THROUGHPUT,
+    report: ReportOptions = REPORT,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Count requests and tokens per second with all requests given at once, as "vllm bench throughput" does.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+    """
+    from forerun.bench.sharegpt import read_conversations  # torch: only when it is needed
+    from forerun.bench.throughput import make_requests, measure_throughput
+
+    exchanges = [] if workload.dataset_path is None else read_conversations(workload.dataset_path)
+    llm = loading.load_llm(model, engine)
+    requests = make_requests(llm, workload, exchanges)
+    result = measure_throughput(llm, workload, requests, use_tqdm=sys.stderr.isatty())
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
+    if not report.json_output:
+        bench_tables.show_throughput(result, Console(highlight=False))
+
+
+@contextmanager
+def _status() -> Iterator[Progress]:
+    """A line on stderr that tells how far a measurement is, on a terminal."""
+    with Console(stderr=True, highlight=False).status("starting") as status:
+        yield status.update
+
+
+def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:
+    """What the figures were measured with, and how drafting went."""
+    from forerun.bench.machine import describe_kernels, describe_machine
+
+    return {
+        "model": llm.settings.model,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": str(llm.device),
+        "kernels": describe_kernels(llm),
+        "machine": describe_machine(llm.device),
+        "speculative": llm.speculative.describe(),
+        "speculation": speculation_json(speculation),
+    }

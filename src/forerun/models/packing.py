@@ -1,0 +1,171 @@
+"""Hands a decoder's weights to the native kernels: packed as they are read, so that only one copy is ever in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.models.config import DecoderConfig
+from forerun.models.layers import DecoderLayer, GatedMLP, Norm, ProjectionNorm
+from forerun.ops.linear import Linear
+from forerun.ops.native.attention import MOST_KEY_DIM
+from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.memory import Arena
+from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack
+from forerun.ops.native.structs import AttentionStruct, LayerStruct
+from forerun.ops.norms import RMSNorm
+
+LANES = 16  # gates that lie beside their ups
+
+
+def can_pack(config: DecoderConfig) -> bool:
+    """Whether the kernels compute layers of these sizes."""
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return all(width % 2 == 0 for width in widths) and config.head_dim <= MOST_KEY_DIM
+
+
+class Packing:
+    """Packs one model's weights in one dtype: fp32, bf16, or int8 with bf16 activations."""
+
+    def __init__(self, kernels: Kernels, *, weight_dtype: torch.dtype) -> None:
+        self.kernels = kernels
+        self.weight_dtype = weight_dtype
+        self._arena = Arena()
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Pack a weight [outputs, inputs]."""
+        return PackedLinear(self.kernels, self._pack(weight, bias))
+
+    def norm(self, norm: RMSNorm) -> NativeRMSNorm:
+        """A norm over fp32 rows."""
+        return NativeRMSNorm(self.kernels, norm.weight.float(), norm.eps)
+
+    def layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
+        """Pack one layer of a decoder."""
+        attention, mlp = layer.attention, layer.mlp
+        names = ("qkv", "output", "gate_up", "down")
+        linears = (attention.qkv, attention.output, _interleaved(mlp), mlp.down)
+        weights = {name: self._pack(linear.weight, linear.bias) for name, linear in zip(names, linears, strict=True)}
+        places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
+        norms: dict[str, Tensor] = {
+            name: norm.weight.float() for name, norm in places.items() if isinstance(norm, RMSNorm)
+        }
+        norms |= _query_key_norms(attention.qk_norm, num_heads=config.num_heads)
+        per_head = isinstance(attention.qk_norm, RMSNorm)
+        struct = LayerStruct(
+            **{name: weight.struct for name, weight in weights.items()},
+            **{name: weight.data_ptr() for name, weight in norms.items()},
+            attention=AttentionStruct(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                key_dim=config.head_dim,
+                value_dim=config.head_dim,
+                scale=attention.scale,
+                soft_cap=attention.soft_cap or 0.0,
+                window=attention.window or 0,
+            ),
+            width=config.hidden_size,
+            query_norm_width=config.head_dim * (1 if per_head else config.num_heads),
+            key_norm_width=config.head_dim * (1 if per_head else config.num_kv_heads),
+            norm_eps=config.norm_eps,
+            residual_scale=layer.residual_scale,
+            activation=ACTIVATION_CODES[config.activation],
+        )
+        kept = (*weights.values(), *norms.values())
+        return NativeLayer(kernels=self.kernels, index=attention.index, struct=struct, tensors=kept)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        return pack(weight, bias, dtype=self.weight_dtype, arena=self._arena)
+
+
+def _interleaved(mlp: GatedMLP) -> Linear:
+    """The gate and up projections as rows of 16 gates, their 16 ups, the next 16 gates ..."""
+
+    def interleave(rows: Tensor) -> Tensor:
+        gates, ups = (_pad_rows(part, LANES).view(-1, LANES, *part.shape[1:]) for part in rows.chunk(2))
+        return torch.stack([gates, ups], dim=1).flatten(0, 2)
+
+    bias = mlp.gate_up.bias
+    return Linear(interleave(mlp.gate_up.weight), None if bias is None else interleave(bias))
+
+
+def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
+    missing = -len(rows) % multiple
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _query_key_norms(norm: Norm, *, num_heads: int) -> dict[str, Tensor]:
+    """Weights on all query heads and on all key heads, one after the other; empty: there is no norm."""
+    if isinstance(norm, ProjectionNorm):
+        return {"query_norm": norm.query.weight.float(), "key_norm": norm.key.weight.float()}
+    if isinstance(norm, RMSNorm):
+        weight = norm.weight.float()
+        return {"query_norm": weight[:num_heads].contiguous(), "key_norm": weight[num_heads:].contiguous()}
+    return {}
+
+
+class PackedModule(nn.Module):
+    """An `nn.Linear` of transformers' own code on a packed weight."""
+
+    def __init__(self, linear: PackedLinear, like: nn.Linear) -> None:
+        super().__init__()
+        self.linear: PackedLinear = linear
+        self.weight = like.weight.detach().to("meta")  # shape and dtype, which foreign code may ask for
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return self.linear(x)
+
+
+class PackedEmbeddingModule(nn.Module):
+    """An `nn.Embedding` tied to a head that is packed."""
+
+    def __init__(self, head: PackedLinear, like: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding: PackedEmbedding = PackedEmbedding(head)
+        self.num_embeddings = like.num_embeddings
+        self.weight = like.weight.detach().to("meta")
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[...] -> [..., hidden_size]"""
+        rows = self.embedding(token_ids.flatten()).to(self.weight.dtype)
+        return rows.view(*token_ids.shape, rows.shape[1])
+
+
+def pack_modules(model: nn.Module, packing: Packing) -> None:
+    """Replace the linear layers of a transformers model by packed ones, in place, one by one.
+
+    A head that is tied to an embedding of transformers' own kind stays: packing it would be a second copy.
+    """
+    packed: dict[int, PackedLinear] = {}  # by the address of the weight
+    tables = _places(model, nn.Embedding)
+    special = {table.weight.data_ptr() for table in _special_embeddings(model)}
+    for parent, name, linear in _places(model, nn.Linear):
+        address = linear.weight.data_ptr()
+        if address not in special:
+            packed[address] = packing.linear(linear.weight, linear.bias)
+            setattr(parent, name, PackedModule(packed[address], linear))
+    for parent, name, table in tables:
+        head = packed.get(table.weight.data_ptr())
+        if head is not None:
+            setattr(parent, name, PackedEmbeddingModule(head, table))
+
+
+def _places(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, str, Any]]:
+    """Modules that are just of `kind`, with the parent and the name they have there."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is kind
+    ]
+
+
+def _special_embeddings(model: nn.Module) -> list[nn.Embedding]:
+    """Embeddings that do more than look up, such as Gemma's, which scale."""
+    return [
+        module for module in model.modules() if isinstance(module, nn.Embedding) and type(module) is not nn.Embedding
+    ]

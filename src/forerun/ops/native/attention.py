@@ -1,0 +1,131 @@
+"""Attention over the paged cache by the kernels: the twin of `ops.attention.naive` whose bits depend on the text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.core.batch import ForwardBatch, LayerKVSpec
+from forerun.kv.cache import KVCache, LayerKV
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.structs import STORAGE, AttentionStruct, PassStruct, RotationStruct
+from forerun.ops.rotary import Rotation
+
+MOST_KEY_DIM = 1024
+
+
+def can_attend(specs: Iterable[LayerKVSpec]) -> bool:
+    """Whether the kernels take keys of these sizes."""
+    return all(spec.key_dim % 2 == 0 and spec.key_dim <= MOST_KEY_DIM for spec in specs)
+
+
+class NativeAttention:
+    """Implements `Attention`; a row's position must be its place in its text."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
+        """Gather the addresses that all layers of a pass share."""
+        return NativePass(self.kernels, batch, cache)
+
+
+class NativePass:
+    """`Attend` for one pass; `struct` and `addresses`, one per layer, are what a whole layer's call reads."""
+
+    def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache) -> None:
+        self._layers = cache.layers
+        self.addresses = [(STORAGE[kv.key.dtype], kv.key.data_ptr(), kv.value.data_ptr()) for kv in cache.layers]
+        self._kernels = kernels
+        self._batch = batch  # keeps the tensors alive whose addresses are in the struct
+        self._masks = [
+            None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
+        ]
+        self._tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
+        self._sequences = np.empty((len(batch.sequences), 5), dtype=np.int64)  # `Sequence` of csrc/attention.h
+        first_row = 0
+        for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self._tables, self._masks, strict=True)):
+            self._sequences[i] = (
+                first_row,
+                sequence.num_context,
+                sequence.num_rows,
+                table.ctypes.data,
+                0 if mask is None else mask.data_ptr(),
+            )
+            first_row += sequence.num_rows
+        self.struct = PassStruct(
+            num_rows=first_row,
+            slots=batch.slot_mapping.data_ptr(),
+            num_sequences=len(batch.sequences),
+            sequences=self._sequences.ctypes.data,
+            block_size=batch.block_size,
+        )
+
+        self._turns: dict[int, tuple[Rotation | None, RotationStruct]] = {}  # by id
+
+    def turns(self, rotation: Rotation | None) -> RotationStruct:
+        """Addresses of a rotation's cosines and sines (contiguous fp32), made once for all layers that share it."""
+        key = id(rotation)
+        if key not in self._turns:
+            self._turns[key] = rotation, RotationStruct() if rotation is None else rotation_struct(rotation)
+        return self._turns[key][1]
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        kv = self._layers[layer]
+        dtype = kv.key.dtype
+        rows = [x.to(dtype).contiguous() for x in (query, key, value)]
+        sinks = None if sinks is None else sinks.float().contiguous()
+        shape = attention_struct(kv, query.shape[1], scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+        out = torch.empty(*query.shape[:2], value.shape[2], dtype=dtype)
+        self._kernels.attention(
+            self.struct,
+            shape,
+            STORAGE[dtype],
+            *(x.data_ptr() for x in rows),
+            kv.key.data_ptr(),
+            kv.value.data_ptr(),
+            out.data_ptr(),
+        )
+        return out.to(query.dtype)
+
+
+def attention_struct(
+    kv: LayerKV,
+    num_heads: int,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None = None,
+) -> AttentionStruct:
+    """Sizes and rules of one layer's attention."""
+    return AttentionStruct(
+        num_heads=num_heads,
+        num_kv_heads=kv.key.shape[1],
+        key_dim=kv.key.shape[2],
+        value_dim=kv.value.shape[2],
+        scale=scale,
+        soft_cap=soft_cap or 0.0,
+        window=window or 0,
+        sinks=None if sinks is None else sinks.data_ptr(),
+    )
+
+
+def rotation_struct(rotation: Rotation) -> RotationStruct:
+    """Addresses of contiguous fp32 cosines and sines [T, 1, half]."""
+    return RotationStruct(cos=rotation.cos.data_ptr(), sin=rotation.sin.data_ptr(), half=rotation.cos.shape[-1])

@@ -1,0 +1,336 @@
+// Attention of a pass's rows over the paged cache.
+//
+// A row's visible keys are taken in the order of their place in its text, in tiles of 256 places that begin
+// at multiples of 256; softmax runs over the tiles one after the other (as in FlashAttention, arXiv
+// 2205.14135), and all sums run in that order. Where the keys lie in memory, which rows share a tile, and
+// how the text was cut into passes changes nothing: a node of a tree gets the bits that the same text gets
+// as a chain, or token by token.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "functions.h"
+
+namespace forerun {
+
+constexpr int kTileKeys = 256;
+constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
+
+// The rows of one sequence in a pass.
+struct Sequence {
+    int64_t first_row;
+    int64_t num_context;
+    int64_t num_rows;
+    const int32_t* blocks;
+    const uint8_t* tree_mask;  // [num_rows, num_rows], row sees column; null: causal
+};
+
+struct Pass {
+    int64_t num_rows;
+    const int64_t* slots;  // where each row's key and value go
+    int64_t num_sequences;
+    const Sequence* sequences;
+    int64_t block_size;
+};
+
+struct AttentionShape {
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    float scale;
+    float soft_cap;      // 0: none
+    int64_t window;      // 0: a row sees all before it
+    const float* sinks;  // per head, or null
+
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// Work for one thread: some rows of a sequence and some query heads that share a key head.
+struct AttentionItem {
+    const Sequence* sequence;
+    int64_t first_row, last_row;  // within the sequence
+    int32_t kv_head;
+    int32_t first_head, num_heads;
+};
+
+// Rows share the keys they read as far as there is work enough for every member of the team.
+inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, int num_members) {
+    const int64_t most = std::max(1, kMaxMembers / shape.group());
+    const int64_t wanted_items = 2 * num_members, heads = pass.num_sequences * shape.num_kv_heads;
+    const int64_t parts = std::max<int64_t>(1, (wanted_items + heads - 1) / std::max<int64_t>(1, heads));
+    const int64_t rows_each = pass.num_sequences ? (pass.num_rows + pass.num_sequences - 1) / pass.num_sequences : 1;
+    return std::clamp<int64_t>((rows_each + parts - 1) / parts, 1, most);
+}
+
+inline void plan_attention(const Pass& pass, const AttentionShape& shape, int num_members,
+                           std::vector<AttentionItem>& items) {
+    items.clear();
+    const int64_t together = rows_together(pass, shape, num_members);
+    const int32_t heads = std::min(shape.group(), kMaxMembers);
+    for (int64_t s = 0; s < pass.num_sequences; ++s) {
+        const Sequence& sequence = pass.sequences[s];
+        const int64_t step = sequence.tree_mask ? 1 : together;  // each node sees other keys
+        // The last rows see the most keys: begun first, they do not keep the others waiting at the end.
+        for (int64_t last = sequence.num_rows; last > 0; last -= step)
+            for (int32_t head = 0; head < shape.num_heads; head += std::min(heads, shape.group() - head % shape.group()))
+                items.push_back({&sequence, std::max<int64_t>(0, last - step), last, head / shape.group(), head,
+                                 std::min(heads, shape.group() - head % shape.group())});
+    }
+}
+
+struct AttentionScratch {
+    alignas(64) float keys[kLanes * 1024];  // sixteen keys, transposed
+    alignas(64) float scores[kMaxMembers * kTileKeys];
+    int64_t slots[kTileKeys];
+    float highest[kMaxMembers];
+    F16 sums[kMaxMembers];
+    std::vector<float> outputs;       // [members, padded value_dim]
+    std::vector<int64_t> tree_slots;  // of the rows of this pass that a tree's row sees
+};
+
+// out[i][lane] = word i of key `lane`; absent keys are zero.
+inline void transpose_keys(const uint32_t* const (&keys)[kLanes], int num_keys, int num_words, uint32_t* out) {
+    int word = 0;
+#if defined(__AVX512F__)
+    for (; word + kLanes <= num_words; word += kLanes) {
+        __m512i a[kLanes], b[kLanes];
+        for (int i = 0; i < kLanes; ++i) a[i] = i < num_keys ? _mm512_loadu_si512(keys[i] + word) : _mm512_setzero_si512();
+        for (int i = 0; i < kLanes; i += 2) {
+            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < kLanes; i += 4) {
+            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+        }
+        for (int i = 0; i < 4; ++i) {
+            b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
+            b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+            b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+            b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        }
+        for (int i = 0; i < 4; ++i) {
+            _mm512_store_si512(out + (word + i) * kLanes, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
+            _mm512_store_si512(out + (word + i + 8) * kLanes, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
+            _mm512_store_si512(out + (word + i + 4) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
+            _mm512_store_si512(out + (word + i + 12) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+        }
+    }
+#endif
+    for (; word < num_words; ++word)
+        for (int lane = 0; lane < kLanes; ++lane) out[word * kLanes + lane] = lane < num_keys ? keys[lane][word] : 0;
+}
+
+template <class Stored>
+class AttentionBlock {
+  public:
+    AttentionBlock(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
+                   const Stored* value, AttentionScratch& scratch)
+        : pass_(pass), shape_(shape), query_(query), key_(key), value_(value), scratch_(scratch),
+          width_((shape.value_dim + kLanes - 1) / kLanes * kLanes) {}
+
+    // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim].
+    void attend(const AttentionItem& item, Stored* out) {
+        item_ = item;
+        const Sequence& sequence = *item.sequence;
+        num_members_ = static_cast<int>(item.last_row - item.first_row) * item.num_heads;
+        int64_t num_keys = sequence.num_context + item.last_row;
+        if (sequence.tree_mask) num_keys = sequence.num_context + list_tree_slots();
+        first_end_ = num_keys - (item.last_row - item.first_row) + 1;
+        const int64_t first_key = shape_.window ? std::max<int64_t>(0, first_end_ - shape_.window) : 0;
+        begin();
+        for (int64_t start = first_key / kTileKeys * kTileKeys; start < num_keys; start += kTileKeys) {
+            const int count = static_cast<int>(std::min<int64_t>(kTileKeys, num_keys - start));
+            find_slots(start, count);
+            score_keys(count);
+            for (int member = 0; member < num_members_; ++member) weigh_keys(member, start, count);
+            add_values(count);
+        }
+        for (int member = 0; member < num_members_; ++member) finish(member, out);
+    }
+
+  private:
+    static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits
+#if defined(__AVX512F__)
+    static constexpr int kScoreMembers = 8, kValueMembers = 6;  // as many as fit in registers
+#elif defined(__AVX2__)
+    static constexpr int kScoreMembers = 5, kValueMembers = 1;
+#else
+    static constexpr int kScoreMembers = 2, kValueMembers = 1;
+#endif
+    static constexpr int kValueVectors = 4;
+
+    // Keys that the member's row sees end here.
+    int64_t end_of(int member) const { return first_end_ + member / item_.num_heads; }
+    int head_of(int member) const { return item_.first_head + member % item_.num_heads; }
+    int64_t row_of(int member) const { return item_.sequence->first_row + item_.first_row + member / item_.num_heads; }
+    const Stored* query_of(int member) const {
+        return query_ + (row_of(member) * shape_.num_heads + head_of(member)) * shape_.key_dim;
+    }
+
+    int64_t list_tree_slots() {
+        const Sequence& sequence = *item_.sequence;
+        const uint8_t* sees = sequence.tree_mask + item_.first_row * sequence.num_rows;
+        scratch_.tree_slots.clear();
+        for (int64_t row = 0; row < sequence.num_rows; ++row)
+            if (sees[row]) scratch_.tree_slots.push_back(pass_.slots[sequence.first_row + row]);
+        return static_cast<int64_t>(scratch_.tree_slots.size());
+    }
+
+    void begin() {
+        scratch_.outputs.assign(static_cast<size_t>(num_members_) * width_, 0.0f);
+        for (int member = 0; member < num_members_; ++member) {
+            scratch_.highest[member] = -std::numeric_limits<float>::infinity();
+            scratch_.sums[member] = zero();
+            if (!shape_.sinks) continue;
+            scratch_.highest[member] = shape_.sinks[head_of(member)];
+            scratch_.sums[member] = keep_first(splat(1.0f), 1, zero());
+        }
+    }
+
+    void find_slots(int64_t start, int count) {
+        const Sequence& sequence = *item_.sequence;
+        const int64_t num_in_blocks = sequence.tree_mask ? std::clamp<int64_t>(sequence.num_context - start, 0, count) : count;
+        int64_t block = start / pass_.block_size, offset = start % pass_.block_size;
+        for (int i = 0; i < num_in_blocks; ++i) {
+            scratch_.slots[i] = sequence.blocks[block] * pass_.block_size + offset;
+            if (++offset == pass_.block_size) offset = 0, ++block;
+        }
+        for (int64_t i = num_in_blocks; i < count; ++i)
+            scratch_.slots[i] = scratch_.tree_slots[start + i - sequence.num_context];
+    }
+
+    void score_keys(int count) {
+        const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.key_dim;
+        const int num_words = shape_.key_dim / kWordDims;
+        for (int start = 0; start < count; start += kLanes) {
+            const int present = std::min(kLanes, count - start);
+            const uint32_t* keys[kLanes] = {};
+            for (int lane = 0; lane < present; ++lane)
+                keys[lane] = reinterpret_cast<const uint32_t*>(key_ + scratch_.slots[start + lane] * stride +
+                                                               item_.kv_head * shape_.key_dim);
+            transpose_keys(keys, present, num_words, reinterpret_cast<uint32_t*>(scratch_.keys));
+            for (int member = 0; member < num_members_; member += kScoreMembers)
+                score_some(std::min(kScoreMembers, num_members_ - member), member, start, num_words);
+        }
+    }
+
+    template <int Members = kScoreMembers>
+    void score_some(int members, int first, int start, int num_words) {
+        if constexpr (Members > 1)
+            if (members < Members) return score_some<Members - 1>(members, first, start, num_words);
+        F16 scores[Members];
+        const Stored* queries[Members];
+        for (int m = 0; m < Members; ++m) {
+            scores[m] = zero();
+            queries[m] = query_of(first + m);
+        }
+        const auto* keys = reinterpret_cast<const Stored*>(scratch_.keys);
+        for (int word = 0; word < num_words; ++word) {
+            const auto key = load_pairs(keys + word * kLanes * kWordDims);
+#pragma GCC unroll 8
+            for (int m = 0; m < Members; ++m) scores[m] = dot(scores[m], key, splat_pair(queries[m] + word * kWordDims));
+        }
+        for (int m = 0; m < Members; ++m)
+            store(scratch_.scores + (first + m) * kTileKeys + start, soft_cap(scores[m] * splat(shape_.scale), shape_.soft_cap));
+    }
+
+    // Turns a member's scores into weights relative to the highest score so far.
+    void weigh_keys(int member, int64_t start, int count) {
+        float* scores = scratch_.scores + member * kTileKeys;
+        const int end = static_cast<int>(std::min<int64_t>(count, end_of(member) - start));
+        const int64_t hidden = shape_.window ? end_of(member) - shape_.window - start : 0;
+        const int first = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(hidden, count)));
+        const F16 nothing = splat(-std::numeric_limits<float>::infinity());
+        const int padded = (count + kLanes - 1) / kLanes * kLanes;
+        F16 best = nothing;
+        for (int i = 0; i < padded; i += kLanes)
+            best = max(best, keep_first(nothing, first - i, keep_first(load(scores + i), end - i, nothing)));
+        const float before = scratch_.highest[member], highest = std::max(before, max_lanes(best));
+        if (end <= first) {
+            std::fill(scores, scores + padded, 0.0f);
+            return;
+        }
+        for (int i = 0; i < padded; i += kLanes) {
+            const F16 weights = exp(load(scores + i) - splat(highest));
+            store(scores + i, keep_first(zero(), first - i, keep_first(weights, end - i, zero())));
+        }
+        if (highest != before) {
+            scratch_.highest[member] = highest;
+            const bool none_before = before == -std::numeric_limits<float>::infinity();
+            const F16 factor = none_before ? zero() : exp(splat(before) - splat(highest));
+            scratch_.sums[member] = scratch_.sums[member] * factor;
+            float* outputs = scratch_.outputs.data() + member * width_;
+            for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
+        }
+        for (int i = 0; i < padded; i += kLanes) scratch_.sums[member] = scratch_.sums[member] + load(scores + i);
+    }
+
+    void add_values(int count) {
+        for (int member = 0; member < num_members_; member += kValueMembers)
+            for (int dim = 0; dim < width_; dim += kValueVectors * kLanes)
+                add_some(std::min(kValueMembers, num_members_ - member), member, dim, count);
+    }
+
+    template <int Members = kValueMembers>
+    void add_some(int members, int first, int dim, int count) {
+        if constexpr (Members > 1)
+            if (members < Members) return add_some<Members - 1>(members, first, dim, count);
+        const int vectors = std::min(kValueVectors, (width_ - dim) / kLanes);
+        if (vectors == kValueVectors && dim + kValueVectors * kLanes <= shape_.value_dim)
+            return add_values_of<Members, kValueVectors>(first, dim, count);
+        for (int v = 0; v < vectors; ++v) add_values_of<Members, 1>(first, dim + v * kLanes, count);
+    }
+
+    template <int Members, int Vectors>
+    void add_values_of(int first, int dim, int count) {
+        float* outputs = scratch_.outputs.data() + first * width_ + dim;
+        const float* weights = scratch_.scores + first * kTileKeys;
+        const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.value_dim;
+        const Stored* values = value_ + item_.kv_head * shape_.value_dim + dim;
+        const int last_lanes = shape_.value_dim - dim - (Vectors - 1) * kLanes;
+        F16 sums[Members][Vectors];
+        for (int m = 0; m < Members; ++m)
+            for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
+        for (int i = 0; i < count; ++i) {
+            const Stored* place = values + scratch_.slots[i] * stride;
+            F16 value[Vectors];
+            for (int v = 0; v < Vectors; ++v)
+                value[v] = v + 1 < Vectors ? load(place + v * kLanes) : load_first(place + v * kLanes, last_lanes);
+#pragma GCC unroll 6
+            for (int m = 0; m < Members; ++m) {
+                const F16 weight = splat(weights[m * kTileKeys + i]);
+#pragma GCC unroll 4
+                for (int v = 0; v < Vectors; ++v) sums[m][v] = fma(weight, value[v], sums[m][v]);
+            }
+        }
+        for (int m = 0; m < Members; ++m)
+            for (int v = 0; v < Vectors; ++v) store(outputs + m * width_ + v * kLanes, sums[m][v]);
+    }
+
+    void finish(int member, Stored* out) {
+        Stored* place = out + (row_of(member) * shape_.num_heads + head_of(member)) * shape_.value_dim;
+        const float* outputs = scratch_.outputs.data() + member * width_;
+        const F16 total = splat(sum_lanes(scratch_.sums[member]));
+        for (int i = 0; i < shape_.value_dim; i += kLanes)
+            store_first(place + i, load(outputs + i) / total, std::min(kLanes, shape_.value_dim - i));
+    }
+
+    const Pass& pass_;
+    const AttentionShape& shape_;
+    const Stored* query_;
+    const Stored* key_;
+    const Stored* value_;
+    AttentionScratch& scratch_;
+    const int width_;
+    AttentionItem item_{};
+    int num_members_ = 0;
+    int64_t first_end_ = 0;  // keys that the first row sees end here
+};
+
+}  // namespace forerun

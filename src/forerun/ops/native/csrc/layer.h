@@ -1,0 +1,231 @@
+// One decoder layer over a pass's rows, computed by the whole team in one call.
+#pragma once
+
+#include "attention.h"
+#include "matmul.h"
+#include "team.h"
+
+namespace forerun {
+
+// Attention and a gated MLP, each between two norms, on an fp32 residual stream; null norms are absent.
+struct Layer {
+    Weight qkv;      // query heads, key heads, value heads
+    Weight output;
+    Weight gate_up;  // tiles of 16 gates and their 16 ups
+    Weight down;
+    const float* attention_in;
+    const float* attention_out;
+    const float* mlp_in;
+    const float* mlp_out;
+    const float* query_norm;  // [num_heads * head_dim], or null
+    const float* key_norm;
+    AttentionShape attention;
+    int64_t width;             // of the residual stream
+    int64_t query_norm_width;  // how many values share a norm: a head's, or all heads'
+    int64_t key_norm_width;
+    float norm_eps;
+    float residual_scale;
+    int32_t activation;
+    int32_t reserved;
+};
+
+// Cosines and sines of each row's angles, [rows, half] each; half 0: the layer knows no positions.
+struct Rotation {
+    const float* cos;
+    const float* sin;
+    int64_t half;
+};
+
+// Buffers that a call fills and the next may overwrite; they grow to the largest pass seen.
+struct Workspace {
+    std::vector<uint8_t> inputs, queries, attended, activated;
+    std::vector<float> qkv, update;
+    std::vector<AttentionScratch> attention;
+    std::vector<AttentionItem> items;
+
+    template <class T>
+    static T* grown(std::vector<uint8_t>& buffer, int64_t count) {
+        const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+        if (buffer.size() < bytes) buffer.resize(bytes);
+        return reinterpret_cast<T*>(buffer.data());
+    }
+    static float* grown(std::vector<float>& buffer, int64_t count) {
+        if (buffer.size() < static_cast<size_t>(count)) buffer.resize(count);
+        return buffer.data();
+    }
+};
+
+// Dimension i pairs with i + half (RoPE, arXiv 2104.09864).
+inline void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, half - i));
+        const F16 c = load_first(cos + i, lanes), s = load_first(sin + i, lanes);
+        const F16 first = load_first(head + i, lanes), second = load_first(head + half + i, lanes);
+        store_first(head + i, first * c - second * s, lanes);
+        store_first(head + half + i, second * c + first * s, lanes);
+    }
+}
+
+template <class Stored>
+void store_row(const float* row, int64_t count, Stored* out) {
+    scale_row(row, 1.0f, nullptr, count, out);
+}
+
+// Norms (weight null: none) and rotates heads [num_heads, head_dim] in place and stores them.
+template <class Stored>
+void finish_heads(float* heads, int num_heads, int head_dim, const float* weight, int64_t norm_width, float eps,
+                  const Rotation& rotation, int64_t row, Stored* out) {
+    const int64_t count = static_cast<int64_t>(num_heads) * head_dim;
+    if (weight)
+        for (int64_t i = 0; i < count; i += norm_width) norm_row(heads + i, weight + i, eps, norm_width, heads + i);
+    if (rotation.half)
+        for (int head = 0; head < num_heads; ++head)
+            rotate_head(heads + head * head_dim, rotation.cos + row * rotation.half, rotation.sin + row * rotation.half,
+                        rotation.half);
+    store_row(heads, count, out);
+}
+
+// Shares out attention's items and computes them; to be called by every member.
+template <class Stored>
+void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
+                  const Stored* value, const std::vector<AttentionItem>& items, std::atomic<size_t>& next,
+                  AttentionScratch& scratch, Stored* out) {
+    AttentionBlock<Stored> block(pass, shape, query, key, value, scratch);
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) block.attend(items[i], out);
+}
+
+template <class Stored>
+class LayerCall {
+  public:
+    LayerCall(Team& team, Workspace& space, const Layer& layer, const Pass& pass, const Rotation& rotation, Stored* key,
+              Stored* value, const float* hidden, float* out)
+        : team_(team), layer_(layer), pass_(pass), rotation_(rotation), key_(key), value_(value), hidden_(hidden),
+          out_(out), space_(space) {
+        const int64_t rows = pass.num_rows;
+        inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.width);
+        queries_ = Workspace::grown<Stored>(space.queries, rows * query_width());
+        attended_ = Workspace::grown<Stored>(space.attended, rows * layer.output.inputs);
+        activated_ = Workspace::grown<Stored>(space.activated, rows * layer.down.inputs);
+        qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
+        if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, rows * layer.width);
+        plan_attention(pass, layer.attention, team.size(), space.items);
+    }
+
+    void run() {
+        team_.run([this](int member) { compute(member); });
+    }
+
+  private:
+    void compute(int member) {
+        normalise(member, hidden_, layer_.attention_in);
+        project(member, layer_.qkv, inputs_, [&](int64_t row, int64_t output, F16 first, F16 second) {
+            store(qkv_ + row * layer_.qkv.outputs + output, first);
+            store(qkv_ + row * layer_.qkv.outputs + output + kLanes, second);
+        });
+        write_heads(member);
+        attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
+                             space_.attention[member], attended_);
+        team_.barrier();
+        add_projection(member, layer_.output, attended_, hidden_, layer_.attention_out);
+        normalise(member, out_, layer_.mlp_in);
+        project(member, layer_.gate_up, inputs_, [&](int64_t row, int64_t output, F16 gate, F16 up) {
+            store_part(activated_, row, layer_.down.inputs, output / 2, activate(gate, layer_.activation) * up);
+        });
+        add_projection(member, layer_.down, activated_, out_, layer_.mlp_out);
+    }
+
+    int64_t query_width() const { return static_cast<int64_t>(layer_.attention.num_heads) * layer_.attention.key_dim; }
+
+    // inputs = norm(rows)
+    void normalise(int member, const float* rows, const float* weight) {
+        const int64_t width = layer_.width, last = team_.share(pass_.num_rows, member + 1);
+        for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row)
+            norm_row(rows + row * width, weight, layer_.norm_eps, width, inputs_ + row * width);
+        team_.barrier();
+    }
+
+    template <class Finish>
+    void project(int member, const Weight& weight, const Stored* rows, const Finish& finish) {
+        multiply(weight, rows, pass_.num_rows, team_.share(weight.tiles(), member), team_.share(weight.tiles(), member + 1),
+                 finish);
+        team_.barrier();
+    }
+
+    // out = base + norm(weight x rows); `base` may be out itself.
+    void add_projection(int member, const Weight& weight, const Stored* rows, const float* base, const float* norm) {
+        const int64_t width = layer_.width;
+        const F16 scale = splat(layer_.residual_scale);
+        if (!norm) {
+            project(member, weight, rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
+                add_part(base, row, output, first * scale);
+                add_part(base, row, output + kLanes, second * scale);
+            });
+            return;
+        }
+        project(member, weight, rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
+            store_part(update_, row, width, output, first);
+            store_part(update_, row, width, output + kLanes, second);
+        });
+        const int64_t last = team_.share(pass_.num_rows, member + 1);
+        for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row) {
+            float* update = update_ + row * width;
+            norm_row(update, norm, layer_.norm_eps, width, update);
+            for (int64_t i = 0; i < width; i += kLanes)
+                add_part(base, row, i, load_first(update + i, lanes_from(i, width)) * scale);
+        }
+        team_.barrier();
+    }
+
+    static int lanes_from(int64_t first, int64_t width) {
+        return static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(kLanes, width - first)));
+    }
+
+    template <class T>
+    static void store_part(T* out, int64_t row, int64_t width, int64_t first, F16 values) {
+        const int lanes = lanes_from(first, width);
+        if (lanes) store_first(out + row * width + first, values, lanes);
+    }
+
+    void add_part(const float* base, int64_t row, int64_t first, F16 values) {
+        const int lanes = lanes_from(first, layer_.width);
+        const int64_t place = row * layer_.width + first;
+        if (lanes) store_first(out_ + place, load_first(base + place, lanes) + values, lanes);
+    }
+
+    // Queries go to a buffer, keys and values to the cache.
+    void write_heads(int member) {
+        const AttentionShape& shape = layer_.attention;
+        const int64_t last = team_.share(2 * pass_.num_rows, member + 1);
+        for (int64_t unit = team_.share(2 * pass_.num_rows, member); unit < last; ++unit) {
+            const int64_t row = unit / 2;
+            float* query = qkv_ + row * layer_.qkv.outputs;
+            float* key = query + query_width();
+            const int64_t key_width = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
+            const int64_t value_width = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
+            if (unit % 2 == 0) {
+                finish_heads(query, shape.num_heads, shape.key_dim, layer_.query_norm, layer_.query_norm_width,
+                             layer_.norm_eps, rotation_, row, queries_ + row * query_width());
+            } else {
+                finish_heads(key, shape.num_kv_heads, shape.key_dim, layer_.key_norm, layer_.key_norm_width,
+                             layer_.norm_eps, rotation_, row, key_ + pass_.slots[row] * key_width);
+                store_row(key + key_width, value_width, value_ + pass_.slots[row] * value_width);
+            }
+        }
+        team_.barrier();
+    }
+
+    Team& team_;
+    const Layer& layer_;
+    const Pass& pass_;
+    const Rotation& rotation_;
+    Stored* key_;
+    Stored* value_;
+    const float* hidden_;
+    float* out_;
+    Workspace& space_;
+    Stored *inputs_, *queries_, *attended_, *activated_;
+    float *qkv_, *update_ = nullptr;
+    std::atomic<size_t> next_item_{0};
+};
+
+}  // namespace forerun

@@ -1,0 +1,360 @@
+// Sixteen fp32 lanes and the few operations that the kernels need, for each instruction set.
+//
+// Whatever the instruction set, an operation is the same function of its operands in every kernel that
+// uses it: nothing is contracted, reordered or approximated by the compiler (-ffp-contract=off), so two
+// kernels that apply the same operations in the same order give the same bits.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace forerun {
+
+constexpr int kLanes = 16;
+
+using bf16 = uint16_t;
+
+inline float widen(bf16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+// Round to nearest, ties to even.
+inline bf16 narrow(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40);
+    return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+#if defined(__AVX512F__)
+
+constexpr int kMaxRows = 12;  // rows of a register tile: 12 x 2 accumulators of 32 registers
+
+struct F16 {
+    __m512 v;
+};
+
+inline F16 zero() { return {_mm512_setzero_ps()}; }
+inline F16 splat(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F16 x) { _mm512_storeu_ps(p, x.v); }
+inline F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a * 2^n for whole n in [-126, 127]
+inline F16 scale_by_power(F16 a, F16 n) {
+    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
+    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(power))};
+}
+inline F16 load(const bf16* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// Lanes below `count` of `a`, `other` elsewhere.
+inline F16 keep_first(F16 a, int count, F16 other) {
+    const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
+    return {_mm512_mask_blend_ps(mask, other.v, a.v)};
+}
+
+#if defined(__AVX512BF16__)
+
+inline void store(bf16* p, F16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
+}
+
+// Sixteen pairs of bf16.
+struct Pairs {
+    __m512bh v;
+};
+
+inline Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+inline Pairs splat_pair(const bf16* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+inline void store_pairs(bf16* p, Pairs x) { _mm512_storeu_si512(p, (__m512i)x.v); }
+inline F16 dot(F16 sum, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sum.v, a.v, b.v)}; }
+inline Pairs load_pairs(const int8_t* p) {
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    const __m512 high =
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16))));
+    return {_mm512_cvtne2ps_pbh(high, low)};
+}
+
+#else
+
+inline void store(bf16* p, F16 x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+struct Pairs {
+    __m512 even, odd;
+};
+
+inline Pairs split_pairs(__m512i bits) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline Pairs load_pairs(const bf16* p) { return split_pairs(_mm512_loadu_si512(p)); }
+inline Pairs splat_pair(const bf16* p) { return {_mm512_set1_ps(widen(p[0])), _mm512_set1_ps(widen(p[1]))}; }
+inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
+    const __m512i high = _mm512_castps_si512(x.odd), low = _mm512_srli_epi32(_mm512_castps_si512(x.even), 16);
+    _mm512_storeu_si512(p, _mm512_or_si512(high, low));
+}
+inline F16 dot(F16 sum, Pairs a, Pairs b) {
+    return {_mm512_fmadd_ps(a.odd, b.odd, _mm512_fmadd_ps(a.even, b.even, sum.v))};
+}
+inline Pairs load_pairs(const int8_t* p) {
+    const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 16), 16)),
+            _mm512_cvtepi32_ps(_mm512_srai_epi32(words, 16))};
+}
+
+#endif
+
+#elif defined(__AVX2__)
+
+constexpr int kMaxRows = 3;  // 3 x 2 x 2 accumulators of 16 registers
+
+struct F16 {
+    __m256 a, b;
+};
+
+inline F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F16 x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline F16 operator+(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F16 operator-(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F16 operator*(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F16 operator/(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F16 round_even(F16 x) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+inline __m256 scale_by_power(__m256 a, __m256 n) {
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(power));
+}
+inline F16 scale_by_power(F16 x, F16 n) { return {scale_by_power(x.a, n.a), scale_by_power(x.b, n.b)}; }
+inline __m256 widen8(const bf16* p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+inline F16 load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
+inline F16 keep_first(F16 x, int count, F16 other) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256 first = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
+    const __m256 second = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count - 8), lane));
+    return {_mm256_blendv_ps(other.a, x.a, first), _mm256_blendv_ps(other.b, x.b, second)};
+}
+inline __m256i rounded_bits(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+inline void store(bf16* p, F16 x) {
+    const __m256i packed = _mm256_packus_epi32(rounded_bits(x.a), rounded_bits(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct Pairs {
+    F16 even, odd;
+};
+
+inline Pairs load_pairs(const bf16* p) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(first, high)), _mm256_castsi256_ps(_mm256_and_si256(second, high))}};
+}
+inline Pairs splat_pair(const bf16* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
+inline __m256i pair_bits(__m256 even, __m256 odd) {
+    return _mm256_or_si256(_mm256_castps_si256(odd), _mm256_srli_epi32(_mm256_castps_si256(even), 16));
+}
+inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pair_bits(x.even.a, x.odd.a));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), pair_bits(x.even.b, x.odd.b));
+}
+inline F16 dot(F16 sum, Pairs x, Pairs y) { return fma(x.odd, y.odd, fma(x.even, y.even, sum)); }
+inline __m256i words8(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256 even_words(__m256i words) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 16));
+}
+inline __m256 odd_words(__m256i words) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 16)); }
+inline Pairs load_pairs(const int8_t* p) {
+    const __m256i first = words8(p), second = words8(p + 16);
+    return {{even_words(first), even_words(second)}, {odd_words(first), odd_words(second)}};
+}
+
+#else
+
+constexpr int kMaxRows = 4;
+
+struct F16 {
+    float v[kLanes];
+};
+
+template <class Op>
+inline F16 each(Op op) {
+    F16 out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = op(i);
+    return out;
+}
+
+inline F16 splat(float x) {
+    return each([&](int) { return x; });
+}
+inline F16 zero() { return splat(0.0f); }
+inline F16 load(const float* p) {
+    return each([&](int i) { return p[i]; });
+}
+inline void store(float* p, F16 x) { std::memcpy(p, x.v, sizeof x.v); }
+inline F16 operator+(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline F16 operator-(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline F16 operator*(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F16 operator/(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+#if defined(__ARM_FEATURE_FMA)
+inline F16 fma(F16 a, F16 b, F16 c) {
+    return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+#else  // a call of libm's fma would cost more than the rounding is worth
+inline F16 fma(F16 a, F16 b, F16 c) {
+    return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+#endif
+inline F16 max(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F16 min(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+// For |a| < 2^22.
+inline F16 round_even(F16 a) {
+    constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+    return each([&](int i) {
+        volatile float shifted = a.v[i] + magic;
+        return shifted - magic;
+    });
+}
+inline F16 scale_by_power(F16 a, F16 n) {
+    return each([&](int i) {
+        const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
+        float power;
+        std::memcpy(&power, &bits, sizeof power);
+        return a.v[i] * power;
+    });
+}
+inline F16 load(const bf16* p) {
+    return each([&](int i) { return widen(p[i]); });
+}
+inline F16 keep_first(F16 a, int count, F16 other) {
+    return each([&](int i) { return i < count ? a.v[i] : other.v[i]; });
+}
+inline void store(bf16* p, F16 x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = narrow(x.v[i]);
+}
+
+struct Pairs {
+    F16 even, odd;
+};
+
+template <class T>
+inline float as_float(T x) {
+    return static_cast<float>(x);
+}
+inline float as_float(bf16 x) { return widen(x); }
+
+template <class T>
+inline Pairs load_pairs(const T* p) {
+    return {each([&](int i) { return as_float(p[2 * i]); }), each([&](int i) { return as_float(p[2 * i + 1]); })};
+}
+inline Pairs splat_pair(const bf16* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
+inline void store_pairs(bf16* p, Pairs x) {
+    for (int i = 0; i < kLanes; ++i) {
+        p[2 * i] = narrow(x.even.v[i]);
+        p[2 * i + 1] = narrow(x.odd.v[i]);
+    }
+}
+inline F16 dot(F16 sum, Pairs a, Pairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, sum)); }
+
+#endif
+
+inline F16 splat_pair(const float* p) { return splat(*p); }
+inline F16 load_pairs(const float* p) { return load(p); }
+inline F16 dot(F16 sum, F16 a, F16 b) { return fma(a, b, sum); }
+
+// Sum and maximum of all lanes, halves onto halves: one fixed order.
+inline float sum_lanes(F16 x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+inline float max_lanes(F16 x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+}
+
+// A prefix of sixteen values; the other lanes are zero.
+template <class T>
+inline F16 load_first(const T* p, int count) {
+    if (count >= kLanes) return load(p);
+    T lanes[kLanes] = {};
+    std::memcpy(lanes, p, count * sizeof(T));
+    return load(lanes);
+}
+
+template <class T>
+inline void store_first(T* p, F16 x, int count) {
+    if (count >= kLanes) return store(p, x);
+    T lanes[kLanes];
+    store(lanes, x);
+    std::memcpy(p, lanes, count * sizeof(T));
+}
+
+}  // namespace forerun

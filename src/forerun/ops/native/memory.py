@@ -1,0 +1,40 @@
+"""Memory for weights, in huge pages where the system has them: fewer misses of the address cache while streaming."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20  # bytes
+CHUNK = 32 << 20
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+
+class Arena:
+    """Hands out tensors side by side in large chunks; the memory lives as long as any of them."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor, aligned to a cache line."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        taken = -(-size // 64) * 64
+        if taken > len(self._free):
+            self._free = _chunk(max(CHUNK, taken))
+        tensor, self._free = self._free[:size], self._free[taken:]
+        return tensor.view(dtype).view(torch.Size(shape))
+
+
+def _chunk(size: int) -> Tensor:
+    """Bytes that begin and end with a huge page."""
+    size = -(-size // HUGE_PAGE) * HUGE_PAGE
+    # private: shared memory is given huge pages on few systems
+    memory = mmap.mmap(-1, size + HUGE_PAGE, **PRIVATE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return whole[-whole.data_ptr() % HUGE_PAGE :][:size]

@@ -1,0 +1,83 @@
+"""The structures that the kernels read, field by field as in csrc."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import ClassVar
+
+import torch
+
+STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""How values are stored."""
+
+
+class WeightStruct(Structure):
+    """`Weight` of csrc/matmul.h."""
+
+    _fields_: ClassVar = [
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("storage", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class AttentionStruct(Structure):
+    """`AttentionShape` of csrc/attention.h."""
+
+    _fields_: ClassVar = [
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+    ]
+
+
+class PassStruct(Structure):
+    """`Pass` of csrc/attention.h; `sequences` are rows of five int64: `Sequence` there."""
+
+    _fields_: ClassVar = [
+        ("num_rows", c_int64),
+        ("slots", c_void_p),
+        ("num_sequences", c_int64),
+        ("sequences", c_void_p),
+        ("block_size", c_int64),
+    ]
+
+
+class RotationStruct(Structure):
+    """`Rotation` of csrc/layer.h."""
+
+    _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64)]
+
+
+class LayerStruct(Structure):
+    """`Layer` of csrc/layer.h."""
+
+    _fields_: ClassVar = [
+        ("qkv", WeightStruct),
+        ("output", WeightStruct),
+        ("gate_up", WeightStruct),
+        ("down", WeightStruct),
+        ("attention_in", c_void_p),
+        ("attention_out", c_void_p),
+        ("mlp_in", c_void_p),
+        ("mlp_out", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("attention", AttentionStruct),
+        ("width", c_int64),
+        ("query_norm_width", c_int64),
+        ("key_norm_width", c_int64),
+        ("norm_eps", c_float),
+        ("residual_scale", c_float),
+        ("activation", c_int32),
+        ("reserved", c_int32),
+    ]

@@ -1,0 +1,84 @@
+"""What a curve holds, on clocks of our own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun import LLM
+from forerun.bench import bandwidth
+from forerun.bench.bandwidth import NUM_READS
+from forerun.bench.curve import NUM_WARMUP_ROUNDS, measure_curve
+from forerun.errors import ConfigError
+from forerun.ops.native.library import load_kernels
+from tests.bench.clocks import SlowingClock, TickingClock
+
+SMALL = {"rows": (4,), "contexts": (16, 32), "sequences": (2,), "repeats": 3}
+
+
+@pytest.fixture(autouse=True)
+def small_buffer(monkeypatch):
+    monkeypatch.setitem(bandwidth.BUFFER_BYTES, "cpu", 1 << 16)
+
+
+@pytest.fixture
+def curve(llm):
+    return measure_curve(llm, **SMALL, clock=TickingClock())
+
+
+def test_each_context_has_one_row_then_rows_and_sequences(curve):
+    shapes = [(point.context, point.num_sequences, point.rows) for point in curve.points]
+    assert shapes == [(16, 1, 1), (16, 1, 4), (16, 2, 1), (32, 1, 1), (32, 1, 4), (32, 2, 1)]
+
+
+def test_a_point_has_the_time_of_every_round(curve):
+    assert all(point.all_milliseconds == [1000.0] * 3 for point in curve.points)
+
+
+def test_share_is_the_time_the_memory_needs_over_the_time_taken(curve):
+    # A read of the buffer takes as long as each pass.
+    assert [point.bandwidth_share for point in curve.points] == [point.num_bytes / (1 << 16) for point in curve.points]
+
+
+def test_bytes_are_the_weights_and_the_context_of_each_sequence(curve):
+    one, four_rows, two = (point.num_bytes - curve.weight_bytes for point in curve.points[:3])
+    assert (four_rows, two) == (one, 2 * one)
+
+
+def test_a_machine_that_gets_slower_changes_neither_ratios_nor_shares(llm, curve):
+    looks = 2 * (NUM_READS + len(curve.points))
+    slowing = measure_curve(llm, **SMALL, clock=SlowingClock(looks))
+    steady = [(point.ratio, point.bandwidth_share) for point in curve.points]
+    assert [(point.ratio, point.bandwidth_share) for point in slowing.points] == steady
+
+
+def test_rounds_before_the_machine_is_warm_do_not_count(llm, curve):
+    looks = 2 * (NUM_READS + len(curve.points))
+    slowing = measure_curve(llm, **SMALL, clock=SlowingClock(looks))
+    assert slowing.points[0].all_milliseconds == [
+        1000.0 * 2**k for k in range(NUM_WARMUP_ROUNDS, NUM_WARMUP_ROUNDS + 3)
+    ]
+
+
+def test_json_holds_every_point(curve):
+    report = json.loads(json.dumps(curve.to_json()))
+    assert len(report["points"]) == len(curve.points)
+    assert report["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("name", ["rows", "contexts", "sequences"])
+def test_a_number_below_one_is_refused(llm, name):
+    with pytest.raises(ConfigError, match=f"{name}: got 0; must be 1 or more"):
+        measure_curve(llm, **{**SMALL, name: (4, 0)})
+
+
+def test_no_context_is_refused(llm):
+    with pytest.raises(ConfigError, match="contexts: got none"):
+        measure_curve(llm, **{**SMALL, "contexts": ()})
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="the kernels are not built")
+def test_int8_weights_are_fewer_bytes(folder, curve):
+    llm = LLM(folder, load_format="dummy", quantization="int8", max_model_len=256, num_gpu_blocks_override=64)
+    assert measure_curve(llm, **SMALL, clock=TickingClock()).weight_bytes < 0.3 * curve.weight_bytes

@@ -1,0 +1,114 @@
+"""On the native kernels text and logprobs are the same to the last bit, in bf16 too, whatever the engine does."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from forerun import SamplingParams
+from tests.contract.drafters import CASES, SUFFIX, oracle
+from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
+from tests.engines import engine_of, native_target, tiny_llm
+from tests.native import needs_kernels, threads
+
+pytestmark = needs_kernels
+BF16 = torch.bfloat16
+
+KINDS = (
+    {"temperature": 0},
+    {"temperature": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 50},
+    {"temperature": 1.1, "min_p": 0.02, "presence_penalty": 0.6, "prompt_logprobs": 1},
+    {"temperature": 1.0, "stop": [*"aeiou"], "min_tokens": 3},
+)
+
+
+def sampling_of(index):
+    """Greedy and seeded requests in turn, with penalties and stop strings; all tell their logprobs."""
+    kind = KINDS[index % len(KINDS)]
+    return SamplingParams(seed=index, max_tokens=16, logprobs=1 + index % 4, ignore_eos=index % 3 > 0, **kind)
+
+
+SAMPLING = [sampling_of(index) for index in range(len(PROMPTS))]
+
+
+def told(output):
+    """All that a request was told: text, tokens, how it ended, and every logprob."""
+    one = output.outputs[0]
+    return (one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason, output.prompt_logprobs)
+
+
+def run(llm, count=None):
+    """What the first `count` requests, or all, are told when they share the engine."""
+    return [told(output) for output in llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)]
+
+
+@functools.cache
+def plainly(dtype):
+    """What each request is told when it is decoded alone, with ample memory and no drafts."""
+    llm = tiny_llm(target=native_target(dtype), enable_prefix_caching=False)
+    requests = zip(PROMPTS, SAMPLING, strict=True)
+    return [told(llm.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
+
+
+def test_the_requests_are_mixed():
+    reasons = {reason for _, _, _, reason, _, _ in plainly(BF16)}
+    assert reasons == {"length", "stop"}
+    assert sum(isinstance(stop, str) for _, _, _, _, stop, _ in plainly(BF16)) > 10
+    assert len({tuple(token_ids) for _, token_ids, *_ in plainly(BF16)}) > 150
+
+
+@pytest.fixture(params=[*CASES, "oracle-tree"])
+def config(request):
+    """The speculative_config of each drafter in turn."""
+    if request.param == "oracle-tree":
+        answers = {tuple(prompt): told[1] for prompt, told in zip(PROMPTS, plainly(BF16), strict=True)}
+        return {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
+    return CASES[request.param]
+
+
+def test_any_drafter_batched_preempted_and_chunked_gives_the_bits_of_plain_decoding_alone(config):
+    llm = tiny_llm(config, target=native_target(), **TIGHT)
+    assert run(llm) == plainly(BF16)
+    scheduler = engine_of(llm).scheduler
+    assert scheduler.num_preemptions > 0, "the memory was meant to be too small"
+    assert scheduler.num_cached_tokens > 0, "prompts were meant to share cached blocks"
+    assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
+def test_weights_of_any_dtype_give_the_bits_of_plain_decoding_alone(dtype):
+    llm = tiny_llm(CASES["suffix-tree"], target=native_target(dtype))
+    assert run(llm, 40) == plainly(dtype)[:40]
+
+
+def test_a_batch_gives_the_bits_of_each_alone():
+    assert run(tiny_llm(target=native_target(), enable_prefix_caching=False)) == plainly(BF16)
+
+
+def test_chunks_of_prompts_give_the_bits_of_whole_ones():
+    llm = tiny_llm(target=native_target(), max_num_batched_tokens=7, max_num_seqs=3, enable_prefix_caching=False)
+    assert run(llm, 40) == plainly(BF16)[:40]
+
+
+def test_cached_prefixes_give_the_bits_of_computed_ones():
+    llm = tiny_llm(target=native_target())
+    run(llm, 40)
+    cached = engine_of(llm).scheduler.num_cached_tokens
+    assert run(llm, 40) == plainly(BF16)[:40]
+    assert engine_of(llm).scheduler.num_cached_tokens > cached + 200
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_block_size_changes_no_bit(block_size):
+    llm = tiny_llm(SUFFIX, target=native_target(), block_size=block_size)
+    assert run(llm, 40) == plainly(BF16)[:40]
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_of_the_kernels_change_no_bit(num_threads):
+    expected = plainly(BF16)[:20]
+    with threads(native_target().attention.kernels, num_threads):
+        assert run(tiny_llm(SUFFIX, target=native_target()), 20) == expected

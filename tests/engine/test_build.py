@@ -1,0 +1,187 @@
+"""Engines from a configuration alone, and what they compute with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DeepseekV3Config
+
+from forerun import LLM, SamplingParams
+from forerun.engine.build import choose_arithmetic, load_target
+from forerun.engine.settings import EngineSettings
+from forerun.errors import ConfigError, ModelError, RequestError
+from forerun.models.layers import DecoderLayer
+from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native import library
+from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.layer import NativeLayer
+from forerun.ops.native.library import VARIABLE
+from tests.models.test_fallback import LATENT, SIZES, make_model
+from tests.native import needs_kernels
+from tests.stand_in import save_stand_in
+from tests.tiny_models import tiny_config
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+CPU = torch.device("cpu")
+SAMPLING = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_config("LlamaForCausalLM", vocab_size=264).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_configuration_alone_gives_a_model_that_continues_token_ids(folder):
+    (output,) = LLM(folder, load_format="dummy").generate([[1, 2, 3]], SAMPLING, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 5
+
+
+def test_made_up_weights_are_the_same_each_time(folder):
+    texts = [LLM(folder, load_format="dummy").generate([[1, 2, 3]], SAMPLING, use_tqdm=False)[0] for _ in range(2)]
+    assert texts[0].outputs[0].token_ids == texts[1].outputs[0].token_ids
+
+
+def test_without_a_tokenizer_a_text_is_refused(folder):
+    with pytest.raises(RequestError, match="give token ids instead of text"):
+        LLM(folder, load_format="dummy").generate("text", SAMPLING, use_tqdm=False)
+
+
+def test_a_tokenizer_beside_the_configuration_is_used(folder):
+    save_tiny_tokenizer(folder)
+    assert LLM(folder, load_format="dummy").get_tokenizer().decode([259]) == "he"
+
+
+def test_without_load_format_a_configuration_alone_is_refused(folder):
+    with pytest.raises(ModelError, match="no tokenizer"):
+        LLM(folder)
+
+
+# --- what computes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_kernels(monkeypatch, tmp_path_factory):
+    """As installed where there was no compiler."""
+    empty = tmp_path_factory.mktemp("no_kernels")
+    monkeypatch.setattr(library, "library_file", lambda level: empty / level)
+    monkeypatch.setattr(library, "kernels_of_level", library.kernels_of_level.__wrapped__)
+    library.warn_if_not_built.cache_clear()
+    yield
+    library.warn_if_not_built.cache_clear()
+
+
+def choose(device=CPU, *, stored_dtype=torch.bfloat16, **settings):
+    """The dtype to compute in, and the one to pack weights in."""
+    dtype, packing = choose_arithmetic(EngineSettings(model="m", **settings), device, stored_dtype=stored_dtype)
+    return dtype, None if packing is None else packing.weight_dtype
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("stored_dtype", "settings", "computes", "packs"),
+    [
+        (torch.bfloat16, {}, torch.bfloat16, torch.bfloat16),
+        (torch.float32, {}, torch.float32, torch.float32),
+        (torch.float16, {}, torch.float32, torch.float32),
+        (None, {}, torch.float32, torch.float32),
+        (torch.bfloat16, {"dtype": "float32"}, torch.float32, torch.float32),
+        (torch.float32, {"dtype": "bfloat16"}, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, {"dtype": "float16"}, torch.float16, None),
+        (torch.bfloat16, {"dtype": "float64"}, torch.float64, None),
+        (torch.float32, {"quantization": "int8"}, torch.bfloat16, torch.int8),
+        (torch.bfloat16, {"quantization": "int8", "dtype": "bfloat16"}, torch.bfloat16, torch.int8),
+    ],
+)
+def test_the_kernels_compute_what_they_can(stored_dtype, settings, computes, packs):
+    assert choose(stored_dtype=stored_dtype, **settings) == (computes, packs)
+
+
+@pytest.mark.parametrize(("dtype", "computes"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_without_kernels_torch_computes_in_fp32_unless_told_otherwise(no_kernels, dtype, computes):
+    assert choose(dtype=dtype) == (computes, None)
+
+
+def test_on_a_gpu_torch_computes_in_the_checkpoints_dtype():
+    assert choose(torch.device("cuda")) == (None, None)
+
+
+def test_int8_without_kernels_is_refused(no_kernels):
+    with pytest.raises(
+        ConfigError, match=r"quantization: got 'int8', which the native CPU kernels compute.*leave it out"
+    ):
+        choose(quantization="int8")
+
+
+def test_int8_on_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="quantization: got 'int8'"):
+        choose(torch.device("cuda"), quantization="int8")
+
+
+def test_without_kernels_one_warning_says_what_is_lost(no_kernels, caplog):
+    choose()
+    choose()
+    (record,) = caplog.records
+    assert "the native CPU kernels are not built: decoding is slower" in record.message
+    assert "reinstall forerun" in record.message
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_where_kernels_are_built_nothing_is_warned_of(caplog, dtype):
+    choose(dtype=dtype)
+    assert not caplog.records
+
+
+@needs_kernels
+def test_torch_computes_with_one_thread_while_the_kernels_have_theirs(tmp_path):
+    seen = []
+
+    def look(_output_ids, logits):
+        seen.append(torch.get_num_threads())
+        return logits
+
+    llm = LLM(save_stand_in(tmp_path))
+    torch.set_num_threads(2)
+    try:
+        llm.generate("text", SamplingParams(max_tokens=2, logits_processors=[look]), use_tqdm=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert set(seen) == {1}
+
+
+def loaded(folder, **settings):
+    """What computes the layers and the attention of a tiny model."""
+    target = load_target(save_stand_in(folder), EngineSettings(model="m", **settings), CPU)
+    return type(target.model.layers[0]), type(target.attention)
+
+
+@needs_kernels
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_a_model_is_loaded_onto_the_kernels(tmp_path, settings):
+    assert loaded(tmp_path, **settings) == (NativeLayer, NativeAttention)
+
+
+def test_without_kernels_a_model_is_loaded_onto_torch(tmp_path, no_kernels):
+    assert loaded(tmp_path) == (DecoderLayer, PagedAttention)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("sizes", "attention"), [((4, 4), NativeAttention), ((2, 3), PagedAttention)], ids=str)
+def test_the_kernels_attend_where_they_take_the_size_of_the_keys(tmp_path, sizes, attention):
+    latent = {"qk_rope_head_dim": sizes[0], "head_dim": sizes[0], "qk_nope_head_dim": sizes[1]}
+    folder = save_stand_in(tmp_path)  # for its tokenizer
+    make_model(DeepseekV3Config(**SIZES | LATENT | latent, rope_interleave=False)).save_pretrained(folder)
+    target = load_target(folder, EngineSettings(model="m"), CPU)
+    assert type(target.attention) is attention
+    assert not target.model.is_batch_invariant
+
+
+@needs_kernels
+def test_the_kernels_give_the_text_of_torch(tmp_path, monkeypatch):
+    folder = save_stand_in(tmp_path)
+    texts = [LLM(folder, dtype="float32").generate("the sea", SAMPLING, use_tqdm=False)[0].outputs[0].text]
+    monkeypatch.setenv(VARIABLE, "off")
+    texts.append(LLM(folder, dtype="float32").generate("the sea", SAMPLING, use_tqdm=False)[0].outputs[0].text)
+    assert texts[0] == texts[1]

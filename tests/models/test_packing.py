@@ -1,0 +1,196 @@
+"""Weights handed to the kernels: which models can be, what foreign models compute then, and what memory is left."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from forerun.core.batch import SequenceRows
+from forerun.kv.cache import KVCache
+from forerun.models.decoder import build_decoder
+from forerun.models.dummy import DummyCheckpoint
+from forerun.models.fallback import plug_in
+from forerun.models.families import FAMILIES, decoder_config
+from forerun.models.layers import DecoderLayer
+from forerun.models.packing import PackedEmbeddingModule, PackedModule, Packing, can_pack, pack_modules
+from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
+from tests.models.paged_run import PagedRun
+from tests.models.random_decoders import CPU, exact_decoder, native_decoder
+from tests.models.test_fallback import CONFIGS, VOCAB, make_model
+from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels
+from tests.ops.native.passes import deal_blocks, make_batch, source
+from tests.tiny_models import tiny_config
+
+TOKEN_IDS = torch.randint(3, VOCAB, [20], generator=generator(1))
+
+
+def best():
+    return next(iter(KERNELS.values()))
+
+
+def logits_of(model, kernels):
+    """Logits after each of TOKEN_IDS, in three passes."""
+    (blocks,), num_blocks = deal_blocks(source(0), [len(TOKEN_IDS)], block_size=4)
+    cache = KVCache(model.kv_specs, num_blocks=num_blocks, block_size=4, dtype=model.dtype, device=CPU)
+    logits = []
+    for start, end in ((0, 12), (12, 13), (13, 20)):
+        rows = SequenceRows(num_context=start, num_rows=end - start, block_ids=blocks)
+        batch = make_batch([rows], block_size=4, token_ids=TOKEN_IDS[start:end])
+        logits.append(model.forward(batch, NativeAttention(kernels).begin(batch, cache)).logits)
+    return torch.cat(logits)
+
+
+# --- the decoder's --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "packs"),
+    [
+        ({}, True),
+        ({"hidden_size": 45}, False),
+        ({"intermediate_size": 81}, False),
+        ({"head_dim": 7}, False),
+        ({"head_dim": MOST_KEY_DIM}, True),
+        ({"head_dim": MOST_KEY_DIM + 2}, False),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_have_are_told(sizes, packs):
+    config = decoder_config(tiny_config("LlamaForCausalLM"))
+    assert can_pack(replace(config, **sizes)) is packs
+
+
+@needs_kernels
+def test_a_decoder_of_other_sizes_computes_by_torch():
+    config = tiny_config("LlamaForCausalLM", intermediate_size=81)
+    checkpoint = DummyCheckpoint(config, dtype=torch.float32)
+    packing = Packing(best(), weight_dtype=torch.float32)
+    decoder = build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing)
+    assert all(isinstance(layer, DecoderLayer) for layer in decoder.layers)
+    assert not decoder.is_batch_invariant
+
+
+@needs_kernels
+def test_a_packed_decoder_promises_bits():
+    assert native_decoder(best(), "LlamaForCausalLM", dtype=torch.int8).is_batch_invariant
+    assert not exact_decoder("LlamaForCausalLM", dtype=torch.int8).is_batch_invariant
+
+
+@needs_kernels
+@every_dtype
+@pytest.mark.parametrize(
+    "variant", [*FAMILIES, "LlamaForCausalLM tied", "Gemma2ForCausalLM untied", "GraniteForCausalLM tied"]
+)
+def test_logits_agree_with_the_torch_decoder(dtype, variant):
+    exact = PagedRun(exact_decoder(variant, dtype=dtype), attention=NaiveAttention()).feed(TOKEN_IDS.tolist()).logits
+    found = logits_of(native_decoder(best(), variant, dtype=dtype), best())
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05  # of the norm, after three layers of random weights
+    assert (found - exact).norm() < tolerance * exact.norm()
+
+
+@every_level
+@every_dtype
+def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernels, dtype):
+    names = frozenset({"hidden.0", "hidden.1", "hidden.3", "last_hidden"})
+    runs = [
+        PagedRun(exact_decoder("Gemma3ForCausalLM", dtype=dtype), attention=NaiveAttention()),
+        PagedRun(native_decoder(kernels, "Gemma3ForCausalLM", dtype=dtype), attention=NativeAttention(kernels)),
+    ]
+    exact, found = (run.feed(TOKEN_IDS.tolist(), features=names).features for run in runs)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    for name in names:
+        assert found[name].dtype == torch.float32
+        assert (found[name] - exact[name]).norm() < tolerance * exact[name].norm()
+
+
+@needs_kernels
+def test_a_tied_embedding_is_read_from_the_packed_head():
+    decoder = native_decoder(best(), "LlamaForCausalLM tied", dtype=torch.bfloat16)
+    assert decoder.embed.head is decoder.logits.linear
+
+
+# --- models of transformers' own code ---------------------------------------------------------------
+
+
+@every_level
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_foreign_model_gives_the_logits_of_transformers(kernels, name):
+    model = make_model(CONFIGS[name])
+    expected = model(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
+    plugged = plug_in(model, Packing(kernels, weight_dtype=torch.float32))
+    torch.testing.assert_close(logits_of(plugged, kernels), expected, atol=1e-3, rtol=1e-3)
+
+
+@every_level
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.int8])
+def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_dtype):
+    config = CONFIGS["parallel_residual"]
+    expected = make_model(config)(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
+    plugged = plug_in(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_dtype=weight_dtype))
+    found = logits_of(plugged, kernels)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+@needs_kernels
+def test_the_weights_that_were_packed_are_gone():
+    model = make_model(CONFIGS["parallel_residual"])
+    weights = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
+    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    gc.collect()
+    assert len(weights) == 13
+    assert not any(weight() is not None for weight in weights)
+    assert not any(isinstance(module, nn.Linear) for module in model.modules())
+
+
+class Toy(nn.Module):
+    """An embedding and a head that is tied to it."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+        self.head = nn.Linear(6, 10, bias=False)
+        self.head.weight = embedding.weight
+        self.requires_grad_(False)
+
+
+class Scaled(nn.Embedding):
+    """Not transformers' plain kind: packing its weight would leave a second copy."""
+
+
+@needs_kernels
+def test_an_embedding_that_is_tied_to_a_packed_head_reads_it():
+    model = Toy(nn.Embedding(10, 6))
+    table, ids = model.embedding.weight.clone(), torch.tensor([[3, 9], [0, 3]])
+    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    assert isinstance(model.embedding, PackedEmbeddingModule)
+    assert torch.equal(model.embedding(ids), table[ids])
+    assert model.embedding.embedding.head is model.head.linear
+
+
+@needs_kernels
+def test_an_embedding_that_is_tied_to_nothing_stays():
+    model = Toy(nn.Embedding(10, 6))
+    model.head.weight = nn.Parameter(torch.randn(10, 6), requires_grad=False)
+    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    assert type(model.embedding) is nn.Embedding
+    assert isinstance(model.head, PackedModule)
+
+
+@needs_kernels
+def test_a_head_that_is_tied_to_an_embedding_of_another_kind_stays():
+    model = Toy(Scaled(10, 6))
+    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    assert model.head.weight is model.embedding.weight
+
+
+@needs_kernels
+def test_a_packed_module_still_tells_shape_and_dtype():
+    model = Toy(nn.Embedding(10, 6)).bfloat16()
+    pack_modules(model, Packing(best(), weight_dtype=torch.bfloat16))
+    for module in (model.head, model.embedding):
+        assert (module.weight.shape, module.weight.dtype) == ((10, 6), torch.bfloat16)

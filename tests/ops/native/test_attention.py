@@ -1,0 +1,249 @@
+"""Attention by the kernels against the oracle, and that a row's bits depend on its own text alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.core.batch import LayerKVSpec, SequenceRows
+from forerun.kv.cache import KVCache
+from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention, can_attend
+from tests.native import every_level, every_stored_dtype, generator, threads
+from tests.ops.native.passes import (
+    CPU,
+    cache_copy,
+    deal_blocks,
+    filled_cache,
+    make_batch,
+    random_batch,
+    slots_of,
+    source,
+    tree_mask,
+)
+
+# --- agreement ------------------------------------------------------------------------------------
+
+LENGTHS = st.lists(
+    st.tuples(st.one_of(st.integers(0, 20), st.integers(230, 560)), st.one_of(st.just(1), st.integers(2, 24))),
+    min_size=1,
+    max_size=4,
+)
+DIMS = st.one_of(
+    st.sampled_from([(8, 8), (16, 16), (64, 64), (80, 80), (96, 96), (128, 128)]),
+    st.tuples(st.integers(1, 40).map(lambda n: 2 * n), st.integers(1, 70)),
+)
+
+
+def attend_both(kernels, batch, num_blocks, *, heads, dims, dtype, seed, sinks=None, **options):
+    """The same pass by the kernels in `dtype` and by the oracle in fp64: (output, cache) of each."""
+    spec = LayerKVSpec(num_kv_heads=heads[1], key_dim=dims[0], value_dim=dims[1])
+    cache = filled_cache([spec], num_blocks=num_blocks, block_size=batch.block_size, dtype=dtype, seed=seed)
+    random, num_rows = generator(seed + 1), len(batch.positions)
+    shapes = [(heads[0], dims[0]), (heads[1], dims[0]), (heads[1], dims[1])]
+    rows = [torch.randn(num_rows, *shape, generator=random).to(dtype) for shape in shapes]
+    if sinks:
+        options["sinks"] = torch.randn(heads[0], generator=random)
+    results = []
+    for attention, wide in ((NativeAttention(kernels), dtype), (NaiveAttention(), torch.float64)):
+        own = cache_copy(cache, dtype=wide)
+        attend = attention.begin(batch, own)
+        results.append((attend(0, *(x.to(wide) for x in rows), scale=dims[0] ** -0.5, **options), own.layers[0]))
+    return results
+
+
+def assert_agree(results, *, dtype):
+    """fp32 scores of a few units err by 1e-6 or so, and weights with them; bf16 rounds what comes out once, to 2^-9."""
+    (found, found_kv), (exact, exact_kv) = results
+    rtol, atol = {torch.float32: (0, 2e-5), torch.bfloat16: (2.0**-8, 1e-4)}[dtype]
+    torch.testing.assert_close(found.double(), exact, rtol=rtol, atol=atol)
+    assert torch.equal(found_kv.key.double(), exact_kv.key)
+    assert torch.equal(found_kv.value.double(), exact_kv.value)
+
+
+@every_level
+@every_stored_dtype
+@settings(max_examples=20)
+@given(
+    lengths=LENGTHS,
+    seed=st.integers(0, 2**20),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (14, 2), (32, 1)]),
+    dims=DIMS,
+    block_size=st.sampled_from([1, 3, 4, 7, 16, 40]),
+    window=st.one_of(st.none(), st.integers(1, 20), st.integers(200, 400)),
+    soft_cap=st.one_of(st.none(), st.just(1.5)),
+    sinks=st.booleans(),
+)
+def test_attention_agrees_with_the_oracle(
+    kernels, dtype, lengths, seed, heads, dims, block_size, window, soft_cap, sinks
+):
+    batch, num_blocks = random_batch(source(seed), lengths, block_size=block_size)
+    options = {"window": window, "soft_cap": soft_cap, "sinks": sinks}
+    assert_agree(
+        attend_both(kernels, batch, num_blocks, heads=heads, dims=dims, dtype=dtype, seed=seed, **options), dtype=dtype
+    )
+
+
+@every_level
+@every_stored_dtype
+@pytest.mark.parametrize("context", [255, 256, 511, 512])
+def test_contexts_at_the_edges_of_tiles_agree(kernels, dtype, context):
+    batch, num_blocks = random_batch(source(0), [(context, 1), (context, 4)], block_size=16)
+    assert_agree(attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=(16, 16), dtype=dtype, seed=0), dtype=dtype)
+
+
+@every_level
+@pytest.mark.parametrize("heads", [(32, 1), (33, 1), (71, 1), (96, 2)])
+def test_more_query_heads_than_one_item_holds_agree(kernels, heads):
+    batch, num_blocks = random_batch(source(0), [(20, 3), (5, 1)], block_size=4)
+    results = attend_both(kernels, batch, num_blocks, heads=heads, dims=(8, 8), dtype=torch.float32, seed=0)
+    assert_agree(results, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("key_dims", "can"), [([8, 128], True), ([MOST_KEY_DIM], True), ([8, 7], False), ([MOST_KEY_DIM + 2], False)]
+)
+def test_sizes_that_the_kernels_do_not_have_are_told(key_dims, can):
+    assert can_attend([LayerKVSpec(num_kv_heads=1, key_dim=dim, value_dim=7) for dim in key_dims]) is can
+
+
+@every_level
+def test_the_widest_keys_agree(kernels):
+    batch, num_blocks = random_batch(source(0), [(20, 3)], block_size=4)
+    results = attend_both(kernels, batch, num_blocks, heads=(2, 1), dims=(MOST_KEY_DIM, 6), dtype=torch.float32, seed=0)
+    assert_agree(results, dtype=torch.float32)
+
+
+@every_level
+def test_query_key_and_value_may_be_views(kernels):
+    batch, num_blocks = random_batch(source(0), [(20, 3), (5, 1)], block_size=4)
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=8)
+    cache = filled_cache([spec], num_blocks=num_blocks, block_size=4, dtype=torch.float32)
+    fused = torch.randn(4, 8, 8)
+    parts = fused[:, :4], fused[:, 4:6], fused[:, 6:]
+    found = [
+        NativeAttention(kernels).begin(batch, cache_copy(cache, dtype=torch.float32))(0, *rows, scale=0.3)
+        for rows in (parts, [part.clone() for part in parts])
+    ]
+    assert torch.equal(*found)
+
+
+@every_level
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}, {"window": 6}])
+def test_nan_in_foreign_or_stale_slots_reaches_no_output(kernels, options):
+    batch, num_blocks = random_batch(source(2), [(5, 1), (14, 3), (8, 2)], block_size=4)
+    own = [
+        slot
+        for rows in batch.sequences
+        for slot in slots_of(rows.block_ids, range(rows.num_context + rows.num_rows), block_size=4)
+    ]
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=8)
+    cache = KVCache([spec], num_blocks=num_blocks, block_size=4, dtype=torch.float32, device=CPU)
+    for tensor in (cache.layers[0].key, cache.layers[0].value):
+        tensor.fill_(float("nan"))
+        tensor[own] = 1.0
+    query, key = torch.randn(6, 4, 8), torch.randn(6, 2, 8)
+    assert NativeAttention(kernels).begin(batch, cache)(0, query, key, key, scale=1.0, **options).isfinite().all()
+
+
+# --- invariance: bits ---------------------------------------------------------------------------
+
+LENGTH = 530  # of the text whose attention is compared; two tiles of 256 keys and a bit
+FIRST = 220
+HEADS, DIM = (6, 2), 20
+RULES = {"plain": {}, "window": {"window": 37}, "wide window": {"window": 300}, "cap": {"soft_cap": 2.0}}
+every_rule = pytest.mark.parametrize("options", RULES.values(), ids=RULES)
+
+
+class Text:
+    """Random queries, keys and values of one text, attended in whatever passes a test likes."""
+
+    def __init__(self, dtype, seed=0):
+        random = generator(seed)
+        self.rows = [
+            torch.randn(LENGTH, heads, DIM, generator=random).to(dtype) for heads in (HEADS[0], *HEADS[1:] * 2)
+        ]
+        self.dtype = dtype
+
+    def attend(self, kernels, bounds, *, block_size=16, seed=0, first=0, **options):
+        """Outputs of places `first` and up, computed in passes that end at `bounds`; those before are in the cache."""
+        (blocks,), num_blocks = deal_blocks(source(seed), [LENGTH], block_size=block_size)
+        cache = self.cache(num_blocks, block_size, blocks, first)
+        outputs = []
+        for start, end in zip([first, *bounds], bounds, strict=False):
+            rows = SequenceRows(num_context=start, num_rows=end - start, block_ids=blocks)
+            attend = NativeAttention(kernels).begin(make_batch([rows], block_size=block_size), cache)
+            outputs.append(attend(0, *(x[start:end] for x in self.rows), scale=0.4, **options))
+        return torch.cat(outputs)
+
+    def cache(self, num_blocks, block_size, blocks, length):
+        """A cache that holds the first `length` places in `blocks`."""
+        spec = LayerKVSpec(num_kv_heads=HEADS[1], key_dim=DIM, value_dim=DIM)
+        cache = filled_cache([spec], num_blocks=num_blocks, block_size=block_size, dtype=self.dtype)
+        slots = slots_of(blocks, range(length), block_size=block_size)
+        cache.layers[0].key[slots], cache.layers[0].value[slots] = (x[:length] for x in self.rows[1:])
+        return cache
+
+
+@every_level
+@every_stored_dtype
+@every_rule
+def test_chunking_changes_no_bit(kernels, dtype, options):
+    text = Text(dtype)
+    expected = text.attend(kernels, range(FIRST + 1, LENGTH + 1), first=FIRST, **options)
+    for size in (2, 5, 8, 16, 300):
+        bounds = [*range(FIRST + size, LENGTH, size), LENGTH]
+        assert torch.equal(text.attend(kernels, bounds, first=FIRST, **options), expected), size
+
+
+@every_level
+@every_stored_dtype
+@every_rule
+def test_block_layout_and_size_change_no_bit(kernels, dtype, options):
+    text = Text(dtype)
+    expected = text.attend(kernels, [LENGTH], first=400, **options)
+    for block_size, seed in ((16, 1), (1, 2), (7, 3), (64, 4)):
+        found = text.attend(kernels, [LENGTH], first=400, block_size=block_size, seed=seed, **options)
+        assert torch.equal(found, expected), block_size
+
+
+@every_level
+@every_stored_dtype
+@every_rule
+@pytest.mark.parametrize("first", [3, 250, 509])
+def test_a_path_of_a_tree_has_the_bits_of_the_same_text_as_a_chain(kernels, dtype, options, first):
+    text = Text(dtype)
+    parents = [-1, 0, 0, 1, 2, 4, 4, 6, 7, 7]
+    chain = [0, 2, 4, 6, 7, 9]  # these nodes are places first .. first + 5 of the text
+    mask = tree_mask(parents)
+    expected = text.attend(kernels, [first + len(chain)], first=first, **options)
+    (blocks,), num_blocks = deal_blocks(source(5), [LENGTH], block_size=16)
+    rows = SequenceRows(num_context=first, num_rows=len(parents), block_ids=blocks, tree_mask=mask)
+    attend = NativeAttention(kernels).begin(
+        make_batch([rows], block_size=16), text.cache(num_blocks, 16, blocks, first)
+    )
+    nodes = [torch.randn(len(parents), *x.shape[1:]).to(dtype) for x in text.rows]
+    for mine, theirs in zip(nodes, text.rows, strict=True):
+        mine[chain] = theirs[first : first + len(chain)]
+    assert torch.equal(attend(0, *nodes, scale=0.4, **options)[chain], expected)
+
+
+@every_level
+@every_stored_dtype
+@every_rule
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_other_sequences_and_threads_change_no_bit(kernels, dtype, options, num_threads):
+    text, other = Text(dtype), Text(dtype, seed=1)
+    expected = text.attend(kernels, [300], first=290, **options)
+    (own, theirs), num_blocks = deal_blocks(source(6), [LENGTH, LENGTH], block_size=4)
+    cache = text.cache(num_blocks, 4, own, 290)
+    sequences = [
+        SequenceRows(num_context=0, num_rows=33, block_ids=theirs),
+        SequenceRows(num_context=290, num_rows=10, block_ids=own),
+    ]
+    attend = NativeAttention(kernels).begin(make_batch(sequences, block_size=4), cache)
+    rows = [torch.cat([b[:33], a[290:300]]) for a, b in zip(text.rows, other.rows, strict=True)]
+    with threads(kernels, num_threads):
+        assert torch.equal(attend(0, *rows, scale=0.4, **options)[33:], expected)

@@ -1,0 +1,88 @@
+"""A decoder layer in one call against its torch twin, with every option that a family has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.native.attention import NativeAttention
+from forerun.ops.rotary import Rotation
+from tests.models.random_decoders import exact_decoder, native_decoder
+from tests.models.test_families import VARIANTS
+from tests.native import every_dtype, every_level, generator, threads
+from tests.ops.native.passes import cache_copy, filled_cache, make_batch, random_batch, source
+
+LAYER_VARIANTS = [name for name in VARIANTS if not name.endswith(("tied", "ConditionalGeneration"))]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 1e-2}
+"""Of the norm of what a layer adds: fp32 rounds to 6e-8, and bf16 each of four buffers to 2^-9, 0.002."""
+
+BLOCK_SIZE = 4
+
+
+def rotation_of(decoder, index, positions):
+    """What layer `index` rotates by."""
+    ropes = [None, *dict.fromkeys(rope for rope in decoder.config.ropes if rope is not None)]
+    return decoder.rotations(positions)[ropes.index(decoder.config.ropes[index])]
+
+
+def in_fp64(rotation):
+    return None if rotation is None else Rotation(*(part.double() for part in rotation))
+
+
+def run_layer(kernels, decoder, index, batch, hidden, cache):
+    """One layer of a native decoder over a pass."""
+    attend = NativeAttention(kernels).begin(batch, cache)
+    return decoder.layers[index](hidden, rotation_of(decoder, index, batch.positions), attend)
+
+
+@every_level
+@pytest.mark.parametrize(
+    ("dtype", "variant"),
+    [
+        *((torch.float32, variant) for variant in LAYER_VARIANTS),
+        *((dtype, family) for dtype in (torch.bfloat16, torch.int8) for family in LAYER_VARIANTS if "For" in family),
+    ],
+)
+def test_layer_agrees_with_its_twin(kernels, dtype, variant):
+    native, exact = native_decoder(kernels, variant, dtype=dtype), exact_decoder(variant, dtype=dtype)
+    batch, num_blocks = random_batch(source(1), [(30, 1), (9, 6), (0, 11), (280, 3)], block_size=BLOCK_SIZE)
+    cache = filled_cache(native.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=native.dtype)
+    exact_cache = cache_copy(cache, dtype=torch.float64)
+    attend = NaiveAttention().begin(batch, exact_cache)
+    for index, layer in enumerate(exact.layers):
+        hidden = torch.randn(len(batch.positions), native.hidden_size, generator=generator(index))
+        rotation = in_fp64(rotation_of(native, index, batch.positions))
+        expected = layer(hidden.double(), rotation, attend) - hidden
+        found = run_layer(kernels, native, index, batch, hidden, cache) - hidden
+        assert (found - expected).norm() < TOLERANCE[dtype] * expected.norm()
+        stored, exact_stored = cache.layers[index].key.double(), exact_cache.layers[index].key
+        assert (stored - exact_stored).norm() < TOLERANCE[dtype] * exact_stored.norm()
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("variant", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM"])
+def test_a_row_has_the_same_bits_beside_any_number_of_sequences(kernels, dtype, variant):
+    decoder = native_decoder(kernels, variant, dtype=dtype)
+    batch, num_blocks = random_batch(source(2), [(5 + i % 40, 1) for i in range(300)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
+    hidden = torch.randn(300, decoder.hidden_size)
+    together = run_layer(kernels, decoder, 1, batch, hidden, cache)
+    for count in (1, 2, 5, 8, 16):
+        some = make_batch(batch.sequences[100 : 100 + count], block_size=BLOCK_SIZE)
+        found = run_layer(kernels, decoder, 1, some, hidden[100 : 100 + count], cache)
+        assert torch.equal(found, together[100 : 100 + count]), count
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_change_no_bit(kernels, dtype, num_threads):
+    decoder = native_decoder(kernels, "Gemma3ForCausalLM", dtype=dtype)
+    batch, num_blocks = random_batch(source(3), [(30, 1), (9, 6), (0, 40), (280, 3)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
+    hidden = torch.randn(len(batch.positions), decoder.hidden_size)
+    expected = run_layer(kernels, decoder, 0, batch, hidden, cache)
+    with threads(kernels, num_threads):
+        assert torch.equal(run_layer(kernels, decoder, 0, batch, hidden, cache), expected)

@@ -1,0 +1,230 @@
+"""Packed weights against their torch twins, and that a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.ops.embedding import Embedding
+from forerun.ops.linear import Head, Linear
+from forerun.ops.native.memory import Arena
+from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedHead, pack, quantize
+from forerun.ops.norms import RMSNorm
+from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels, packed_linear, threads
+
+ROUNDING = 2.0**-24  # of one fp32 operation, relative
+ROW_COUNTS = (1, 2, 5, 8, 16, 300)
+
+
+def rounded_for(dtype, x):
+    """Rows as the kernels read them: bf16 beside narrow weights."""
+    return x if dtype == torch.float32 else x.to(torch.bfloat16).float()
+
+
+def strided(rows, columns, random):
+    """[rows, columns] that are every second value of every second row of something larger."""
+    return torch.randn(2 * rows, 2 * columns, generator=random)[::2, 1::2]
+
+
+def assert_within_rounding(found, linear, x):
+    """Compare with the twin in fp64.
+
+    A sum of n fp32 products errs by at most n roundings of the sum of their absolute values (Higham,
+    Accuracy and Stability, 3.1); scale, bias and the weight that `unpack` rounds add one each.
+    """
+    weight = linear.weight.unpack().double()
+    bias = None if linear.weight.bias is None else linear.weight.bias[: linear.weight.outputs].double()
+    x = rounded_for(linear.weight.data.dtype, x).double()
+    exact = Linear(weight, bias)(x)
+    magnitude = Linear(weight.abs(), None if bias is None else bias.abs())(x.abs())
+    bound = (x.shape[-1] + 4) * ROUNDING * magnitude
+    assert ((found.double() - exact).abs() <= bound).all()
+
+
+# --- agreement ------------------------------------------------------------------------------------
+
+
+@every_level
+@every_dtype
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 130),
+    outputs=st.integers(1, 100),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_linear_agrees_with_its_twin_whatever_shape_and_strides(kernels, dtype, rows, inputs, outputs, with_bias, seed):
+    random = generator(seed)
+    bias = torch.randn(outputs, generator=random) if with_bias else None
+    linear = packed_linear(kernels, strided(outputs, inputs, random), bias, dtype=dtype)
+    x = strided(rows, inputs, random)
+    assert_within_rounding(linear(x), linear, x)
+
+
+@every_level
+@every_dtype
+def test_linear_keeps_leading_dimensions_and_dtype(kernels, dtype):
+    linear = packed_linear(kernels, torch.randn(7, 6), dtype=dtype)
+    x = torch.randn(2, 3, 6, dtype=torch.bfloat16)
+    found = linear(x)
+    assert (found.shape, found.dtype) == ((2, 3, 7), torch.bfloat16)
+    assert torch.equal(found.view(6, 7), linear(x.view(6, 6)))
+
+
+@every_level
+def test_linear_of_no_rows_is_empty(kernels):
+    assert packed_linear(kernels, torch.randn(7, 6), dtype=torch.bfloat16)(torch.empty(0, 6)).shape == (0, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unpacked_weights_are_those_that_were_packed(dtype):
+    weight = torch.randn(45, 13).to(dtype)
+    assert torch.equal(pack(weight, None, dtype=dtype, arena=Arena()).unpack(), weight)
+
+
+def test_int8_weights_are_within_half_a_step():
+    weight = torch.randn(45, 13) * torch.logspace(-6, 6, 45)[:, None]
+    step = weight.abs().amax(1, keepdim=True) / 127
+    error = pack(weight, None, dtype=torch.int8, arena=Arena()).unpack() - weight
+    assert (error.abs() <= 0.5001 * step).all()
+
+
+def test_int8_takes_an_output_of_nothing_but_zeros():
+    values, scale = quantize(torch.zeros(2, 5))
+    assert values.eq(0).all()
+    assert scale.isfinite().all()
+
+
+@every_level
+@every_dtype
+def test_selected_outputs_have_the_bits_of_the_whole(kernels, dtype):
+    linear = packed_linear(kernels, torch.randn(100, 30), torch.randn(100), dtype=dtype)
+    x, outputs = torch.randn(9, 30), torch.randperm(100)[:45]
+    assert torch.equal(linear.select(outputs)(x), linear(x)[:, outputs])
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_argmax_is_the_first_highest_logit(kernels, dtype, num_threads):
+    weight = torch.randn(200, 24, generator=generator(0))
+    weight[100:] = weight[:100].flip(0)  # each output twice, so that each row has a tie
+    linear, x = packed_linear(kernels, weight, dtype=dtype), torch.randn(40, 24, generator=generator(1))
+    with threads(kernels, num_threads):
+        found = linear.argmax(x, factor=1.0, cap=0.0)
+    assert found.tolist() == linear(x).numpy().argmax(1).tolist()  # NumPy's takes the first of ties
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, None), (0.3, None), (1.0, 2.5), (1.7, 30.0)])
+def test_head_agrees_with_its_twin(kernels, dtype, scale, soft_cap):
+    linear, x = packed_linear(kernels, torch.randn(50, 24), dtype=dtype), torch.randn(9, 24)
+    twin = Head(Linear(linear.weight.unpack().float()), scale, soft_cap)
+    found = PackedHead(linear, scale, soft_cap)(x)
+    # Both sum 24 products of about 1 in fp32, times 1.7 at most, and tanh is within a few roundings.
+    torch.testing.assert_close(found, twin(rounded_for(dtype, x)), atol=5e-5, rtol=0)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, 0.01), (1e-40, None)])
+def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, dtype, scale, soft_cap):
+    head = PackedHead(packed_linear(kernels, torch.randn(200, 24), dtype=dtype), scale, soft_cap)
+    x = 10 * torch.randn(40, 24)
+    assert head.argmax(x).tolist() == head(x).numpy().argmax(1).tolist()
+
+
+@every_level
+def test_soft_cap_is_precise_near_zero(kernels):
+    x = torch.logspace(-8, 1.5, 200)[:, None]
+    head = PackedHead(packed_linear(kernels, torch.tensor([[1.0], [-1.0]]), dtype=torch.float32), 1.0, 3.0)
+    exact = 3 * torch.tanh(x.double() / 3)
+    # 1 - 2 / (e^2x + 1) cancels down to |x| = 0.05, where 2^-24 / 0.05 remain.
+    torch.testing.assert_close(head(x).double(), torch.cat([exact, -exact], dim=1), rtol=4e-6, atol=0)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("scale", [1.0, 6.9375])
+def test_embedding_equals_its_twin(kernels, dtype, scale):
+    head = packed_linear(kernels, torch.randn(45, 13), dtype=dtype)
+    token_ids = torch.tensor([0, 44, 7, 7, 31, 32])
+    expected = Embedding(head.weight.unpack().float(), scale)(token_ids)
+    assert torch.equal(PackedEmbedding(head, scale)(token_ids), expected)
+
+
+@every_level
+@pytest.mark.parametrize("ids", [torch.arange(40)[::3], torch.arange(9, dtype=torch.int32)], ids=["strided", "int32"])
+def test_embedding_takes_ids_in_any_form(kernels, ids):
+    weight = torch.randn(45, 14)
+    assert torch.equal(PackedEmbedding(packed_linear(kernels, weight, dtype=torch.float32))(ids), weight[ids.long()])
+
+
+@every_level
+@settings(max_examples=25)
+@given(rows=st.integers(1, 20), width=st.integers(1, 200), seed=st.integers(0, 2**20))
+def test_norm_agrees_with_its_twin_whatever_shape_and_strides(kernels, rows, width, seed):
+    random = generator(seed)
+    weight, x = torch.randn(width, generator=random), strided(rows, width, random)
+    exact = RMSNorm(weight.double(), 1e-5)(x.double())
+    found = NativeRMSNorm(kernels, weight, 1e-5)(x)
+    # The sum of squares errs by width / 16 + 4 roundings at most, its root by half; three more operations follow.
+    torch.testing.assert_close(found.double(), exact, rtol=(width / 32 + 8) * ROUNDING, atol=0)
+
+
+# --- invariance: bits ---------------------------------------------------------------------------
+
+
+@every_level
+@every_dtype
+def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, dtype):
+    linear = packed_linear(kernels, torch.randn(150, 131), torch.randn(150), dtype=dtype)
+    x = torch.randn(max(ROW_COUNTS), 131)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for count in ROW_COUNTS:
+        assert torch.equal(linear(x[:count]), alone[:count]), count
+        assert torch.equal(linear(x[-count:]), alone[-count:]), count
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_a_row_has_the_same_bits_with_any_number_of_threads(kernels, dtype, num_threads):
+    linear, x = packed_linear(kernels, torch.randn(150, 30), dtype=dtype), torch.randn(23, 30)
+    norm = NativeRMSNorm(kernels, torch.randn(30), 1e-5)
+    expected = linear(x), norm(x)
+    with threads(kernels, num_threads):
+        found = linear(x), norm(x)
+    assert all(map(torch.equal, found, expected))
+
+
+@every_level
+def test_a_normed_row_has_the_same_bits_among_any_number_of_rows(kernels):
+    norm, x = NativeRMSNorm(kernels, torch.randn(75), 1e-5), torch.randn(40, 75)
+    alone = torch.cat([norm(row[None]) for row in x])
+    for count in (2, 5, 8, 16, 40):
+        assert torch.equal(norm(x[:count]), alone[:count])
+
+
+@every_level
+@every_dtype
+def test_argmax_does_not_depend_on_the_rows_beside(kernels, dtype):
+    linear, x = packed_linear(kernels, torch.randn(90, 24), dtype=dtype), torch.randn(40, 24)
+    head = PackedHead(linear)
+    alone = torch.cat([head.argmax(row[None]) for row in x])
+    assert torch.equal(head.argmax(x), alone)
+
+
+@needs_kernels
+@every_dtype
+def test_levels_agree(dtype):
+    """Each level rounds in its own way, but all compute the same sum."""
+    weight, x = torch.randn(40, 64), torch.randn(7, 64)
+    found = [packed_linear(kernels, weight, dtype=dtype)(x).numpy() for kernels in KERNELS.values()]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-4)
