@@ -3,6 +3,7 @@
 Where there is no compiler the package is installed without them: torch then computes.
 """
 
+import copy
 import platform
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ class BuildKernels(build_ext):
         """Compile the levels side by side."""
         super().initialize_options()
         self.parallel = True
+
+    def build_extension(self, ext):
+        """Compile each level in a folder of its own: they share a source, so their object files share a name."""
+        alone = copy.copy(self)
+        alone.build_temp = str(Path(self.build_temp, ext.name))
+        super(BuildKernels, alone).build_extension(ext)
 
     def get_ext_filename(self, fullname):
         """Leave Python's version out of the name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -61,6 +62,28 @@ def test_where_nothing_is_built_there_are_none(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "library_file", lambda level: tmp_path / library_file(level).name)
     monkeypatch.setattr(library, "kernels_of_level", kernels_of_level.__wrapped__)
     assert load_kernels() is None
+
+
+@every_level
+def test_each_file_holds_the_level_of_its_name(kernels):
+    library = ctypes.CDLL(str(library_file(kernels.level)))
+    library.forerun_level.restype = ctypes.c_char_p
+    assert library.forerun_level() == kernels.level.encode()
+
+
+@needs_kernels
+def test_a_file_of_another_level_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "library_file", lambda _: library_file("portable"))
+    with pytest.raises(ConfigError, match=r"native CPU kernels: libforerun_portable.*it was built for portable\); reinstall"):
+        kernels_of_level.__wrapped__("avx2")
+
+
+def test_a_damaged_file_is_refused(monkeypatch, tmp_path):
+    damaged = tmp_path / "libforerun_avx2.so"
+    damaged.write_bytes(b"no library")
+    monkeypatch.setattr(library, "library_file", lambda _: damaged)
+    with pytest.raises(ConfigError, match=r"libforerun_avx2.so cannot be used .*; reinstall forerun, or set"):
+        kernels_of_level.__wrapped__("avx2")
 
 
 @needs_kernels

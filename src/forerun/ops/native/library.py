@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
@@ -104,12 +104,25 @@ def load_kernels() -> Kernels | None:
 
 @functools.cache
 def kernels_of_level(level: str) -> Kernels | None:
-    """One build, if it was made and this CPU runs it."""
+    """One build, if it was made and this CPU runs it.
+
+    Raises:
+        ConfigError: its file is damaged, or of another version or level than it should be.
+    """
     file = library_file(level)
     if not file.exists():
         return None
-    library = ctypes.CDLL(str(file))
-    return Kernels(library, level) if library.forerun_runs_here() else None
+    try:
+        library = ctypes.CDLL(str(file))
+        library.forerun_level.restype = c_char_p
+        found = library.forerun_level().decode()
+        if found != level:
+            raise OSError(f"it was built for {found}")
+        return Kernels(library, level) if library.forerun_runs_here() else None
+    except (OSError, AttributeError) as error:
+        raise ConfigError(
+            f"native CPU kernels: {file.name} cannot be used ({error}); reinstall forerun, or set {VARIABLE}=off"
+        ) from error
 
 
 def library_file(level: str) -> Path:

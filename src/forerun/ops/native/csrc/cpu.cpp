@@ -91,6 +91,19 @@ EXPORT void forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
 
 EXPORT int32_t forerun_num_threads() { return process->team->size(); }
 
+// The instruction set that this build was compiled for, by the name of its level.
+EXPORT const char* forerun_level() {
+#if defined(__x86_64__) && defined(__AVX512BF16__)
+    return "avx512bf16";
+#elif defined(__x86_64__) && defined(__AVX512F__)
+    return "avx512";
+#elif defined(__x86_64__) && defined(__AVX2__)
+    return "avx2";
+#else
+    return "portable";
+#endif
+}
+
 // Whether this CPU has what this build was compiled for; to be asked before anything else is called.
 EXPORT int32_t forerun_runs_here() {
 #if defined(__x86_64__) && defined(__AVX512BF16__)
