@@ -18,6 +18,16 @@ namespace forerun {
 constexpr int kTileKeys = 256;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
 
+// Groups of sixteen keys, members and vectors of a value that are computed together: as many sums as fit in
+// registers, and enough of them to hide what one sum waits for the one before it.
+#if defined(__AVX512F__)
+constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 1, kValueVectors = 4;
+#else
+constexpr int kKeyGroups = 1, kScoreMembers = 2, kValueMembers = 1, kValueVectors = 4;
+#endif
+
 // The rows of one sequence in a pass.
 struct Sequence {
     int64_t first_row;
@@ -82,7 +92,7 @@ inline void plan_attention(const Pass& pass, const AttentionShape& shape, int nu
 }
 
 struct AttentionScratch {
-    alignas(64) float keys[kLanes * 1024];  // sixteen keys, transposed
+    alignas(64) float keys[kKeyGroups * kLanes * 1024];  // groups of sixteen keys, transposed
     alignas(64) float scores[kMaxMembers * kTileKeys];
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
@@ -156,14 +166,6 @@ class AttentionBlock {
 
   private:
     static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits
-#if defined(__AVX512F__)
-    static constexpr int kScoreMembers = 8, kValueMembers = 6;  // as many as fit in registers
-#elif defined(__AVX2__)
-    static constexpr int kScoreMembers = 5, kValueMembers = 1;
-#else
-    static constexpr int kScoreMembers = 2, kValueMembers = 1;
-#endif
-    static constexpr int kValueVectors = 4;
 
     // Keys that the member's row sees end here.
     int64_t end_of(int member) const { return first_end_ + member / item_.num_heads; }
@@ -206,38 +208,64 @@ class AttentionBlock {
     }
 
     void score_keys(int count) {
-        const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.key_dim;
         const int num_words = shape_.key_dim / kWordDims;
-        for (int start = 0; start < count; start += kLanes) {
-            const int present = std::min(kLanes, count - start);
-            const uint32_t* keys[kLanes] = {};
-            for (int lane = 0; lane < present; ++lane)
-                keys[lane] = reinterpret_cast<const uint32_t*>(key_ + scratch_.slots[start + lane] * stride +
-                                                               item_.kv_head * shape_.key_dim);
-            transpose_keys(keys, present, num_words, reinterpret_cast<uint32_t*>(scratch_.keys));
-            for (int member = 0; member < num_members_; member += kScoreMembers)
-                score_some(std::min(kScoreMembers, num_members_ - member), member, start, num_words);
+        auto* transposed = reinterpret_cast<uint32_t*>(scratch_.keys);
+        for (int start = 0; start < count; start += kKeyGroups * kLanes) {
+            const int groups = std::min(kKeyGroups, (count - start + kLanes - 1) / kLanes);
+            for (int g = 0; g < groups; ++g)
+                transpose_group(start + g * kLanes, std::min(kLanes, count - start - g * kLanes), num_words,
+                                transposed + g * kLanes * num_words);
+            for (int member = 0; member < num_members_; member += kScoreMembers) {
+                const int members = std::min(kScoreMembers, num_members_ - member);
+                if (groups == kKeyGroups) {
+                    score_some<kKeyGroups>(members, member, start, transposed, num_words);
+                } else {
+                    for (int g = 0; g < groups; ++g)
+                        score_some<1>(members, member, start + g * kLanes, transposed + g * kLanes * num_words, num_words);
+                }
+            }
         }
     }
 
-    template <int Members = kScoreMembers>
-    void score_some(int members, int first, int start, int num_words) {
+    void transpose_group(int start, int num_keys, int num_words, uint32_t* out) {
+        const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.key_dim;
+        const uint32_t* keys[kLanes] = {};
+        for (int lane = 0; lane < num_keys; ++lane)
+            keys[lane] = reinterpret_cast<const uint32_t*>(key_ + scratch_.slots[start + lane] * stride +
+                                                           item_.kv_head * shape_.key_dim);
+        transpose_keys(keys, num_keys, num_words, out);
+    }
+
+    template <int Groups, int Members = kScoreMembers>
+    void score_some(int members, int first, int start, const uint32_t* transposed, int num_words) {
         if constexpr (Members > 1)
-            if (members < Members) return score_some<Members - 1>(members, first, start, num_words);
-        F16 scores[Members];
+            if (members < Members) return score_some<Groups, Members - 1>(members, first, start, transposed, num_words);
+        F16 sums[Members][Groups];
         const Stored* queries[Members];
+#pragma GCC unroll 6
         for (int m = 0; m < Members; ++m) {
-            scores[m] = zero();
             queries[m] = query_of(first + m);
+#pragma GCC unroll 4
+            for (int g = 0; g < Groups; ++g) sums[m][g] = zero();
         }
-        const auto* keys = reinterpret_cast<const Stored*>(scratch_.keys);
+        const auto* keys = reinterpret_cast<const Stored*>(transposed);
         for (int word = 0; word < num_words; ++word) {
-            const auto key = load_pairs(keys + word * kLanes * kWordDims);
-#pragma GCC unroll 8
-            for (int m = 0; m < Members; ++m) scores[m] = dot(scores[m], key, splat_pair(queries[m] + word * kWordDims));
+            decltype(load_pairs(keys)) key[Groups];
+#pragma GCC unroll 4
+            for (int g = 0; g < Groups; ++g) key[g] = load_pairs(keys + (g * num_words + word) * kLanes * kWordDims);
+#pragma GCC unroll 6
+            for (int m = 0; m < Members; ++m) {
+                const auto query = splat_pair(queries[m] + word * kWordDims);
+#pragma GCC unroll 4
+                for (int g = 0; g < Groups; ++g) sums[m][g] = dot(sums[m][g], key[g], query);
+            }
         }
+#pragma GCC unroll 6
         for (int m = 0; m < Members; ++m)
-            store(scratch_.scores + (first + m) * kTileKeys + start, soft_cap(scores[m] * splat(shape_.scale), shape_.soft_cap));
+#pragma GCC unroll 4
+            for (int g = 0; g < Groups; ++g)
+                store(scratch_.scores + (first + m) * kTileKeys + start + g * kLanes,
+                      soft_cap(sums[m][g] * splat(shape_.scale), shape_.soft_cap));
     }
 
     // Turns a member's scores into weights relative to the highest score so far.
@@ -293,15 +321,18 @@ class AttentionBlock {
         const float* weights = scratch_.scores + first * kTileKeys;
         const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.value_dim;
         const Stored* values = value_ + item_.kv_head * shape_.value_dim + dim;
-        const int last_lanes = shape_.value_dim - dim - (Vectors - 1) * kLanes;
+        const int lanes = shape_.value_dim - dim;  // fewer than a vector's only where there is one vector
         F16 sums[Members][Vectors];
+#pragma GCC unroll 6
         for (int m = 0; m < Members; ++m)
+#pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
         for (int i = 0; i < count; ++i) {
             const Stored* place = values + scratch_.slots[i] * stride;
             F16 value[Vectors];
+#pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v)
-                value[v] = v + 1 < Vectors ? load(place + v * kLanes) : load_first(place + v * kLanes, last_lanes);
+                value[v] = Vectors > 1 ? load(place + v * kLanes) : load_first(place, lanes);
 #pragma GCC unroll 6
             for (int m = 0; m < Members; ++m) {
                 const F16 weight = splat(weights[m * kTileKeys + i]);
@@ -309,7 +340,9 @@ class AttentionBlock {
                 for (int v = 0; v < Vectors; ++v) sums[m][v] = fma(weight, value[v], sums[m][v]);
             }
         }
+#pragma GCC unroll 6
         for (int m = 0; m < Members; ++m)
+#pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) store(outputs + m * width_ + v * kLanes, sums[m][v]);
     }
 
