@@ -23,7 +23,10 @@ GIT_LFS_POINTER = b"version https://git-lfs"
 
 
 class SafetensorsCheckpoint:
-    """Tensors of one or more safetensors files, memory-mapped and read when asked for."""
+    """Tensors of one or more safetensors files, memory-mapped while they are read.
+
+    A file is opened anew for each tensor: the pages of a mapping that stays open stay in memory too.
+    """
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Open the files; only their headers are read.
@@ -31,15 +34,17 @@ class SafetensorsCheckpoint:
         Raises:
             ModelError: a file is missing, truncated or no safetensors file, or two hold the same tensor.
         """
-        self._files: dict[str, tuple[Path, Any]] = {}
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for path in files:
             shard = _open(path)
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self._files:
                     raise ModelError(
-                        f"{path}: tensor {name!r} is in {self._files[name][0].name} too; download the model again"
+                        f"{path}: tensor {name!r} is in {self._files[name].name} too; download the model again"
                     )
-                self._files[name] = (path, shard)
+                self._files[name] = path
+                self._shapes[name] = tuple(shard.get_slice(name).get_shape())
 
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
@@ -47,7 +52,7 @@ class SafetensorsCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, from the header alone."""
-        return tuple(self._files[name][1].get_slice(name).get_shape())
+        return self._shapes[name]
 
     def load(self, name: str) -> Tensor:
         """Read one tensor, in the dtype of the file, on the CPU.
@@ -55,9 +60,9 @@ class SafetensorsCheckpoint:
         Raises:
             ModelError: the file cannot be read.
         """
-        path, shard = self._files[name]
+        path = self._files[name]
         try:
-            tensor: Tensor = shard.get_tensor(name)
+            tensor: Tensor = _open(path).get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: tensor {name!r} cannot be read ({one_line(error)}); download it again"

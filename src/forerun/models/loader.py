@@ -17,7 +17,6 @@ from forerun.models.base import TargetModel
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.decoder import build_decoder
 from forerun.models.dummy import DummyCheckpoint
-from forerun.models.fallback import load_fallback
 from forerun.models.families import supports
 from forerun.models.gguf import find_gguf, read_gguf_config
 from forerun.models.packing import Packing
@@ -64,6 +63,8 @@ def load_model(
     """
     config = read_config(path)
     if not supports(config):
+        from forerun.models.fallback import load_fallback  # here, for it takes 120 MB of transformers' own code
+
         return load_fallback(path, config, dtype=dtype, device=device, packing=packing)
     checkpoint = open_checkpoint(path)
     dtype = dtype or _stored_dtype(config, checkpoint)

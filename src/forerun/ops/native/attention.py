@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -22,23 +22,38 @@ def can_attend(specs: Iterable[LayerKVSpec]) -> bool:
     return all(spec.key_dim % 2 == 0 and spec.key_dim <= MOST_KEY_DIM for spec in specs)
 
 
+CacheAddress = tuple[int, int, int]
+"""A layer's storage code and the addresses of its keys and values."""
+
+
+def cache_addresses(cache: KVCache) -> list[CacheAddress]:
+    """Where each layer's keys and values are."""
+    return [(STORAGE[kv.key.dtype], kv.key.data_ptr(), kv.value.data_ptr()) for kv in cache.layers]
+
+
 class NativeAttention:
     """Implements `Attention`; a row's position must be its place in its text."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+        self._cache: KVCache | None = None
+        self._addresses: list[CacheAddress] = []
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
-        return NativePass(self.kernels, batch, cache)
+        if cache is not self._cache:  # they never change: asking each tensor in each pass would take a while
+            self._cache, self._addresses = cache, cache_addresses(cache)
+        return NativePass(self.kernels, batch, cache, self._addresses)
 
 
 class NativePass:
     """`Attend` for one pass; `struct` and `addresses`, one per layer, are what a whole layer's call reads."""
 
-    def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache) -> None:
+    def __init__(
+        self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: Sequence[CacheAddress]
+    ) -> None:
         self._layers = cache.layers
-        self.addresses = [(STORAGE[kv.key.dtype], kv.key.data_ptr(), kv.value.data_ptr()) for kv in cache.layers]
+        self.addresses = addresses
         self._kernels = kernels
         self._batch = batch  # keeps the tensors alive whose addresses are in the struct
         self._masks = [
