@@ -10,11 +10,11 @@ from forerun import LLM, SamplingParams
 from forerun.engine.build import choose_arithmetic, load_target
 from forerun.engine.settings import EngineSettings
 from forerun.errors import ConfigError, ModelError, RequestError
-from forerun.models.layers import DecoderLayer
+from forerun.models.decoder import TorchLayers
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
-from forerun.ops.native.layer import NativeLayer
+from forerun.ops.native.layer import NativeLayers
 from forerun.ops.native.library import VARIABLE
 from tests.models.test_fallback import LATENT, SIZES, make_model
 from tests.native import needs_kernels
@@ -154,17 +154,17 @@ def test_torch_computes_with_one_thread_while_the_kernels_have_theirs(tmp_path):
 def loaded(folder, **settings):
     """What computes the layers and the attention of a tiny model."""
     target = load_target(save_stand_in(folder), EngineSettings(model="m", **settings), CPU)
-    return type(target.model.layers[0]), type(target.attention)
+    return type(target.model.layers), type(target.attention)
 
 
 @needs_kernels
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_a_model_is_loaded_onto_the_kernels(tmp_path, settings):
-    assert loaded(tmp_path, **settings) == (NativeLayer, NativeAttention)
+    assert loaded(tmp_path, **settings) == (NativeLayers, NativeAttention)
 
 
 def test_without_kernels_a_model_is_loaded_onto_torch(tmp_path, no_kernels):
-    assert loaded(tmp_path) == (DecoderLayer, PagedAttention)
+    assert loaded(tmp_path) == (TorchLayers, PagedAttention)
 
 
 @needs_kernels

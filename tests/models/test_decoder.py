@@ -98,8 +98,8 @@ def test_single_layer_runs_by_itself(decoder):
         calls.append((layer, query.shape, key.shape, value.shape))
         return torch.zeros_like(query)
 
-    rotation = decoder.rotations(torch.tensor([0, 1]))[1]
-    hidden = decoder.layers[1](torch.randn(2, decoder.hidden_size), rotation, attend)
+    rotations = decoder.rotations(torch.tensor([0, 1]))
+    hidden = decoder.layers(torch.randn(2, decoder.hidden_size), rotations, attend, 1, 2)
     assert hidden.shape == (2, decoder.hidden_size)
     assert calls == [(1, (2, 6, 8), (2, 2, 8), (2, 2, 8))]
 

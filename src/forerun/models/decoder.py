@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
-from forerun.models.layers import read_layer, read_norm
+from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.models.weights import Checkpoint, WeightReader
 from forerun.ops.attention.base import Attend
@@ -24,8 +25,33 @@ from forerun.ops.native.packed import PackedEmbedding, PackedHead
 from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
 
-Layer = Callable[[Tensor, Rotation | None, Any], Tensor]
-"""A decoder layer, of torch calls (`DecoderLayer`) or native (`NativeLayer`)."""
+
+class Layers(Protocol):
+    """The decoder's layers, of torch calls (`TorchLayers`) or native (`NativeLayers`)."""
+
+    layers: Sequence[Any]
+
+    def __call__(
+        self, hidden: Tensor, rotations: list[Rotation | None], attend: Any, first: int, last: int, /
+    ) -> Tensor:
+        """[T, hidden_size] before layer `first` -> the same after layer `last` - 1."""
+        ...
+
+
+@dataclass(slots=True)
+class TorchLayers:
+    """Layers one by one; `rotation_of[i]` says which of a pass's rotations layer i takes."""
+
+    layers: Sequence[DecoderLayer]
+    rotation_of: Sequence[int]
+
+    def __call__(
+        self, hidden: Tensor, rotations: list[Rotation | None], attend: Attend, first: int, last: int
+    ) -> Tensor:
+        """See `Layers`."""
+        for layer, rotation in zip(self.layers[first:last], self.rotation_of[first:last], strict=True):
+            hidden = layer(hidden, rotations[rotation], attend)
+        return hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +59,7 @@ class DecoderParts:
     """What a decoder computes with, of torch or native."""
 
     embedding: Callable[[Tensor], Tensor]  # [T] -> [T, hidden_size]
-    layers: Sequence[Layer]
+    layers: Layers
     norm: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]  # [R, hidden_size] -> [R, vocab_size] fp32
     rotaries: Mapping[RopeConfig, Rotary | RotaryTable]
@@ -58,8 +84,6 @@ class Decoder:
         self.layers = parts.layers
         self.norm = parts.norm
         self.logits = parts.head  # of hidden states after the final norm
-        ropes: list[RopeConfig | None] = [None, *parts.rotaries]
-        self._rope_of_layer = [ropes.index(rope) for rope in config.ropes]
         self._rotaries = list(parts.rotaries.values())
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
@@ -72,10 +96,10 @@ class Decoder:
         features: dict[str, Tensor] = {}
         hidden = self.embed(batch.token_ids)
         rotations = self.rotations(batch.positions)
-        for index, layer in enumerate(self.layers):
-            if index in kept_layers:
-                features[f"hidden.{index}"] = hidden
-            hidden = layer(hidden, rotations[self._rope_of_layer[index]], attend)
+        for first, last in pairwise(sorted({0, *kept_layers, self.num_layers})):
+            if first in kept_layers:
+                features[f"hidden.{first}"] = hidden
+            hidden = self.layers(hidden, rotations, attend, first, last)
         if self.num_layers in kept_layers:
             features[f"hidden.{self.num_layers}"] = hidden
         if "last_hidden" in batch.features:
@@ -135,7 +159,9 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
     head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
-        layers=[read_layer(reader, config, index=index) for index in range(config.num_layers)],
+        layers=TorchLayers(
+            [read_layer(reader, config, index=index) for index in range(config.num_layers)], _rotation_of(config)
+        ),
         norm=_read_final_norm(config, reader),
         head=Head(head, config.logit_scale, config.logit_soft_cap),
         rotaries=_rotaries(config, reader.dtype, reader.device),
@@ -157,7 +183,9 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     rotaries = _rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,
-        layers=[packing.layer(read_layer(reader, config, index=i), config) for i in range(config.num_layers)],
+        layers=packing.layers(
+            (read_layer(reader, config, index=i) for i in range(config.num_layers)), config, _rotation_of(config)
+        ),
         norm=packing.norm(_read_final_norm(config, reader)),
         head=PackedHead(head, config.logit_scale, config.logit_soft_cap),
         rotaries={rope: RotaryTable(rotary) for rope, rotary in rotaries.items()},
@@ -177,10 +205,19 @@ def _read_final_norm(config: DecoderConfig, reader: WeightReader) -> RMSNorm:
     return read_norm(reader, config, f"{config.root}norm.weight", width=config.hidden_size)
 
 
+def _distinct_ropes(config: DecoderConfig) -> list[RopeConfig]:
+    return list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
+
+
 def _rotaries(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[RopeConfig, Rotary]:
     """One for each distinct rope."""
-    ropes = dict.fromkeys(rope for rope in config.ropes if rope is not None)
-    return {rope: Rotary(rope, dtype=dtype, device=device) for rope in ropes}
+    return {rope: Rotary(rope, dtype=dtype, device=device) for rope in _distinct_ropes(config)}
+
+
+def _rotation_of(config: DecoderConfig) -> list[int]:
+    """For each layer the index of its rotation in `Decoder.rotations`."""
+    ropes = [None, *_distinct_ropes(config)]
+    return [ropes.index(rope) for rope in config.ropes]
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from forerun.models.config import DecoderConfig
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, ProjectionNorm
 from forerun.ops.linear import Linear
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer
+from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack
@@ -43,8 +44,11 @@ class Packing:
         """A norm over fp32 rows."""
         return NativeRMSNorm(self.kernels, norm.weight.float(), norm.eps)
 
-    def layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
-        """Pack one layer of a decoder."""
+    def layers(self, layers: Iterable[DecoderLayer], config: DecoderConfig, rotation_of: Sequence[int]) -> NativeLayers:
+        """Pack a decoder's layers, one after the other as they come."""
+        return NativeLayers(self.kernels, [self._layer(layer, config) for layer in layers], rotation_of)
+
+    def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
         names = ("qkv", "output", "gate_up", "down")
         linears = (attention.qkv, attention.output, _interleaved(mlp), mlp.down)
@@ -75,7 +79,7 @@ class Packing:
             activation=ACTIVATION_CODES[config.activation],
         )
         kept = (*weights.values(), *norms.values())
-        return NativeLayer(kernels=self.kernels, index=attention.index, struct=struct, tensors=kept)
+        return NativeLayer(struct=struct, tensors=kept)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
         return pack(weight, bias, dtype=self.weight_dtype, arena=self._arena)

@@ -33,7 +33,7 @@ def in_fp64(rotation):
 def run_layer(kernels, decoder, index, batch, hidden, cache):
     """One layer of a native decoder over a pass."""
     attend = NativeAttention(kernels).begin(batch, cache)
-    return decoder.layers[index](hidden, rotation_of(decoder, index, batch.positions), attend)
+    return decoder.layers(hidden, decoder.rotations(batch.positions), attend, index, index + 1)
 
 
 @every_level
@@ -50,7 +50,7 @@ def test_layer_agrees_with_its_twin(kernels, dtype, variant):
     cache = filled_cache(native.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=native.dtype)
     exact_cache = cache_copy(cache, dtype=torch.float64)
     attend = NaiveAttention().begin(batch, exact_cache)
-    for index, layer in enumerate(exact.layers):
+    for index, layer in enumerate(exact.layers.layers):
         hidden = torch.randn(len(batch.positions), native.hidden_size, generator=generator(index))
         rotation = in_fp64(rotation_of(native, index, batch.positions))
         expected = layer(hidden.double(), rotation, attend) - hidden
@@ -58,6 +58,22 @@ def test_layer_agrees_with_its_twin(kernels, dtype, variant):
         assert (found - expected).norm() < TOLERANCE[dtype] * expected.norm()
         stored, exact_stored = cache.layers[index].key.double(), exact_cache.layers[index].key
         assert (stored - exact_stored).norm() < TOLERANCE[dtype] * exact_stored.norm()
+
+
+@every_level
+@pytest.mark.parametrize("variant", ["LlamaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM"])
+def test_all_layers_in_one_call_are_the_layers_one_by_one(kernels, variant):
+    decoder = native_decoder(kernels, variant, dtype=torch.bfloat16)
+    batch, num_blocks = random_batch(source(1), [(30, 1), (9, 6), (0, 11)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
+    hidden = torch.randn(len(batch.positions), decoder.hidden_size)
+    attend = NativeAttention(kernels).begin(batch, cache)
+    together = decoder.layers(hidden, decoder.rotations(batch.positions), attend, 0, decoder.num_layers)
+    before = hidden.clone()
+    for index in range(decoder.num_layers):
+        hidden = run_layer(kernels, decoder, index, batch, hidden, cache)
+    assert torch.equal(together, hidden)
+    assert not torch.equal(before, hidden)
 
 
 @every_level

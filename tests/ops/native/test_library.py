@@ -74,7 +74,9 @@ def test_each_file_holds_the_level_of_its_name(kernels):
 @needs_kernels
 def test_a_file_of_another_level_is_refused(monkeypatch):
     monkeypatch.setattr(library, "library_file", lambda _: library_file("portable"))
-    with pytest.raises(ConfigError, match=r"native CPU kernels: libforerun_portable.*it was built for portable\); reinstall"):
+    with pytest.raises(
+        ConfigError, match=r"native CPU kernels: libforerun_portable.*it was built for portable\); reinstall"
+    ):
         kernels_of_level.__wrapped__("avx2")
 
 

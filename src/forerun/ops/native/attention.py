@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from ctypes import Array
 
 import numpy as np
 import torch
@@ -22,13 +23,19 @@ def can_attend(specs: Iterable[LayerKVSpec]) -> bool:
     return all(spec.key_dim % 2 == 0 and spec.key_dim <= MOST_KEY_DIM for spec in specs)
 
 
-CacheAddress = tuple[int, int, int]
-"""A layer's storage code and the addresses of its keys and values."""
+class CacheAddresses:
+    """Where each layer's keys and values are, as arrays of addresses that the kernels read."""
 
+    def __init__(self, cache: KVCache) -> None:
+        self.storage = STORAGE[cache.layers[0].key.dtype]
+        self._keys = np.array([kv.key.data_ptr() for kv in cache.layers], dtype=np.int64)
+        self._values = np.array([kv.value.data_ptr() for kv in cache.layers], dtype=np.int64)
+        self._places = (self._keys.ctypes.data, self._values.ctypes.data)
 
-def cache_addresses(cache: KVCache) -> list[CacheAddress]:
-    """Where each layer's keys and values are."""
-    return [(STORAGE[kv.key.dtype], kv.key.data_ptr(), kv.value.data_ptr()) for kv in cache.layers]
+    def arrays(self, first_layer: int) -> tuple[int, int]:
+        """The addresses of the two arrays from one layer on."""
+        keys, values = self._places
+        return keys + self._keys.itemsize * first_layer, values + self._values.itemsize * first_layer
 
 
 class NativeAttention:
@@ -37,21 +44,19 @@ class NativeAttention:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self._cache: KVCache | None = None
-        self._addresses: list[CacheAddress] = []
+        self._addresses: CacheAddresses | None = None
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
-        if cache is not self._cache:  # they never change: asking each tensor in each pass would take a while
-            self._cache, self._addresses = cache, cache_addresses(cache)
+        if cache is not self._cache or self._addresses is None:  # asking each tensor in each pass would take a while
+            self._cache, self._addresses = cache, CacheAddresses(cache)
         return NativePass(self.kernels, batch, cache, self._addresses)
 
 
 class NativePass:
-    """`Attend` for one pass; `struct` and `addresses`, one per layer, are what a whole layer's call reads."""
+    """`Attend` for one pass; `struct` and `addresses` are what a call of whole layers reads."""
 
-    def __init__(
-        self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: Sequence[CacheAddress]
-    ) -> None:
+    def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: CacheAddresses) -> None:
         self._layers = cache.layers
         self.addresses = addresses
         self._kernels = kernels
@@ -78,15 +83,6 @@ class NativePass:
             sequences=self._sequences.ctypes.data,
             block_size=batch.block_size,
         )
-
-        self._turns: dict[int, tuple[Rotation | None, RotationStruct]] = {}  # by id
-
-    def turns(self, rotation: Rotation | None) -> RotationStruct:
-        """Addresses of a rotation's cosines and sines (contiguous fp32), made once for all layers that share it."""
-        key = id(rotation)
-        if key not in self._turns:
-            self._turns[key] = rotation, RotationStruct() if rotation is None else rotation_struct(rotation)
-        return self._turns[key][1]
 
     def __call__(
         self,
@@ -138,6 +134,13 @@ def attention_struct(
         soft_cap=soft_cap or 0.0,
         window=window or 0,
         sinks=None if sinks is None else sinks.data_ptr(),
+    )
+
+
+def rotation_structs(rotations: list[Rotation | None]) -> Array[RotationStruct]:
+    """Addresses of contiguous fp32 cosines and sines [T, 1, half]; None: no positions."""
+    return (RotationStruct * len(rotations))(
+        *(RotationStruct() if rotation is None else rotation_struct(rotation) for rotation in rotations)
     )
 
 

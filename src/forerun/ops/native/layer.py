@@ -1,13 +1,15 @@
-"""A whole decoder layer in one call of the kernels."""
+"""Whole decoder layers in one call of the kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import addressof
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from forerun.ops.native.attention import NativePass
+from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import LayerStruct
 from forerun.ops.rotary import Rotation
@@ -17,21 +19,39 @@ ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}  # `Activation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
-    """The twin of `models.layers.DecoderLayer`; the residual stream is fp32.
+    """A decoder layer's packed weights; `tensors` are those whose addresses are in `struct`."""
 
-    `tensors` are those whose addresses are in `struct`.
-    """
-
-    kernels: Kernels
-    index: int
     struct: LayerStruct
     tensors: tuple[object, ...]
 
-    def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: NativePass) -> Tensor:
-        """[T, hidden_size] fp32 -> [T, hidden_size] fp32; `rotation` None: the layer knows no positions."""
-        out = torch.empty_like(hidden)
-        cache = attend.addresses[self.index]
-        self.kernels.decoder_layer(
-            self.struct, attend.struct, attend.turns(rotation), *cache, hidden.data_ptr(), out.data_ptr()
+
+class NativeLayers:
+    """The twin of calling `models.layers.DecoderLayer` one by one; the residual stream is fp32."""
+
+    def __init__(self, kernels: Kernels, layers: Sequence[NativeLayer], rotation_of: Sequence[int]) -> None:
+        """`rotation_of[i]` says which of a pass's rotations layer i takes."""
+        self.layers = layers
+        self._kernels = kernels
+        self._structs = np.array([addressof(layer.struct) for layer in layers], dtype=np.int64)
+        self._rotation_of = np.array(rotation_of, dtype=np.int32)
+        self._places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)
+
+    def __call__(
+        self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
+    ) -> Tensor:
+        """[T, hidden_size] fp32 before layer `first` -> the same after layer `last` - 1."""
+        out = hidden.clone()
+        structs, rotation_of = self._places
+        keys, values = attend.addresses.arrays(first)
+        self._kernels.decoder_layers(
+            structs + self._structs.itemsize * first,
+            last - first,
+            attend.struct,
+            rotation_structs(rotations),
+            rotation_of + self._rotation_of.itemsize * first,
+            attend.addresses.storage,
+            keys,
+            values,
+            out.data_ptr(),
         )
         return out

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.ops.native.structs import AttentionStruct, LayerStruct, PassStruct, RotationStruct, WeightStruct
+from forerun.ops.native.structs import AttentionStruct, PassStruct, RotationStruct, WeightStruct
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ PROTOTYPES: dict[str, list[type]] = {
     "forerun_rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
     "forerun_gate": [c_void_p, c_void_p, c_int64, c_int32, c_void_p],
     "forerun_attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
-    "forerun_decoder_layer": [
-        *(POINTER(LayerStruct), POINTER(PassStruct), POINTER(RotationStruct)),
-        *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+    "forerun_decoder_layers": [
+        *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
+        *(c_int32, c_void_p, c_void_p, c_void_p),
     ],
 }
 
@@ -59,7 +59,7 @@ class Kernels:
         self.rotate = library.forerun_rotate
         self.gate = library.forerun_gate
         self.attention = library.forerun_attention
-        self.decoder_layer = library.forerun_decoder_layer
+        self.decoder_layers = library.forerun_decoder_layers
         self._set_threads = library.forerun_set_threads
         self._read = library.forerun_read
         self._read.argtypes, self._read.restype = [c_void_p, c_int64], c_uint64

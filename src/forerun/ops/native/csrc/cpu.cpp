@@ -216,18 +216,23 @@ EXPORT void forerun_attention(const Pass* pass, const AttentionShape* shape, int
         attention<bf16>(*pass, *shape, query, new_key, new_value, key, value, out);
 }
 
-// One decoder layer: out [rows, width] from hidden [rows, width]; keys and values go to the layer's cache.
-EXPORT void forerun_decoder_layer(const Layer* layer, const Pass* pass, const Rotation* rotation, int32_t storage, void* key,
-                                  void* value, const float* hidden, float* out) {
+// Decoder layers one after the other, in place on `hidden` [rows, width]; layer i writes its keys and values to keys[i]
+// and values[i] and rotates by rotations[rotation_of[i]].
+EXPORT void forerun_decoder_layers(const Layer* const* layers, int64_t num_layers, const Pass* pass, const Rotation* rotations,
+                                   const int32_t* rotation_of, int32_t storage, void* const* keys, void* const* values,
+                                   float* hidden) {
     const std::lock_guard<std::mutex> lock(process->mutex);
-    if (storage == kFloat32)
-        LayerCall<float>(*process->team, process->space, *layer, *pass, *rotation, static_cast<float*>(key),
-                         static_cast<float*>(value), hidden, out)
-            .run();
-    else
-        LayerCall<bf16>(*process->team, process->space, *layer, *pass, *rotation, static_cast<bf16*>(key),
-                        static_cast<bf16*>(value), hidden, out)
-            .run();
+    for (int64_t i = 0; i < num_layers; ++i) {
+        const Rotation& rotation = rotations[rotation_of[i]];
+        if (storage == kFloat32)
+            LayerCall<float>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<float*>(keys[i]),
+                             static_cast<float*>(values[i]), hidden, hidden)
+                .run();
+        else
+            LayerCall<bf16>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<bf16*>(keys[i]),
+                            static_cast<bf16*>(values[i]), hidden, hidden)
+                .run();
+    }
 }
 
 // Reads `count` 64-bit words once by all threads; the result keeps the compiler from leaving it out.
