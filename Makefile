@@ -41,6 +41,7 @@ bench: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m benchmarks.host_overhead
 	$(BIN)/python -m benchmarks.speculation
+	$(BIN)/forerun bench curve smollm2-135m --contexts 256
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""forerun and its peers on the same weights, prompts and tokens, in one interleaved run."""

@@ -1,0 +1,115 @@
+"""forerun and its peers in one interleaved run.
+
+python -m benchmarks.peers install [PEER ...]
+python -m benchmarks.peers run --code-prompts FOLDER --chat-prompts FILE --output FILE.json
+python -m benchmarks.peers report FILE.json      writes FILE.md and FILE.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.peers.install import DEFAULT_FOLDER, InstallError, install
+from benchmarks.peers.prompts import read_prompts
+from benchmarks.peers.report import to_markdown
+from benchmarks.peers.roster import OTHERS, contenders_of
+from benchmarks.peers.run import Setup, run_all
+from benchmarks.peers.schedule import make_cells
+from forerun.bench.machine import describe_machine
+from forerun.errors import ForerunError
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import load_tokenizer
+
+
+def main() -> None:
+    """Parse and do."""
+    arguments = _parser().parse_args()
+    try:
+        {"install": _install, "run": _run, "report": _report}[arguments.command](arguments)
+    except ForerunError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="command", required=True)
+    installing = commands.add_parser("install", help="make the peers' virtual environments")
+    installing.add_argument("peers", nargs="*", help=f"of {', '.join(OTHERS)}; all, if none is named")
+    running = commands.add_parser("run", help="measure, and write all figures as JSON")
+    running.add_argument("--model", default="smollm2-135m", help="a Llama, by its folder or known name")
+    running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
+    running.add_argument("--chat-prompts", type=Path, required=True, help='a .jsonl file of {"turns": [...]}')
+    running.add_argument("--num-prompts", type=int, default=8, help="of each kind")
+    running.add_argument("--rounds", type=int, default=3)
+    running.add_argument("--threads", type=int, default=torch.get_num_threads())
+    running.add_argument("--peers", nargs="*", choices=[*OTHERS], default=[*OTHERS], help="besides forerun")
+    running.add_argument("--logs", type=Path, default=DEFAULT_FOLDER / "logs", help="what the workers print")
+    running.add_argument("--output", type=Path, required=True)
+    for command in (installing, running):
+        command.add_argument("--venvs", type=Path, default=DEFAULT_FOLDER, help="where the environments are")
+    commands.add_parser("report", help="write table and picture").add_argument("run", type=Path)
+    return parser
+
+
+def _install(arguments: argparse.Namespace) -> None:
+    install(arguments.peers or OTHERS, arguments.venvs)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    model = resolve_model(arguments.model)
+    prompts = read_prompts(
+        load_tokenizer(model),
+        code=arguments.code_prompts,
+        chat=arguments.chat_prompts,
+        count=arguments.num_prompts,
+    )
+    setup = Setup(model=model, environments=arguments.venvs, logs=arguments.logs, num_threads=arguments.threads)
+    with Console(stderr=True).status("starting") as status:
+        record = run_all(
+            contenders_of(arguments.peers),
+            make_cells(prompts),
+            setup=setup,
+            rounds=arguments.rounds,
+            progress=status.update,
+        )
+    run = {
+        "model": arguments.model,
+        "machine": describe_machine(torch.device("cpu")),
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *map(_without_folder, sys.argv[1:])]),
+        "num_threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "prompt_tokens": {kind: [len(prompt) for prompt in found] for kind, found in asdict(prompts).items()},
+        **asdict(record),
+    }
+    arguments.output.write_text(json.dumps(run, indent=1) + "\n")
+
+
+def _without_folder(argument: str) -> str:
+    """Paths by their last part: where files lie on this machine concerns nobody."""
+    return Path(argument).name if "/" in argument else argument
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    try:
+        from benchmarks.peers.picture import draw
+    except ModuleNotFoundError as error:
+        raise InstallError(
+            f"report: got no {error.name}; needs the extra bench; pip install 'forerun[bench]'"
+        ) from None
+    run = json.loads(arguments.run.read_text())
+    arguments.run.with_suffix(".md").write_text(to_markdown(run))
+    draw(run, arguments.run.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

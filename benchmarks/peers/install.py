@@ -1,0 +1,80 @@
+"""Makes each peer's virtual environment, and the GGUF files that some of them load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.peers.gguf_files import write_gguf
+from benchmarks.peers.roster import FORERUN, OTHERS, Peer
+from forerun.errors import ForerunError
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
+INSTALLED = "installed.txt"
+"""In an environment: the requirements it was made from, so that changed ones are installed again."""
+
+
+class InstallError(ForerunError):
+    """A peer's environment is missing or cannot be made."""
+
+
+def python_of(peer: Peer, folder: Path) -> Path:
+    """The peer's interpreter; forerun runs in the one that runs this.
+
+    Raises:
+        InstallError: the environment is not there, or not of today's requirements.
+    """
+    if peer == FORERUN:
+        return Path(sys.executable)
+    if not _is_installed(peer, folder):
+        raise InstallError(
+            f"{peer.name}: not installed in {folder}; run python -m benchmarks.peers install {peer.name}"
+        )
+    return folder / peer.name / "bin" / "python"
+
+
+def install(names: Iterable[str], folder: Path) -> None:
+    """Make the environments that are not there yet, or not of today's requirements.
+
+    Requirements name every package with its version and are installed without asking what those
+    require in turn: vLLM's own would bring in packages that its CPU build cannot be loaded with.
+
+    Raises:
+        InstallError: there is no such peer, or pip failed.
+    """
+    for name in names:
+        if name not in OTHERS:
+            raise InstallError(f"peer: got {name!r}; may be {', '.join(OTHERS)}")
+        if _is_installed(OTHERS[name], folder):
+            continue
+        requirements = REQUIREMENTS / f"{name}.txt"
+        venv.create(folder / name, with_pip=True, symlinks=True, clear=True)
+        python = str(folder / name / "bin" / "python")
+        command = [python, "-m", "pip", "install", "--no-deps", "-r", str(requirements)]
+        if subprocess.run(command, env={**os.environ, **OTHERS[name].build_environment}, check=False).returncode:
+            raise InstallError(
+                f"{name}: pip could not install {requirements}; its message is above; mend and run again"
+            )
+        (folder / name / INSTALLED).write_text(requirements.read_text())
+
+
+def _is_installed(peer: Peer, folder: Path) -> bool:
+    made_from = folder / peer.name / INSTALLED
+    return made_from.exists() and made_from.read_text() == (REQUIREMENTS / f"{peer.name}.txt").read_text()
+
+
+def weights_of(peer: Peer, model: Path, folder: Path) -> Path:
+    """The file or folder that the peer loads, written now if it is not there or older than the model."""
+    if peer.weights == "folder":
+        return model
+    file = folder / "models" / f"{model.name}-{peer.weights}.gguf"
+    newest = max(source.stat().st_mtime for source in model.iterdir())
+    if not file.exists() or file.stat().st_mtime < newest:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(model, file, peer.weights)
+    return file

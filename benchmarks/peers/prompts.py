@@ -1,0 +1,102 @@
+"""The prompts of a run as token ids: edits of files, questions, and beginnings of both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.errors import ForerunError
+from forerun.models.tokenizer import Tokenizer
+
+FUNCTION = re.compile(r"^def (\w{4,})\(", re.MULTILINE)
+MIN_CODE_TOKENS, MAX_CODE_TOKENS = 300, 1000
+PLAIN_TOKENS = 96
+PREFILL_TOKENS = 512
+
+
+class PromptError(ForerunError):
+    """A prompt set is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSets:
+    """Token ids of each prompt.
+
+    `plain` (96 tokens) are beginnings of the code prompts, `prefill` (512) beginnings of all of them
+    in a row, each time from another on.
+    """
+
+    code: list[list[int]]
+    chat: list[list[int]]
+    plain: list[list[int]]
+    prefill: list[list[int]]
+
+
+def read_prompts(tokenizer: Tokenizer, *, code: Path, chat: Path, count: int) -> PromptSets:
+    """`count` prompts of each kind.
+
+    Args:
+        tokenizer: with the model's chat template.
+        code: a folder of .py files, or of .jsonl.gz files whose lines have a "code".
+        chat: a .jsonl file whose lines have "turns", as MT-Bench has; the first turn is asked.
+        count: prompts of each kind.
+
+    Raises:
+        PromptError: there are not so many that fit.
+    """
+    edits = _take(code_prompts(tokenizer, code), count, source=code)
+    questions = _take(chat_prompts(tokenizer, chat), count, source=chat)
+    rows = [[token_id for prompt in edits[i:] + edits[:i] for token_id in prompt] for i in range(count)]
+    return PromptSets(
+        code=edits,
+        chat=questions,
+        plain=[prompt[:PLAIN_TOKENS] for prompt in edits],
+        prefill=[(row * (1 + PREFILL_TOKENS // len(row)))[:PREFILL_TOKENS] for row in rows],
+    )
+
+
+def code_prompts(tokenizer: Tokenizer, folder: Path) -> Iterator[list[int]]:
+    """Wishes to repeat a file with one rename, for files of a fitting length, shuffled."""
+    files = sorted(_files(folder))
+    random.Random(0).shuffle(files)
+    for code in files:
+        found = FUNCTION.search(code)
+        if found is None:
+            continue
+        prompt = _chat(
+            tokenizer,
+            f"```python\n{code}```\n\nRepeat the file above, with the function {found[1]} renamed to new_{found[1]}.",
+        )
+        if MIN_CODE_TOKENS <= len(prompt) <= MAX_CODE_TOKENS:
+            yield prompt
+
+
+def chat_prompts(tokenizer: Tokenizer, file: Path) -> Iterator[list[int]]:
+    """First turns, evenly from all over the file, which is sorted by category."""
+    questions = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+    random.Random(0).shuffle(questions)
+    return (_chat(tokenizer, question) for question in questions)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for file in folder.rglob("*.py"):
+        yield file.read_text()
+    for archive in folder.glob("*.jsonl.gz"):
+        with gzip.open(archive, "rt") as lines:
+            yield from (json.loads(line)["code"] for line in lines)
+
+
+def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+def _take(prompts: Iterator[list[int]], count: int, *, source: Path) -> list[list[int]]:
+    taken = [prompt for prompt, _ in zip(prompts, range(count), strict=False)]
+    if len(taken) < count:
+        raise PromptError(f"{source}: got {len(taken)} fitting prompts; {count} are needed; ask for fewer or give more")
+    return taken

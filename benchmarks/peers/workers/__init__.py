@@ -1,0 +1,1 @@
+"""One script per peer, run inside that peer's own virtual environment."""

@@ -1,0 +1,141 @@
+"""What a worker is asked and answers: one JSON object per line on standard input and output.
+
+    {"load": {"model": ..., "max_model_len": ..., "num_threads": ..., "speculation": {...} or null}}
+    {"generate": {"prompts": [[token ids], ...], "max_tokens": n}}
+    {"curve": {"rows": [1, 8], "context": 256, "repeats": 15}}
+    {"bandwidth": {}}
+
+Each is answered by {"ok": {...}}, {"unsupported": request} or {"error": message}; what a peer prints goes to
+standard error. Imports nothing that a peer's environment may lack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Prompts = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The model and how to run it; `speculation` is None for plain decoding, else the peer's own settings."""
+
+    model: str
+    max_model_len: int
+    num_threads: int
+    speculation: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """The tokens of each prompt, and how many drafted and accepted tokens were among them if the peer tells."""
+
+    token_ids: list[list[int]]
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a loaded peer can do, greedily and deaf to the end-of-text token; None where it has no public way.
+
+    generate: writes exactly so many tokens after each prompt, all prompts together.
+    curve: seconds of each forward pass over so many `rows` of one sequence after `context` tokens,
+        logits of all rows included, `repeats` times.
+    bandwidth: bytes per second that all threads read from memory at this moment.
+    """
+
+    version: str
+    generate: Callable[[Prompts, int], Written]
+    curve: Callable[[list[int], int, int], dict[int, list[float]]] | None = None
+    bandwidth: Callable[[], float] | None = None
+
+
+def serve(start: Callable[[Load], Worker]) -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    worker: Worker | None = None
+    answer: dict[str, Any] | None
+    reply: dict[str, Any]
+    for line in sys.stdin:
+        ((request, arguments),) = json.loads(line).items()
+        try:
+            if request == "load":
+                worker, answer = _load(start, Load(**arguments))
+            else:
+                answer = _answer(worker, request, arguments)
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            reply = {"ok": {**answer, "peak_bytes": peak_bytes()}} if answer else {"unsupported": request}
+        answers.write(json.dumps(reply) + "\n")
+
+
+def _load(start: Callable[[Load], Worker], load: Load) -> tuple[Worker, dict[str, Any]]:
+    began = time.perf_counter()
+    worker = start(load)
+    return worker, {"seconds": time.perf_counter() - began, "version": worker.version}
+
+
+def _answer(worker: Worker | None, request: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """What the request asks for; None where the worker cannot."""
+    if worker is None:
+        raise RuntimeError(f"request: got {request!r} before load")
+    if request == "generate":
+        return _generate(worker, **arguments)
+    if request == "curve" and worker.curve:
+        return {"seconds": worker.curve(arguments["rows"], arguments["context"], arguments["repeats"])}
+    if request == "bandwidth" and worker.bandwidth:
+        return {"bytes_per_second": worker.bandwidth()}
+    return None
+
+
+def _generate(worker: Worker, prompts: Prompts, max_tokens: int) -> dict[str, Any]:
+    """Time the first tokens alone, then everything: the difference is decoding alone."""
+    began = time.perf_counter()
+    worker.generate(prompts, 1)
+    first = time.perf_counter()
+    written = worker.generate(prompts, max_tokens)
+    ended = time.perf_counter()
+    for token_ids in written.token_ids:
+        if len(token_ids) != max_tokens:
+            raise RuntimeError(f"max_tokens: asked for {max_tokens} tokens, got {len(token_ids)}")
+    return {"first_token_seconds": first - began, "seconds": ended - first, **asdict(written)}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process and its children have had resident, in sum."""
+    return _peak(Path("/proc/self")) + sum(_peak(child) for child in _descendants(os.getpid()))
+
+
+def _descendants(parent: int) -> list[Path]:
+    children = [
+        int(pid) for file in Path(f"/proc/{parent}/task").glob("*/children") for pid in file.read_text().split()
+    ]
+    return [Path(f"/proc/{child}") for child in children] + [
+        found for child in children for found in _descendants(child)
+    ]
+
+
+def _peak(process: Path) -> int:
+    for line in (process / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0  # a process that has ended
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
