@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from forerun import LLM
-from forerun.engine.build import LoadedTarget, choose_arithmetic
+from forerun.engine.build import choose_arithmetic
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.decoder import build_decoder
+from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import eos_token_ids, read_config
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer

@@ -1,6 +1,7 @@
-"""Speed-up of the free drafters against forerun's own plain decoding, interleaved in one run.
+"""Speed-up of drafters against forerun's own plain decoding, interleaved in one run.
 
-Run: python -m benchmarks.speculation [--model smollm2-135m] [--json FILE]
+Run: python -m benchmarks.speculation [--model smollm2-135m] [--config NAME=JSON ...] [--json FILE]
+Without --config the free drafters are measured; with it, the given speculative configurations.
 Each prompt is decoded with every configuration in turn, `--repeats` times; medians are quoted.
 """
 
@@ -79,11 +80,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--config", action="append", default=[], help='NAME={"method": ...}, as often as wanted')
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     # No prefix cache: each repeat computes its prompt again, and suffix keeps no past answers.
     plain = LLM(arguments.model, dtype=arguments.dtype, max_model_len=2048, enable_prefix_caching=False)
-    configs = {
+    given = {name: json.loads("{" + config) for name, config in (text.split("={", 1) for text in arguments.config)}
+    configs = given or {
         name: {**c, "suffix_decoding_max_cached_requests": 0} if name == "suffix" else c for name, c in CONFIGS.items()
     }
     llms = {"plain": plain} | {name: plain.with_speculation(config) for name, config in configs.items()}

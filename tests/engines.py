@@ -7,11 +7,12 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
-from forerun.engine.build import LoadedTarget
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.llm import LLM
+from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
@@ -44,15 +45,45 @@ def native_target(weight_dtype=torch.bfloat16):
         model = load_model(path, dtype=dtype, device=torch.device("cpu"), packing=packing)
         tokenizer = load_tokenizer(path)
     return LoadedTarget(
-        model=model, attention=NativeAttention(kernels), tokenizer=tokenizer, eos_token_ids=frozenset({EOS})
+        model=model,
+        attention=NativeAttention(kernels),
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset({EOS}),
+        kernels=kernels,
     )
 
 
+@functools.cache
+def tiny_drafter(vocab_size, noise=0.1):
+    """A folder with the model behind `tiny_target` (vocabulary of 97) or `native_target` (264), its matrices disturbed."""
+    folder = Path(_scratch().name) / f"{vocab_size}-{noise}"
+    if vocab_size == VOCAB_SIZE:
+        save_tiny_model(folder, seed=1, vocab_size=VOCAB_SIZE)
+    else:
+        save_stand_in(folder)
+    weights = load_file(folder / "model.safetensors")
+    source = torch.Generator().manual_seed(0)
+    for weight in weights.values():
+        if weight.ndim == 2:
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=source)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@functools.cache
+def _scratch():
+    """Files of this test process."""
+    return tempfile.TemporaryDirectory()
+
+
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
+    target = target or tiny_target()
+    if speculative_config and speculative_config.get("model") == "tiny":
+        speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
-        target or tiny_target(),
+        target,
         EngineSettings(model="tiny", **(defaults | settings)),
         resolve_speculative(speculative_config),
     )

@@ -14,13 +14,14 @@ from tqdm.auto import tqdm
 from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.build import BuiltEngine, LoadedTarget, assemble, build_engine
+from forerun.engine.build import BuiltEngine, assemble, build_engine
 from forerun.engine.engine import Engine
 from forerun.engine.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.engine.stats import EngineStats
 from forerun.errors import ModelError, RequestError, refuse_unknown_keys
+from forerun.models.loaded import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
+from forerun.kv.cache import KVCache
+from forerun.models.loaded import LoadedTarget
+from forerun.ops.sampling import SamplingRules
+
+NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +26,11 @@ class TargetInfo:
     """What a drafter may know of the target when it is built."""
 
     vocab_size: int  # token ids are below this
-    max_model_len: int  # tokens of the longest sequence
+    max_model_len: int  # tokens of the longest sequence that the model was made for
     num_speculative_tokens: int  # the most nodes any draft may have
+    max_num_seqs: int = 1  # the most sequences in a step
+    block_size: int = 16  # KV places in a block
+    loaded: LoadedTarget | None = None  # the target itself; None where a drafter is tried out alone
 
 
 class DrafterConfig(Protocol):
@@ -39,11 +51,18 @@ class DrafterConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence that may get a draft: at most `max_tokens` nodes, at most `max_depth` deep."""
+    """One sequence that may get a draft: at most `max_tokens` nodes, at most `max_depth` deep.
+
+    The target's KV of its first `num_computed` tokens lies in the blocks `block_ids` (a view, good for
+    this call); the last committed token is not among them yet. `rules` are its sampling rules.
+    """
 
     sequence: Sequence
     max_tokens: int
     max_depth: int
+    num_computed: int = 0
+    block_ids: npt.NDArray[np.int32] = field(default_factory=NO_BLOCKS.view)
+    rules: SamplingRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,4 +98,31 @@ class Drafter(Protocol):
 
     def stop(self, sequence: Sequence) -> None:
         """A sequence has ended, finished or aborted; its tokens are final."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpace:
+    """The KV memory as planned: the target's cache of `num_blocks` blocks, and after these the drafter's scratch blocks."""
+
+    num_blocks: int
+    block_size: int
+    target_cache: KVCache
+
+
+@runtime_checkable
+class KeepsKV(Protocol):
+    """A drafter with KV: entries of its own for each of the target's blocks, or in the target's own layers.
+
+    Its entries of a text lie in the target's blocks, under the same ids, so that a block found by its
+    prefix serves both. What a draft writes beyond the committed text goes to scratch blocks, which no
+    sequence ever holds.
+    """
+
+    kv_specs: list[LayerKVSpec]  # layers of its own; empty: it uses the target's
+    kv_dtype: torch.dtype
+    num_scratch_blocks: int
+
+    def use_kv(self, space: KVSpace) -> None:
+        """Take the memory; called once, before the first sequence."""
         ...

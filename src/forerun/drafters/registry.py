@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
+from forerun.drafters.draft_model import DraftModelConfig
 from forerun.drafters.ngram import NgramConfig
+from forerun.drafters.self_draft import SelfConfig
 from forerun.drafters.suffix import SuffixConfig
 
 DRAFTERS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig,
     "suffix": SuffixConfig,
+    "draft_model": DraftModelConfig,
+    "self": SelfConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from forerun.drafters.base import TargetInfo
+from forerun.drafters.base import Drafter, KeepsKV, KVSpace, TargetInfo
 from forerun.engine.batcher import Batcher
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine, EngineParts
@@ -24,11 +24,11 @@ from forerun.errors import ConfigError
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
+from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import eos_token_ids, load_dummy, load_model, read_config
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from forerun.ops.attention.base import Attention
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not_built
@@ -36,16 +36,6 @@ from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not
 logger = logging.getLogger(__name__)
 
 LOADERS = {"auto": load_model, "dummy": load_dummy}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTarget:
-    """A target model with the attention it computes with, its tokenizer (None: token ids only) and the tokens that end its texts."""
-
-    model: TargetModel
-    attention: Attention = field(default_factory=PagedAttention)
-    tokenizer: Tokenizer | None
-    eos_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +76,8 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         attention=NativeAttention(packing.kernels) if packing and can_attend(model.kv_specs) else PagedAttention(),
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(path),
+        path=path,
+        kernels=packing.kernels if packing else None,
     )
 
 
@@ -128,17 +120,19 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     if not speculative.is_lossless:
         logger.warning("this configuration is lossy (%s): texts differ from the target's own", speculative.describe())
     model = target.model
-    kv = plan_kv(settings, model)
-    pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     info = TargetInfo(
         vocab_size=model.vocab_size,
-        max_model_len=kv.max_model_len,
+        max_model_len=model.max_model_len,
         num_speculative_tokens=speculative.num_speculative_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        block_size=settings.block_size,
+        loaded=target,
     )
-    drafting = Drafting(speculative.drafter.build(info), vocab_size=model.vocab_size)
-    cache = KVCache(
-        model.kv_specs, num_blocks=kv.num_blocks, block_size=settings.block_size, dtype=model.dtype, device=model.device
-    )
+    drafter = speculative.drafter.build(info)
+    kv = plan_kv(settings, model, drafter)
+    pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
+    drafting = Drafting(drafter, vocab_size=model.vocab_size)
+    cache = _make_cache(settings, model, kv, drafter)
     parts = EngineParts(
         intake=Intake(
             tokenizer=target.tokenizer,
@@ -163,3 +157,18 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
     )
     return BuiltEngine(engine=Engine(parts), target=target, speculative=speculative, kv=kv)
+
+
+def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, drafter: Drafter) -> KVCache:
+    """The target's cache, and after its blocks those that only drafts write to; the drafter gets its share."""
+    num_scratch = drafter.num_scratch_blocks if isinstance(drafter, KeepsKV) else 0
+    cache = KVCache(
+        model.kv_specs,
+        num_blocks=kv.num_blocks + num_scratch,
+        block_size=settings.block_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    if isinstance(drafter, KeepsKV):
+        drafter.use_kv(KVSpace(num_blocks=kv.num_blocks, block_size=settings.block_size, target_cache=cache))
+    return cache

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from forerun.drafters.base import Drafter, KeepsKV
 from forerun.engine.settings import EngineSettings
 from forerun.errors import ConfigError, MemoryBudgetError
 from forerun.kv.cache import bytes_per_block
@@ -26,8 +27,8 @@ class KVBudget:
     max_model_len: int
 
 
-def plan_kv(settings: EngineSettings, model: TargetModel) -> KVBudget:
-    """Fit the KV cache into memory.
+def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> KVBudget:
+    """Fit the KV cache, the drafter's entries included, into memory.
 
     Raises:
         ConfigError: max_model_len is above what the model was made for.
@@ -37,6 +38,8 @@ def plan_kv(settings: EngineSettings, model: TargetModel) -> KVBudget:
     if wanted is not None and wanted > model.max_model_len:
         raise ConfigError(f"max_model_len: got {wanted}; the model allows at most {model.max_model_len}; lower it")
     block_bytes = bytes_per_block(model.kv_specs, block_size=settings.block_size, dtype=model.dtype)
+    if isinstance(drafter, KeepsKV):
+        block_bytes += bytes_per_block(drafter.kv_specs, block_size=settings.block_size, dtype=drafter.kv_dtype)
     num_blocks = settings.num_gpu_blocks_override
     if num_blocks is None:
         num_blocks = _kv_bytes(settings, model.device) // block_bytes

@@ -43,5 +43,10 @@ class SpeculationControl:
             # One place is the target's own token's: a draft deeper than the rest could never be used.
             depth = min(num_tokens, generation.max_length - len(generation.sequence) - 1)
             if depth > 0:
-                found.append(DraftRequest(generation.sequence, num_tokens, depth))
+                slot = generation.slot
+                found.append(
+                    DraftRequest(
+                        generation.sequence, num_tokens, depth, slot.num_computed, slot.block_ids, generation.rules
+                    )
+                )
         return found

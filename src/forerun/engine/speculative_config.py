@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from forerun.drafters.base import Drafter, DrafterConfig, TargetInfo
@@ -175,21 +177,12 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
     method, model = keys.get("method"), keys.get("model")
     if isinstance(method, type):
         return method.__name__, CustomConfig(drafter_class=method)
-    if method is None and isinstance(model, str):
-        method = (
-            model.strip("[]")
-            if model.strip("[]") in DRAFTERS
-            else "custom_class"
-            if "." in model and "/" not in model
-            else None
-        )
+    if method is None and isinstance(model, (str, PathLike)):
+        method = _inferred_method(str(model))
     if method == "custom_class":
         return "custom_class", CustomConfig(drafter_class=_import_class(model))
     if method in DRAFTERS:
-        if model is not None and str(model).strip("[]") != method:
-            raise ConfigError(
-                f"speculative_config: method {method!r} uses no draft model, got model {model!r}; leave 'model' out"
-            )
+        _check_model(str(method), model, takes_one="model" in _field_names(DRAFTERS[str(method)]))
         return str(method), DRAFTERS[str(method)]
     choices = (*DRAFTERS, "custom_class")
     if method is None:
@@ -197,6 +190,29 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
     raise ConfigError(
         f"speculative_config: unknown method {method!r}{did_you_mean(str(method), (*DRAFTERS, 'custom_class'))} (or pass a drafter class)"
     )
+
+
+def _inferred_method(model: str) -> str:
+    """What a model without a method means: a drafter's own name, a class, or a model that drafts (vLLM's rule)."""
+    if model.strip("[]") in DRAFTERS:
+        return model.strip("[]")
+    return "custom_class" if _is_dotted_path(model) else "draft_model"
+
+
+def _is_dotted_path(model: str) -> bool:
+    """Whether `model` can be a class and is no file."""
+    return "." in model and all(part.isidentifier() for part in model.split(".")) and not Path(model).exists()
+
+
+def _check_model(method: str, model: Any, *, takes_one: bool) -> None:
+    if takes_one and not (isinstance(model, (str, PathLike)) and str(model)):
+        raise ConfigError(
+            f"speculative_config: method {method!r} needs 'model', got {model!r}; give a folder, a .gguf file, a known name or a hub id"
+        )
+    if not takes_one and model is not None and str(model).strip("[]") != method:
+        raise ConfigError(
+            f"speculative_config: method {method!r} uses no draft model, got model {model!r}; leave 'model' out"
+        )
 
 
 def _import_class(path: Any) -> type[Drafter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -79,6 +79,7 @@ class Decoder:
         self.kv_specs = [spec] * config.num_layers
         self.dtype = dtype
         self.device = device
+        self._parts = parts
         self.is_batch_invariant = parts.is_batch_invariant
         self.embed = parts.embedding
         self.layers = parts.layers
@@ -108,6 +109,11 @@ class Decoder:
         else:
             judged = self.norm(hidden.index_select(0, batch.logits_rows))
         return ForwardResult(logits=self.logits(judged), features=features)
+
+    def first_layers(self, num_layers: int) -> Decoder:
+        """The same model without its later layers, over the same weights and the same layers of a KV cache."""
+        config = replace(self.config, ropes=self.config.ropes[:num_layers], windows=self.config.windows[:num_layers])
+        return Decoder(config, self._parts, dtype=self.dtype, device=self.device)
 
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
         """What layers rotate rows at `positions` [T] by: none first, then each distinct rope."""

@@ -1,0 +1,134 @@
+"""The target as its own drafter: with its weights rounded to int8, or leaving after its first layers.
+
+No other checkpoint, no training. Leaving early is LayerSkip's idea (arXiv 2404.16710) on a model that
+was not trained for it; the first layers' KV of the committed text is the target's own, so nothing is
+computed or kept twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.core.batch import LayerKVSpec
+from forerun.core.draft import Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, KVSpace, TargetInfo
+from forerun.drafters.chain_writer import Chain, ChainWriter, ScratchBlocks, check_sample_method
+from forerun.drafters.draft_model import DraftModel, attention_beside, load_beside
+from forerun.errors import ConfigError
+from forerun.models.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfConfig:
+    """Which cheaper self drafts: `quantization` "int8", or the first `exit_layer` layers.
+
+    Raises:
+        ConfigError: none of the two is given, or both are, or a value is out of range.
+    """
+
+    quantization: str | None = None
+    exit_layer: int | None = None
+    draft_sample_method: str = "greedy"
+
+    def __post_init__(self) -> None:
+        check_sample_method(self.draft_sample_method)
+        if (self.quantization is None) == (self.exit_layer is None):
+            raise ConfigError(
+                f"speculative_config: method 'self' got quantization={self.quantization!r} and exit_layer="
+                f"{self.exit_layer!r}; give one of them: quantization='int8', or the number of layers to compute"
+            )
+        if self.quantization not in (None, "int8"):
+            raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be 'int8'")
+        if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
+            raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The user must say how many."""
+        return None
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafter.
+
+        Raises:
+            ConfigError: the target has no files to load again, no native kernels, or not so many layers.
+        """
+        assert target.loaded is not None, "the engine gives the target itself"
+        if self.exit_layer is not None:
+            return EarlyExit(_first_layers(target, self.exit_layer), target, sample_method=self.draft_sample_method)
+        if target.loaded.path is None:
+            raise ConfigError("speculative_config: method 'self' in int8 loads the target's files again; it has none")
+        model = load_beside(target.loaded, target.loaded.path, quantization=self.quantization)
+        return DraftModel(model, target, sample_method=self.draft_sample_method, max_model_len=model.max_model_len)
+
+
+def _first_layers(target: TargetInfo, num_layers: int) -> Decoder:
+    assert target.loaded is not None, "checked by the caller"
+    model = target.loaded.model
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            "exit_layer: this target runs through transformers' own code, which has no way out before its last layer; "
+            "use another method"
+        )
+    if num_layers >= model.num_layers:
+        raise ConfigError(f"exit_layer: got {num_layers}; must be from 1 to {model.num_layers - 1} for this target")
+    return model.first_layers(num_layers)
+
+
+class EarlyExit:
+    """The target's first layers, its final norm and its head, over the target's own KV.
+
+    What a draft writes to these layers lies behind the committed text, where the target's next pass
+    writes too, or in scratch blocks.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, model: Decoder, target: TargetInfo, *, sample_method: str) -> None:
+        self.kv_specs: list[LayerKVSpec] = []
+        self.kv_dtype = model.dtype
+        self.scratch = ScratchBlocks(
+            num_speculative_tokens=target.num_speculative_tokens,
+            max_num_seqs=target.max_num_seqs,
+            block_size=target.block_size,
+        )
+        self.num_scratch_blocks = self.scratch.count
+        self._model = model
+        self._target = target
+        self._sample_method = sample_method
+        self._num_blocks = 0
+
+    def use_kv(self, space: KVSpace) -> None:
+        """Write to the target's cache."""
+        assert self._target.loaded is not None, "checked when it was built"
+        self._num_blocks = space.num_blocks
+        self._writer = ChainWriter(
+            self._model,
+            attention_beside(self._target.loaded, self._model),
+            space.target_cache,
+            block_size=space.block_size,
+            sample_method=self._sample_method,
+        )
+
+    def start(self, sequence: Sequence) -> None:
+        """Keep nothing."""
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Draft for all sequences together."""
+        chains = [self._chain(number, request) for number, request in enumerate(context.requests)]
+        self._writer.write(chains)
+        return [chain.draft for chain in chains]
+
+    def stop(self, sequence: Sequence) -> None:
+        """Nothing was kept."""
+
+    def _chain(self, number: int, request: DraftRequest) -> Chain:
+        start = request.num_computed
+        return Chain(
+            request=request,
+            unread=request.sequence.tokens_from(start),
+            start=start,
+            table=self.scratch.table(self._num_blocks, number, request.block_ids, start),
+            num_tokens=min(request.max_tokens, request.max_depth),
+        )

@@ -1,0 +1,28 @@
+"""A model that is ready to compute, with all that belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forerun.models.base import TargetModel
+from forerun.models.tokenizer import Tokenizer
+from forerun.ops.attention.base import Attention
+from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native.library import Kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTarget:
+    """A target model with the attention it computes with, its tokenizer (None: token ids only) and the tokens that end its texts.
+
+    `path` is the folder or file it comes from (None: made in memory); `kernels` are the native ones
+    that its weights are packed for (None: torch computes).
+    """
+
+    model: TargetModel
+    attention: Attention = field(default_factory=PagedAttention)
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+    path: Path | None = None
+    kernels: Kernels | None = None
