@@ -53,7 +53,9 @@ def config_of(name, prompts, plain_outputs):
     return {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
 
 
-@pytest.mark.parametrize("name", ["plain", "ngram", "suffix", "suffix-tree", "bad", "random-tree", "self-exit", "oracle-tree"])
+@pytest.mark.parametrize(
+    "name", ["plain", "ngram", "suffix", "suffix-tree", "bad", "random-tree", "self-exit", "oracle-tree"]
+)
 def test_greedy_output_equals_plain_decoding_on_real_weights(name, target, prompts, plain_outputs):
     llm = LLM.from_target(
         target._target,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.core.draft import Draft
-from forerun.drafters.base import DraftRequest
+from forerun.drafters.base import DraftRequest, TargetInfo
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
@@ -55,10 +55,10 @@ class Chain:
 class ScratchBlocks:
     """Blocks after those of the sequences, where a draft's own entries go: `per_chain` for each chain of a step."""
 
-    def __init__(self, *, num_speculative_tokens: int, max_num_seqs: int, block_size: int) -> None:
-        self.per_chain = -(-num_speculative_tokens // block_size) + 1
-        self.count = self.per_chain * max_num_seqs
-        self._block_size = block_size
+    def __init__(self, target: TargetInfo) -> None:
+        self.per_chain = -(-target.num_speculative_tokens // target.block_size) + 1
+        self.count = self.per_chain * target.max_num_seqs
+        self._block_size = target.block_size
 
     def table(
         self, num_blocks: int, chain: int, block_ids: npt.NDArray[np.int32], num_computed: int

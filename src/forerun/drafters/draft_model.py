@@ -98,11 +98,14 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     return load_model(path, dtype=target.model.dtype, device=target.model.device, packing=packing)
 
 
-def attention_beside(target: LoadedTarget, model: TargetModel) -> Attention:
-    """Attention for a drafter's model: the kernels' own where the target has them."""
-    if target.kernels is not None and can_attend(model.kv_specs):
-        return NativeAttention(target.kernels)
-    return PagedAttention()
+def writer_beside(target: TargetInfo, model: TargetModel, cache: KVCache, *, sample_method: str) -> ChainWriter:
+    """Let a model write chains, with the kernels' own attention where the target has it."""
+    assert target.loaded is not None, "the engine gives the target itself"
+    kernels = target.loaded.kernels
+    attention: Attention = PagedAttention()
+    if kernels is not None and can_attend(model.kv_specs):
+        attention = NativeAttention(kernels)
+    return ChainWriter(model, attention, cache, block_size=target.block_size, sample_method=sample_method)
 
 
 class DraftModel:
@@ -117,12 +120,8 @@ class DraftModel:
     def __init__(self, model: TargetModel, target: TargetInfo, *, sample_method: str, max_model_len: int) -> None:
         self.kv_specs: list[LayerKVSpec] = model.kv_specs
         self.kv_dtype = model.dtype
-        self.scratch = ScratchBlocks(
-            num_speculative_tokens=target.num_speculative_tokens,
-            max_num_seqs=target.max_num_seqs,
-            block_size=target.block_size,
-        )
-        self.num_scratch_blocks = self.scratch.count
+        self._scratch = ScratchBlocks(target)
+        self.num_scratch_blocks = self._scratch.count
         self._model = model
         self._target = target
         self._sample_method = sample_method
@@ -131,7 +130,6 @@ class DraftModel:
 
     def use_kv(self, space: KVSpace) -> None:
         """Make the cache: an entry of its own for each of the target's places, and the scratch blocks."""
-        assert self._target.loaded is not None, "checked when it was built"
         self._num_blocks = space.num_blocks
         self._ledger = KVLedger(space.num_blocks, block_size=space.block_size)
         cache = KVCache(
@@ -141,13 +139,7 @@ class DraftModel:
             dtype=self.kv_dtype,
             device=self._model.device,
         )
-        self._writer = ChainWriter(
-            self._model,
-            attention_beside(self._target.loaded, self._model),
-            cache,
-            block_size=space.block_size,
-            sample_method=self._sample_method,
-        )
+        self._writer = writer_beside(self._target, self._model, cache, sample_method=self._sample_method)
 
     def start(self, sequence: Sequence) -> None:
         """Know the sequence."""
@@ -177,6 +169,6 @@ class DraftModel:
             request=request,
             unread=sequence.tokens_from(start),
             start=start,
-            table=self.scratch.table(self._num_blocks, number, request.block_ids, num_computed),
+            table=self._scratch.table(self._num_blocks, number, request.block_ids, num_computed),
             num_tokens=max(0, min(request.max_tokens, request.max_depth, self._max_model_len - len(sequence))),
         )

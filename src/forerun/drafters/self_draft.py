@@ -13,8 +13,8 @@ from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, KVSpace, TargetInfo
-from forerun.drafters.chain_writer import Chain, ChainWriter, ScratchBlocks, check_sample_method
-from forerun.drafters.draft_model import DraftModel, attention_beside, load_beside
+from forerun.drafters.chain_writer import Chain, ScratchBlocks, check_sample_method
+from forerun.drafters.draft_model import DraftModel, load_beside, writer_beside
 from forerun.errors import ConfigError
 from forerun.models.decoder import Decoder
 
@@ -88,12 +88,8 @@ class EarlyExit:
     def __init__(self, model: Decoder, target: TargetInfo, *, sample_method: str) -> None:
         self.kv_specs: list[LayerKVSpec] = []
         self.kv_dtype = model.dtype
-        self.scratch = ScratchBlocks(
-            num_speculative_tokens=target.num_speculative_tokens,
-            max_num_seqs=target.max_num_seqs,
-            block_size=target.block_size,
-        )
-        self.num_scratch_blocks = self.scratch.count
+        self._scratch = ScratchBlocks(target)
+        self.num_scratch_blocks = self._scratch.count
         self._model = model
         self._target = target
         self._sample_method = sample_method
@@ -101,15 +97,8 @@ class EarlyExit:
 
     def use_kv(self, space: KVSpace) -> None:
         """Write to the target's cache."""
-        assert self._target.loaded is not None, "checked when it was built"
         self._num_blocks = space.num_blocks
-        self._writer = ChainWriter(
-            self._model,
-            attention_beside(self._target.loaded, self._model),
-            space.target_cache,
-            block_size=space.block_size,
-            sample_method=self._sample_method,
-        )
+        self._writer = writer_beside(self._target, self._model, space.target_cache, sample_method=self._sample_method)
 
     def start(self, sequence: Sequence) -> None:
         """Keep nothing."""
@@ -129,6 +118,6 @@ class EarlyExit:
             request=request,
             unread=request.sequence.tokens_from(start),
             start=start,
-            table=self.scratch.table(self._num_blocks, number, request.block_ids, start),
+            table=self._scratch.table(self._num_blocks, number, request.block_ids, start),
             num_tokens=min(request.max_tokens, request.max_depth),
         )
