@@ -23,6 +23,7 @@ PAGES = {
     "chat": ("chat",),
     "collect-env": ("collect-env",),
     "demo": ("demo",),
+    "drafters": ("drafters",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models pull"),
     "verify": ("verify",),

@@ -18,6 +18,7 @@ from forerun.cli.bench import bench
 from forerun.cli.chat import chat
 from forerun.cli.collect_env import collect_env
 from forerun.cli.demo import demo
+from forerun.cli.drafters import drafters
 from forerun.cli.generate import generate
 from forerun.cli.models import models
 from forerun.cli.verify import verify
@@ -31,6 +32,7 @@ COMMANDS: tuple[App | Callable[..., Any], ...] = (
     chat,
     collect_env,
     demo,
+    drafters,
     generate,
     models,
     verify,

@@ -1,0 +1,31 @@
+"""`forerun drafters`: the ways to draft, and what each needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from forerun.cli.options import JsonFlag
+from forerun.drafters.cards import CARDS
+
+
+def drafters(*, json_output: JsonFlag = False) -> None:
+    """List the drafting methods: what each bets on, and whether it needs training or files.
+
+    Args:
+        json_output: Print one line of JSON for machines, and nothing else, on standard output.
+
+    Examples:
+        forerun drafters
+        forerun drafters --json
+    """
+    if json_output:
+        print(json.dumps({method: asdict(card) for method, card in CARDS.items()}))
+        return
+    table = Table("method", "bets on", "training", "trees", "loads", "paper")
+    for method, card in CARDS.items():
+        table.add_row(method, card.bets_on, card.training, card.trees, card.files, card.paper)
+    Console().print(table)
