@@ -55,6 +55,7 @@ class LLM:
         self.device = built.target.model.device
         self.max_model_len = built.kv.max_model_len
         self.is_batch_invariant = built.target.model.is_batch_invariant
+        self.kernels = built.target.kernels
 
     @classmethod
     def from_target(cls, target: LoadedTarget, settings: EngineSettings, speculative: SpeculativeConfig) -> LLM:

@@ -9,7 +9,7 @@ from forerun import LLM, SamplingParams
 from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
 from forerun.bench.clock import Stopwatch
 from forerun.bench.curve import measure_curve
-from forerun.bench.machine import describe_kernels, packing_of
+from forerun.bench.machine import describe_kernels
 
 
 class Forerun:
@@ -43,8 +43,7 @@ class Forerun:
         return {point.rows: [milliseconds / 1e3 for milliseconds in point.all_milliseconds] for point in curve.points}
 
     def bandwidth(self) -> float:
-        packing = packing_of(self._llm)
-        read = read_by_torch if packing is None else packing.kernels.read
+        read = self._llm.kernels.read if self._llm.kernels else read_by_torch
         return BandwidthProbe(Stopwatch(self._llm.device), read=read).measure()
 
 

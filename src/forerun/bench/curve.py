@@ -15,7 +15,7 @@ import torch
 from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
 from forerun.bench.clock import Clock, Stopwatch
 from forerun.bench.limits import PassBytes
-from forerun.bench.machine import describe_kernels, describe_machine, packing_of
+from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, RandomSequences, random_sequences
 from forerun.bench.progress import Progress, ignore
 from forerun.errors import ConfigError
@@ -105,12 +105,11 @@ def measure_curve(
     _check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
     shapes = _shapes(rows, contexts, sequences)
     stopwatch = Stopwatch(llm.device, clock)
-    packing = packing_of(llm)
-    probe = BandwidthProbe(stopwatch, read=read_by_torch if packing is None else packing.kernels.read)
+    probe = BandwidthProbe(stopwatch, read=llm.kernels.read if llm.kernels else read_by_torch)
     progress("computing the contexts")
     with random_sequences(llm, shapes) as passes:
         rounds = _run_rounds(passes, shapes, repeats=repeats, stopwatch=stopwatch, probe=probe, progress=progress)
-    limit = _pass_bytes(llm, llm.dtype if packing is None else packing.weight_dtype)
+    limit = _pass_bytes(llm)
     speeds = [bandwidth / 1e9 for bandwidth in rounds.bandwidth]
     return Curve(
         model=llm.settings.model,
@@ -171,9 +170,10 @@ def _run_rounds(
     return rounds
 
 
-def _pass_bytes(llm: LLM, weight_dtype: torch.dtype) -> PassBytes | None:
+def _pass_bytes(llm: LLM) -> PassBytes | None:
     """What a pass must read; None for a model that only transformers knows."""
     config = read_config(resolve_model(llm.settings.model))
+    weight_dtype = torch.int8 if llm.settings.quantization else llm.dtype
     return PassBytes(decoder_config(config), llm.dtype, weight_dtype=weight_dtype) if supports(config) else None
 
 

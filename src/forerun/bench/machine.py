@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.engine.build import choose_arithmetic
 from forerun.llm import LLM
-from forerun.models.packing import Packing
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -25,18 +23,11 @@ def describe_machine(device: torch.device) -> str:
 
 def describe_kernels(llm: LLM) -> str:
     """What computes the forward pass, e.g. "native avx512bf16, 2 threads"."""
-    packing = packing_of(llm)
-    if packing is None:
+    if llm.kernels is None:
         threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
         return f"torch{threads}"
-    weights = ", int8 weights" if packing.weight_dtype == torch.int8 else ""
-    return f"native {packing.kernels.level}{weights}, {packing.kernels.num_threads} threads"
-
-
-def packing_of(llm: LLM) -> Packing | None:
-    """How the engine packs weights for the native kernels; None where torch computes."""
-    _, packing = choose_arithmetic(llm.settings, llm.device, stored_dtype=llm.dtype)
-    return packing
+    weights = f", {llm.settings.quantization} weights" if llm.settings.quantization else ""
+    return f"native {llm.kernels.level}{weights}, {llm.kernels.num_threads} threads"
 
 
 def _processor() -> str:

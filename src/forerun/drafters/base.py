@@ -26,11 +26,17 @@ class TargetInfo:
     """What a drafter may know of the target when it is built."""
 
     vocab_size: int  # token ids are below this
-    max_model_len: int  # tokens of the longest sequence that the model was made for
+    max_model_len: int  # no sequence has more tokens
     num_speculative_tokens: int  # the most nodes any draft may have
     max_num_seqs: int = 1  # the most sequences in a step
     block_size: int = 16  # KV places in a block
-    loaded: LoadedTarget | None = None  # the target itself; None where a drafter is tried out alone
+    loaded: LoadedTarget | None = None  # None where a drafter is tried out alone
+
+    @property
+    def itself(self) -> LoadedTarget:
+        """The loaded target, for drafters that share its parts."""
+        assert self.loaded is not None, "the engine gives it"
+        return self.loaded
 
 
 class DrafterConfig(Protocol):
@@ -101,15 +107,6 @@ class Drafter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVSpace:
-    """The KV memory as planned: the target's cache of `num_blocks` blocks, and after these the drafter's scratch blocks."""
-
-    num_blocks: int
-    block_size: int
-    target_cache: KVCache
-
-
 @runtime_checkable
 class KeepsKV(Protocol):
     """A drafter with KV: entries of its own for each of the target's blocks, or in the target's own layers.
@@ -123,6 +120,6 @@ class KeepsKV(Protocol):
     kv_dtype: torch.dtype
     num_scratch_blocks: int
 
-    def use_kv(self, space: KVSpace) -> None:
-        """Take the memory; called once, before the first sequence."""
+    def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
+        """Take the memory, once, before the first sequence: the scratch blocks follow the `num_blocks` of the sequences."""
         ...

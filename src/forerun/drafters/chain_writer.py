@@ -16,7 +16,7 @@ from forerun.drafters.base import DraftRequest, TargetInfo
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
-from forerun.ops.attention.base import Attention
+from forerun.models.loaded import choose_attention
 from forerun.ops.noise import Stream
 from forerun.ops.sampling import draw_token, target_probs, target_token
 
@@ -52,25 +52,13 @@ class Chain:
         return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
 
 
-class ScratchBlocks:
-    """Blocks after those of the sequences, where a draft's own entries go: `per_chain` for each chain of a step."""
-
-    def __init__(self, target: TargetInfo) -> None:
-        self.per_chain = -(-target.num_speculative_tokens // target.block_size) + 1
-        self.count = self.per_chain * target.max_num_seqs
-        self._block_size = target.block_size
-
-    def table(
-        self, num_blocks: int, chain: int, block_ids: npt.NDArray[np.int32], num_computed: int
-    ) -> npt.NDArray[np.int32]:
-        """The blocks of the first `num_computed` places, then scratch blocks for chain number `chain`."""
-        first = num_blocks + chain * self.per_chain
-        scratch = np.arange(first, first + self.per_chain, dtype=np.int32)
-        return np.concatenate([block_ids[: -(-num_computed // self._block_size)], scratch])
+def scratch_blocks_per_chain(target: TargetInfo) -> int:
+    """Blocks that hold what a draft writes beyond the blocks of the committed text."""
+    return -(-target.num_speculative_tokens // target.block_size) + 1
 
 
 class ChainWriter:
-    """Writes chains with a model over a paged cache.
+    """Writes chains with a model over a paged cache, whose scratch blocks follow `num_blocks` of the sequences'.
 
     `sample_method` chooses the tokens: "greedy" the likeliest; "probabilistic" draws them by the
     request's rules and tells the probabilities, for verifiers that use them; "coupled" draws with the
@@ -79,19 +67,34 @@ class ChainWriter:
     """
 
     def __init__(
-        self, model: TargetModel, attention: Attention, cache: KVCache, *, block_size: int, sample_method: str
+        self, model: TargetModel, cache: KVCache, target: TargetInfo, *, num_blocks: int, sample_method: str
     ) -> None:
         self._model = model
-        self._attention = attention
         self._cache = cache
-        self._block_size = block_size
+        self._attention = choose_attention(model, target.itself.kernels)
+        self._block_size = target.block_size
+        self._num_blocks = num_blocks
+        self._scratch_per_chain = scratch_blocks_per_chain(target)
         self._sample_method = sample_method
 
-    def write(self, chains: Listing[Chain]) -> None:
-        """Read what each chain has unread, then write its tokens."""
-        for chain in chains:
-            self._read_all_but_last(chain)
+    def chain(self, number: int, request: DraftRequest, *, start: int, num_tokens: int) -> Chain:
+        """Chain `number` of a step: the model has entries for the first `start` tokens, and at most `num_tokens` are wanted."""
+        first_scratch = self._num_blocks + number * self._scratch_per_chain
+        scratch = np.arange(first_scratch, first_scratch + self._scratch_per_chain, dtype=np.int32)
+        num_used = -(-request.num_computed // self._block_size)
+        return Chain(
+            request=request,
+            unread=request.sequence.tokens_from(start),
+            start=start,
+            table=np.concatenate([request.block_ids[:num_used], scratch]),
+            num_tokens=num_tokens,
+        )
+
+    def write(self, chains: Listing[Chain]) -> list[Draft]:
+        """The drafts; of a chain that wants no tokens nothing is read either."""
         growing = [chain for chain in chains if chain.num_tokens]
+        for chain in growing:
+            self._read_in_parts(chain)
         while growing:
             logits = self._forward(growing, wants_logits=True)
             for chain, row, likeliest in zip(growing, logits, logits.argmax(-1).tolist(), strict=True):
@@ -99,9 +102,10 @@ class ChainWriter:
                 chain.unread = [self._choose(chain, row, likeliest)]
                 chain.token_ids += chain.unread
             growing = [chain for chain in growing if len(chain.token_ids) < chain.num_tokens]
+        return [chain.draft for chain in chains]
 
-    def _read_all_but_last(self, chain: Chain) -> None:
-        """Read a long text in parts, so that no pass grows with the prompt; what is left fits in one."""
+    def _read_in_parts(self, chain: Chain) -> None:
+        """Read so much of a long text that what is left fits in one pass: no pass grows with the prompt."""
         rest = chain.unread
         while len(rest) > MOST_ROWS:
             chain.unread, rest = rest[:MOST_ROWS], rest[MOST_ROWS:]

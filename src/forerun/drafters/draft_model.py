@@ -10,8 +10,8 @@ import torch
 from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, KVSpace, TargetInfo
-from forerun.drafters.chain_writer import Chain, ChainWriter, ScratchBlocks, check_sample_method
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.chain_writer import ChainWriter, check_sample_method, scratch_blocks_per_chain
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
@@ -20,9 +20,6 @@ from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
-from forerun.ops.attention.base import Attention
-from forerun.ops.attention.paged import PagedAttention
-from forerun.ops.native.attention import NativeAttention, can_attend
 
 QUANTIZATIONS = (None, "int8")
 
@@ -59,8 +56,7 @@ class DraftModelConfig:
             ConfigError: its vocabulary is not the target's, or `max_model_len` is above what it was made for.
             ModelError: it cannot be loaded.
         """
-        assert target.loaded is not None, "the engine gives the target itself"
-        model = load_beside(target.loaded, resolve_model(str(self.model)), quantization=self.quantization)
+        model = load_beside(target.itself, resolve_model(str(self.model)), quantization=self.quantization)
         if model.vocab_size != target.vocab_size:
             raise ConfigError(
                 f"speculative_config: draft model {self.model} has a vocabulary of {model.vocab_size} tokens, "
@@ -98,16 +94,6 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     return load_model(path, dtype=target.model.dtype, device=target.model.device, packing=packing)
 
 
-def writer_beside(target: TargetInfo, model: TargetModel, cache: KVCache, *, sample_method: str) -> ChainWriter:
-    """Let a model write chains, with the kernels' own attention where the target has it."""
-    assert target.loaded is not None, "the engine gives the target itself"
-    kernels = target.loaded.kernels
-    attention: Attention = PagedAttention()
-    if kernels is not None and can_attend(model.kv_specs):
-        attention = NativeAttention(kernels)
-    return ChainWriter(model, attention, cache, block_size=target.block_size, sample_method=sample_method)
-
-
 class DraftModel:
     """A whole model with KV of its own, in the target's blocks.
 
@@ -120,26 +106,26 @@ class DraftModel:
     def __init__(self, model: TargetModel, target: TargetInfo, *, sample_method: str, max_model_len: int) -> None:
         self.kv_specs: list[LayerKVSpec] = model.kv_specs
         self.kv_dtype = model.dtype
-        self._scratch = ScratchBlocks(target)
-        self.num_scratch_blocks = self._scratch.count
+        self.num_scratch_blocks = scratch_blocks_per_chain(target) * target.max_num_seqs
         self._model = model
         self._target = target
         self._sample_method = sample_method
         self._max_model_len = max_model_len
-        self._num_blocks = 0
 
-    def use_kv(self, space: KVSpace) -> None:
+    def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Make the cache: an entry of its own for each of the target's places, and the scratch blocks."""
-        self._num_blocks = space.num_blocks
-        self._ledger = KVLedger(space.num_blocks, block_size=space.block_size)
+        block_size = target_cache.block_size
+        self._ledger = KVLedger(num_blocks, block_size=block_size)
         cache = KVCache(
             self.kv_specs,
-            num_blocks=space.num_blocks + self.num_scratch_blocks,
-            block_size=space.block_size,
+            num_blocks=num_blocks + self.num_scratch_blocks,
+            block_size=block_size,
             dtype=self.kv_dtype,
             device=self._model.device,
         )
-        self._writer = writer_beside(self._target, self._model, cache, sample_method=self._sample_method)
+        self._writer = ChainWriter(
+            self._model, cache, self._target, num_blocks=num_blocks, sample_method=self._sample_method
+        )
 
     def start(self, sequence: Sequence) -> None:
         """Know the sequence."""
@@ -147,28 +133,27 @@ class DraftModel:
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Read what is new, then draft, all sequences together."""
-        chains = [self._chain(number, request) for number, request in enumerate(context.requests)]
-        starts = [chain.start for chain in chains]
-        able = [chain for chain in chains if chain.num_tokens]
-        self._writer.write(able)
-        for chain, start in zip(chains, starts, strict=True):
+        requests = context.requests
+        tables = [request.block_ids.tolist() for request in requests]
+        starts = [
+            self._ledger.num_valid(request.sequence, table, request.num_computed)
+            for request, table in zip(requests, tables, strict=True)
+        ]
+        chains = [
+            self._writer.chain(number, request, start=start, num_tokens=self._num_tokens(request))
+            for number, (request, start) in enumerate(zip(requests, starts, strict=True))
+        ]
+        drafts = self._writer.write(chains)
+        for chain, table, start in zip(chains, tables, starts, strict=True):
             if chain.num_tokens:
-                request = chain.request
-                self._ledger.note(request.sequence, request.block_ids.tolist(), start, request.num_computed)
-        return [chain.draft for chain in chains]
+                self._ledger.note(chain.request.sequence, table, start, chain.request.num_computed)
+        return drafts
 
     def stop(self, sequence: Sequence) -> None:
         """Forget the sequence."""
         self._ledger.stop(sequence)
 
-    def _chain(self, number: int, request: DraftRequest) -> Chain:
-        """Where the draft of one sequence begins; a text beyond the drafter's own limit gets none."""
-        sequence, num_computed = request.sequence, request.num_computed
-        start = self._ledger.num_valid(sequence, request.block_ids.tolist(), num_computed)
-        return Chain(
-            request=request,
-            unread=sequence.tokens_from(start),
-            start=start,
-            table=self._scratch.table(self._num_blocks, number, request.block_ids, num_computed),
-            num_tokens=max(0, min(request.max_tokens, request.max_depth, self._max_model_len - len(sequence))),
-        )
+    def _num_tokens(self, request: DraftRequest) -> int:
+        """How many tokens to draft; none for a text beyond the drafter's own limit."""
+        room = self._max_model_len - len(request.sequence)
+        return max(0, min(request.max_tokens, request.max_depth, room))

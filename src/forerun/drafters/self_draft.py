@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, KVSpace, TargetInfo
-from forerun.drafters.chain_writer import Chain, ScratchBlocks, check_sample_method
-from forerun.drafters.draft_model import DraftModel, load_beside, writer_beside
+from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.chain_writer import ChainWriter, check_sample_method, scratch_blocks_per_chain
+from forerun.drafters.draft_model import DraftModel, load_beside
 from forerun.errors import ConfigError
+from forerun.kv.cache import KVCache
 from forerun.models.decoder import Decoder
 
 
@@ -54,18 +55,16 @@ class SelfConfig:
         Raises:
             ConfigError: the target has no files to load again, no native kernels, or not so many layers.
         """
-        assert target.loaded is not None, "the engine gives the target itself"
         if self.exit_layer is not None:
             return EarlyExit(_first_layers(target, self.exit_layer), target, sample_method=self.draft_sample_method)
-        if target.loaded.path is None:
+        if target.itself.path is None:
             raise ConfigError("speculative_config: method 'self' in int8 loads the target's files again; it has none")
-        model = load_beside(target.loaded, target.loaded.path, quantization=self.quantization)
+        model = load_beside(target.itself, target.itself.path, quantization=self.quantization)
         return DraftModel(model, target, sample_method=self.draft_sample_method, max_model_len=model.max_model_len)
 
 
 def _first_layers(target: TargetInfo, num_layers: int) -> Decoder:
-    assert target.loaded is not None, "checked by the caller"
-    model = target.loaded.model
+    model = target.itself.model
     if not isinstance(model, Decoder):
         raise ConfigError(
             "exit_layer: this target runs through transformers' own code, which has no way out before its last layer; "
@@ -88,36 +87,33 @@ class EarlyExit:
     def __init__(self, model: Decoder, target: TargetInfo, *, sample_method: str) -> None:
         self.kv_specs: list[LayerKVSpec] = []
         self.kv_dtype = model.dtype
-        self._scratch = ScratchBlocks(target)
-        self.num_scratch_blocks = self._scratch.count
+        self.num_scratch_blocks = scratch_blocks_per_chain(target) * target.max_num_seqs
         self._model = model
         self._target = target
         self._sample_method = sample_method
-        self._num_blocks = 0
 
-    def use_kv(self, space: KVSpace) -> None:
+    def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Write to the target's cache."""
-        self._num_blocks = space.num_blocks
-        self._writer = writer_beside(self._target, self._model, space.target_cache, sample_method=self._sample_method)
+        self._writer = ChainWriter(
+            self._model, target_cache, self._target, num_blocks=num_blocks, sample_method=self._sample_method
+        )
 
     def start(self, sequence: Sequence) -> None:
         """Keep nothing."""
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences together."""
-        chains = [self._chain(number, request) for number, request in enumerate(context.requests)]
-        self._writer.write(chains)
-        return [chain.draft for chain in chains]
+        return self._writer.write(
+            [
+                self._writer.chain(
+                    number,
+                    request,
+                    start=request.num_computed,
+                    num_tokens=min(request.max_tokens, request.max_depth),
+                )
+                for number, request in enumerate(context.requests)
+            ]
+        )
 
     def stop(self, sequence: Sequence) -> None:
         """Nothing was kept."""
-
-    def _chain(self, number: int, request: DraftRequest) -> Chain:
-        start = request.num_computed
-        return Chain(
-            request=request,
-            unread=request.sequence.tokens_from(start),
-            start=start,
-            table=self._scratch.table(self._num_blocks, number, request.block_ids, start),
-            num_tokens=min(request.max_tokens, request.max_depth),
-        )

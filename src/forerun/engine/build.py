@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.drafters.base import Drafter, KeepsKV, KVSpace, TargetInfo
+from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.engine.batcher import Batcher
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine, EngineParts
@@ -24,13 +24,12 @@ from forerun.errors import ConfigError
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
-from forerun.models.loaded import LoadedTarget
+from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.loader import eos_token_ids, load_dummy, load_model, read_config
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from forerun.ops.attention.paged import PagedAttention
-from forerun.ops.native.attention import NativeAttention, can_attend
+from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not_built
 
 logger = logging.getLogger(__name__)
@@ -70,14 +69,15 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         settings, device, stored_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None
     )
     tokenizer = _load_tokenizer(path, settings)
+    kernels = packing.kernels if packing else None
     model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
     return LoadedTarget(
         model=model,
-        attention=NativeAttention(packing.kernels) if packing and can_attend(model.kv_specs) else PagedAttention(),
+        attention=choose_attention(model, kernels),
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
-        kernels=packing.kernels if packing else None,
+        kernels=kernels,
     )
 
 
@@ -122,7 +122,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     model = target.model
     info = TargetInfo(
         vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len,
+        max_model_len=settings.max_model_len or model.max_model_len,
         num_speculative_tokens=speculative.num_speculative_tokens,
         max_num_seqs=settings.max_num_seqs,
         block_size=settings.block_size,
@@ -170,5 +170,5 @@ def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, draf
         device=model.device,
     )
     if isinstance(drafter, KeepsKV):
-        drafter.use_kv(KVSpace(num_blocks=kv.num_blocks, block_size=settings.block_size, target_cache=cache))
+        drafter.use_kv(cache, num_blocks=kv.num_blocks)
     return cache

@@ -9,6 +9,7 @@ from forerun.models.base import TargetModel
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention.base import Attention
 from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.library import Kernels
 
 
@@ -26,3 +27,8 @@ class LoadedTarget:
     eos_token_ids: frozenset[int]
     path: Path | None = None
     kernels: Kernels | None = None
+
+
+def choose_attention(model: TargetModel, kernels: Kernels | None) -> Attention:
+    """The kernels' own attention where there are kernels that take the model's keys, else torch's."""
+    return NativeAttention(kernels) if kernels and can_attend(model.kv_specs) else PagedAttention()
