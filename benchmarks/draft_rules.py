@@ -10,15 +10,14 @@ own pass counts nothing.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import random
-import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prompt_files import FUNCTION, first_turns, source_files
 from forerun import LLM, SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
@@ -71,14 +70,12 @@ RULES: dict[str, dict[str, Any]] = {
 
 def messages(data: Path) -> Iterator[tuple[str, float, str]]:
     """Kind of text, temperature and user message of each prompt."""
-    with (data / "mt_bench" / "question.jsonl").open() as lines:
-        questions = [json.loads(line)["turns"][0] for line in lines]
+    questions = first_turns(data / "mt_bench" / "question.jsonl")
     yield from (("chat", 0.0, question) for question in questions)
     yield from (("chat, temperature 1", 1.0, question) for question in questions[::2])
-    with gzip.open(data / "the_algorithms" / "python_files.jsonl.gz", "rt") as lines:
-        files = [json.loads(line)["code"] for line in lines]
+    files = list(source_files(data / "the_algorithms"))
     random.Random(0).shuffle(files)
-    defined = ((code, re.search(r"^def (\w{4,})\(", code, re.M)) for code in files if 400 < len(code) < 1500)
+    defined = ((code, FUNCTION.search(code)) for code in files if 400 < len(code) < 1500)
     named = [(code, found.group(1)) for code, found in defined if found]
     for code, name in named[:NUM_FILES]:
         wish = f"Rename the function {name} to new_{name} in this file. Answer with the whole file and nothing else."

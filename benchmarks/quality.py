@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.prompt_files import first_turns
 from benchmarks.prompts import WORKLOADS
 from benchmarks.rounding import load_rounded
 from forerun import LLM, SamplingParams
@@ -137,8 +138,7 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
     if arguments.prompts is None:
         messages = [message for workload in WORKLOADS.values() for message in workload]
     else:
-        lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-        messages = [json.loads(line)["turns"][0] for line in lines][: arguments.num_prompts]
+        messages = first_turns(arguments.prompts)[: arguments.num_prompts]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
     if len(windows) < 2:
         raise SystemExit(f"--text: got {len(ids)} tokens; must be {2 * WINDOW} or more; give a longer text")

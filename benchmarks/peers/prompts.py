@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.prompt_files import FUNCTION, first_turns, source_files
 from forerun.errors import ForerunError
 from forerun.models.tokenizer import Tokenizer
 
-FUNCTION = re.compile(r"^def (\w{4,})\(", re.MULTILINE)
 MIN_CODE_TOKENS, MAX_CODE_TOKENS = 300, 1000
 PLAIN_TOKENS = 96
 PREFILL_TOKENS = 512
@@ -62,7 +59,7 @@ def read_prompts(tokenizer: Tokenizer, *, code: Path, chat: Path, count: int) ->
 
 def code_prompts(tokenizer: Tokenizer, folder: Path) -> Iterator[list[int]]:
     """Wishes to repeat a file with one rename, for files of a fitting length, shuffled."""
-    files = sorted(_files(folder))
+    files = sorted(source_files(folder))
     random.Random(0).shuffle(files)
     for code in files:
         found = FUNCTION.search(code)
@@ -78,17 +75,9 @@ def code_prompts(tokenizer: Tokenizer, folder: Path) -> Iterator[list[int]]:
 
 def chat_prompts(tokenizer: Tokenizer, file: Path) -> Iterator[list[int]]:
     """First turns, evenly from all over the file, which is sorted by category."""
-    questions = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+    questions = first_turns(file)
     random.Random(0).shuffle(questions)
     return (_chat(tokenizer, question) for question in questions)
-
-
-def _files(folder: Path) -> Iterator[str]:
-    for file in folder.rglob("*.py"):
-        yield file.read_text()
-    for archive in folder.glob("*.jsonl.gz"):
-        with gzip.open(archive, "rt") as lines:
-            yield from (json.loads(line)["code"] for line in lines)
 
 
 def _chat(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -29,10 +29,11 @@ class EngineSettings:
 
     dtype: "auto" is the checkpoint's on a GPU; on a CPU it is bfloat16 for a bfloat16 checkpoint on the
     native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
-    quantization: "int8" rounds the weights to 8 bits (native CPU kernels only). load_format: "dummy" makes up random weights, to measure speed
-    without a checkpoint; a folder without a tokenizer then takes token ids only. max_model_len:
-    tokens of the longest sequence, None for what model and memory allow. kv_cache_memory_bytes: None
-    for a quarter of the free memory, at most 4 GiB (CPU), or what gpu_memory_utilization leaves (GPU).
+    quantization: "int8" rounds the weights to 8 bits (native CPU kernels only). load_format: "dummy"
+    makes up random weights, to measure speed without a checkpoint; a folder without a tokenizer then
+    takes token ids only. max_model_len: tokens of the longest sequence, None for what model and
+    memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
+    what gpu_memory_utilization leaves (GPU).
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.

@@ -91,32 +91,29 @@ EXPORT void forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
 
 EXPORT int32_t forerun_num_threads() { return process->team->size(); }
 
-// The instruction set that this build was compiled for, by the name of its level.
-EXPORT const char* forerun_level() {
+// What this build was compiled for, and whether this CPU has it.
 #if defined(__x86_64__) && defined(__AVX512BF16__)
-    return "avx512bf16";
+#define LEVEL "avx512bf16"
+#define RUNS_HERE \
+    __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
+        __builtin_cpu_supports("avx512dq")
 #elif defined(__x86_64__) && defined(__AVX512F__)
-    return "avx512";
+#define LEVEL "avx512"
+#define RUNS_HERE \
+    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
 #elif defined(__x86_64__) && defined(__AVX2__)
-    return "avx2";
+#define LEVEL "avx2"
+#define RUNS_HERE __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
 #else
-    return "portable";
+#define LEVEL "portable"
+#define RUNS_HERE true
 #endif
-}
 
-// Whether this CPU has what this build was compiled for; to be asked before anything else is called.
-EXPORT int32_t forerun_runs_here() {
-#if defined(__x86_64__) && defined(__AVX512BF16__)
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq");
-#elif defined(__x86_64__) && defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#elif defined(__x86_64__) && defined(__AVX2__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return 1;
-#endif
-}
+// The name of this build's level.
+EXPORT const char* forerun_level() { return LEVEL; }
+
+// To be asked before anything that computes is called.
+EXPORT int32_t forerun_runs_here() { return RUNS_HERE; }
 
 // out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none.
 EXPORT void forerun_linear(const Weight* weight, const float* rows, int64_t num_rows, int64_t width, int64_t num_outputs,
