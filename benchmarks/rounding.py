@@ -56,7 +56,7 @@ def load_rounded(model: str, *, group_size: int, settings: Mapping[str, Any]) ->
     decoder = build_decoder(read_config(path), checkpoint, dtype=torch.float32, device=device, packing=packing)
     target = LoadedTarget(
         model=decoder,
-        attention=choose_attention(decoder, kernels),
+        attention=choose_attention(decoder.kv_specs, kernels),
         tokenizer=load_tokenizer(path),
         eos_token_ids=eos_token_ids(path),
         kernels=kernels,

@@ -105,6 +105,13 @@ CASES = {
         "num_speculative_tokens": 3,
         "draft_sample_method": "coupled",
     },
+    "draft-model-tree": {"method": "draft_model", "model": "tiny", "draft_tree": [3, 2, 1]},
+    "draft-model-dynamic-tree": {
+        "method": "draft_model",
+        "model": "tiny",
+        "num_speculative_tokens": 9,
+        "draft_tree": {"top_k": 3, "depth": 4},
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},

@@ -65,7 +65,7 @@ def test_where_sequences_are_preempted_and_prompts_chunked():
 
 
 def test_a_long_prompt_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.chain_writer.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.passes.MOST_ROWS", 7)
     assert rate(tiny_llm(twin()), PROMPTS[:8], GREEDY) == 1.0
 
 
@@ -77,6 +77,26 @@ def test_a_coupled_drafter_draws_what_the_target_draws():
 def test_equal_probabilities_are_never_rejected(method):
     config = twin(draft_sample_method="probabilistic", rejection_sample_method=method)
     assert rate(tiny_llm(config), PROMPTS[:8], SAMPLED) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tree", "depth"),
+    [([3, 2, 1], 3), ([[0], [1], [0, 0], [0, 1], [0, 0, 0], [1, 0]], 3), ({"top_k": 1, "depth": 5}, 5)],
+)
+@pytest.mark.parametrize("block_size", [2, 16])
+def test_one_path_of_a_twins_tree_is_accepted_to_its_end(tree, depth, block_size):
+    config = twin(num_speculative_tokens=30, draft_tree=tree)
+    sampling = SamplingParams(temperature=0, max_tokens=1 + 4 * (depth + 1), ignore_eos=True)
+    llm = tiny_llm(config, block_size=block_size)
+    for output in llm.generate(PROMPTS[:8], sampling, use_tqdm=False):
+        assert output.speculation.num_accepted_tokens == 4 * depth
+
+
+def test_a_coupled_tree_holds_what_the_target_draws():
+    config = twin(num_speculative_tokens=30, draft_tree=[2, 2, 1], draft_sample_method="coupled")
+    sampling = SamplingParams(temperature=0.9, seed=5, max_tokens=17, ignore_eos=True)
+    for output in tiny_llm(config).generate(PROMPTS[:8], sampling, use_tqdm=False):
+        assert output.speculation.num_accepted_tokens == 4 * 3
 
 
 def test_a_greedy_drafter_of_a_sampled_text_is_wrong_at_times():
@@ -118,7 +138,14 @@ def test_its_kv_counts_in_the_memory():
         ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be 1 or more"),
         ({"max_model_len": 10**6}, "the draft model allows at most 512; lower it"),
         ({"num_speculative_tokens": None}, "method 'draft_model' has no default"),
-        ({"draft_tree": [1]}, "unknown key 'draft_tree'"),
+        (
+            {"draft_tree": [3, 2]},
+            "draft_tree: has 9 nodes, num_speculative_tokens allows 5; raise it or leave nodes out",
+        ),
+        (
+            {"draft_tree": {"top_k": 2, "depth": 2}, "draft_sample_method": "coupled"},
+            "got 'coupled' with a dynamic draft_tree, which takes the likeliest tokens; must be 'greedy'",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused(settings, message):

@@ -18,13 +18,16 @@ class SequenceRows:
     [num_context, num_context + num_rows). `block_ids` are its blocks in order, at least as many as
     all these places need; a contiguous view of the sequence's own table, good for this pass only.
     Each row sees the whole context and, among the new rows, those that `tree_mask` ([num_rows,
-    num_rows] bool, row sees column) allows; None means causal.
+    num_rows] bool, row sees column) allows; None means causal. A wider mask, [num_rows, n + num_rows],
+    also says which of the last n places of the context a row sees: a tree's earlier levels. The first
+    `num_hidden` places hold no entry, and no row sees them.
     """
 
     num_context: int
     num_rows: int
     block_ids: npt.NDArray[np.int32]
     tree_mask: Tensor | None = None
+    num_hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -75,17 +76,21 @@ class DraftRequest:
 class DraftContext:
     """What a drafter sees of a step: the sequences to draft for, and the features it asked for.
 
-    `features` maps each name in the drafter's `needs` to the rows of the step's forward pass.
+    `features` maps each name in the drafter's `needs` to [num_slots, width]: the target's hidden state
+    after each token, at the slot (block id * block size + offset) of the token's place. Those of a
+    request's first `num_computed` tokens are there, wherever the tokens came from: an earlier step, a
+    prompt in chunks, the prefix cache.
     """
 
     requests: Listing[DraftRequest]
-    features: dict[str, Tensor] = field(default_factory=dict)
+    features: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Drafter(Protocol):
     """Bets on the next tokens. It may be wrong, late or silent; the output stays exact.
 
-    `needs` names the target features the runner must keep for it; most drafters need none.
+    `needs` names the target's features that are kept for it: "last_hidden", after the final norm, or
+    "hidden.N", the residual stream before layer N; most drafters need none.
     """
 
     needs: frozenset[str]

@@ -8,16 +8,20 @@ computed or kept twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
+from forerun.drafters.autoregressive import Autoregressive, Wording
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
-from forerun.drafters.chain_writer import ChainWriter, check_sample_method, scratch_blocks_per_chain
-from forerun.drafters.draft_model import DraftModel, load_beside
+from forerun.drafters.draft_model import load_beside
+from forerun.drafters.passes import Passes, scratch_blocks_per_line
+from forerun.drafters.predictor import ModelPredictor
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.decoder import Decoder
+from forerun.models.loaded import choose_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +35,10 @@ class SelfConfig:
     quantization: str | None = None
     exit_layer: int | None = None
     draft_sample_method: str = "greedy"
+    draft_tree: Any = None
 
     def __post_init__(self) -> None:
-        check_sample_method(self.draft_sample_method)
+        Wording.parse(self.draft_sample_method, self.draft_tree)
         if (self.quantization is None) == (self.exit_layer is None):
             raise ConfigError(
                 f"speculative_config: method 'self' got quantization={self.quantization!r} and exit_layer="
@@ -45,9 +50,14 @@ class SelfConfig:
             raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
 
     @property
+    def wording(self) -> Wording:
+        """How tokens are chosen."""
+        return Wording.parse(self.draft_sample_method, self.draft_tree)
+
+    @property
     def default_num_speculative_tokens(self) -> int | None:
-        """The user must say how many."""
-        return None
+        """The size of a static tree; of other drafts the user must say how many."""
+        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter.
@@ -56,11 +66,13 @@ class SelfConfig:
             ConfigError: the target has no files to load again, no native kernels, or not so many layers.
         """
         if self.exit_layer is not None:
-            return EarlyExit(_first_layers(target, self.exit_layer), target, sample_method=self.draft_sample_method)
+            return EarlyExit(_first_layers(target, self.exit_layer), target, wording=self.wording)
         if target.itself.path is None:
             raise ConfigError("speculative_config: method 'self' in int8 loads the target's files again; it has none")
         model = load_beside(target.itself, target.itself.path, quantization=self.quantization)
-        return DraftModel(model, target, sample_method=self.draft_sample_method, max_model_len=model.max_model_len)
+        predictor = ModelPredictor(model)
+        writer = self.wording.writer(target, predictor)
+        return Autoregressive(predictor, target, writer, max_model_len=model.max_model_len)
 
 
 def _first_layers(target: TargetInfo, num_layers: int) -> Decoder:
@@ -84,18 +96,23 @@ class EarlyExit:
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, model: Decoder, target: TargetInfo, *, sample_method: str) -> None:
+    def __init__(self, model: Decoder, target: TargetInfo, *, wording: Wording) -> None:
         self.kv_specs: list[LayerKVSpec] = []
         self.kv_dtype = model.dtype
-        self.num_scratch_blocks = scratch_blocks_per_chain(target) * target.max_num_seqs
-        self._model = model
+        self._predictor = ModelPredictor(model)
+        self._writer = wording.writer(target, self._predictor)
+        self._scratch_per_line = scratch_blocks_per_line(self._writer.num_places, block_size=target.block_size)
+        self.num_scratch_blocks = self._scratch_per_line * target.max_num_seqs
         self._target = target
-        self._sample_method = sample_method
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Write to the target's cache."""
-        self._writer = ChainWriter(
-            self._model, target_cache, self._target, num_blocks=num_blocks, sample_method=self._sample_method
+        self._passes = Passes(
+            self._predictor,
+            choose_attention(self._predictor.kv_specs, self._target.itself.kernels),
+            target_cache,
+            num_blocks=num_blocks,
+            scratch_per_line=self._scratch_per_line,
         )
 
     def start(self, sequence: Sequence) -> None:
@@ -103,17 +120,11 @@ class EarlyExit:
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences together."""
-        return self._writer.write(
-            [
-                self._writer.chain(
-                    number,
-                    request,
-                    start=request.num_computed,
-                    num_tokens=min(request.max_tokens, request.max_depth),
-                )
-                for number, request in enumerate(context.requests)
-            ]
-        )
+        lines = [
+            self._passes.line(number, request, start=request.num_computed, longest=self._predictor.max_model_len)
+            for number, request in enumerate(context.requests)
+        ]
+        return self._writer.write(self._passes, lines, context.features)
 
     def stop(self, sequence: Sequence) -> None:
         """Nothing was kept."""

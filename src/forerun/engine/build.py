@@ -14,7 +14,7 @@ from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.engine.batcher import Batcher
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine, EngineParts
-from forerun.engine.memory import KVBudget, plan_kv
+from forerun.engine.memory import KVBudget, feature_widths, plan_kv
 from forerun.engine.request import Intake
 from forerun.engine.runner import Runner
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
@@ -73,7 +73,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
     return LoadedTarget(
         model=model,
-        attention=choose_attention(model, kernels),
+        attention=choose_attention(model.kv_specs, kernels),
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
@@ -168,6 +168,7 @@ def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, draf
         block_size=settings.block_size,
         dtype=model.dtype,
         device=model.device,
+        feature_widths=feature_widths(model, drafter.needs),
     )
     if isinstance(drafter, KeepsKV):
         drafter.use_kv(cache, num_blocks=kv.num_blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 
 from torch import Tensor
@@ -50,7 +51,7 @@ class Drafting:
         except Exception as error:
             self._note_failure(error)
 
-    def propose(self, requests: Listing[DraftRequest], features: dict[str, Tensor]) -> list[Draft]:
+    def propose(self, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
         """One valid draft per request, within its limits; empty where the drafter fails."""
         if not requests:
             return []

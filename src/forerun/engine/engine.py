@@ -155,7 +155,7 @@ class Engine:
         committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
         output = self._report(committed, batch, result.logits)
         clock.append(time.perf_counter())
-        self._draft(works, batch, result.features)
+        self._draft(works, batch)
         clock.append(time.perf_counter())
         self._count(committed, clock)
         return output
@@ -253,7 +253,7 @@ class Engine:
             logits[rows.start : rows.stop], token_ids, wanted, token_text=self._parts.intake.token_text
         )
 
-    def _draft(self, works: Sequence[Work], batch: Batch, features: dict[str, Tensor]) -> None:
+    def _draft(self, works: Sequence[Work], batch: Batch) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.
 
         So it keeps nothing for those that only wait, however many they are.
@@ -270,7 +270,7 @@ class Engine:
         if not requests:
             return
         by_id = {generation.sequence.seq_id: generation for generation in running}
-        for request, draft in zip(requests, drafting.propose(requests, features), strict=True):
+        for request, draft in zip(requests, drafting.propose(requests, self._parts.runner.cache.features), strict=True):
             by_id[request.sequence.seq_id].draft = draft
 
     def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:

@@ -37,7 +37,12 @@ def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> K
     wanted = settings.max_model_len
     if wanted is not None and wanted > model.max_model_len:
         raise ConfigError(f"max_model_len: got {wanted}; the model allows at most {model.max_model_len}; lower it")
-    block_bytes = bytes_per_block(model.kv_specs, block_size=settings.block_size, dtype=model.dtype)
+    block_bytes = bytes_per_block(
+        model.kv_specs,
+        block_size=settings.block_size,
+        dtype=model.dtype,
+        feature_widths=feature_widths(model, drafter.needs),
+    )
     if isinstance(drafter, KeepsKV):
         block_bytes += bytes_per_block(drafter.kv_specs, block_size=settings.block_size, dtype=drafter.kv_dtype)
     num_blocks = settings.num_gpu_blocks_override
@@ -61,6 +66,21 @@ def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> K
             model.max_model_len,
         )
     return KVBudget(num_blocks, max_model_len)
+
+
+def feature_widths(model: TargetModel, needs: frozenset[str]) -> dict[str, int]:
+    """Name -> width of the features that a drafter needs.
+
+    Raises:
+        ConfigError: the target has none of that name.
+    """
+    known = {"last_hidden", *(f"hidden.{layer}" for layer in range(model.num_layers + 1))}
+    for name in sorted(needs - known):
+        raise ConfigError(
+            f"drafter: needs the feature {name!r}; this target has last_hidden and hidden.0 to hidden.{model.num_layers}; "
+            "use a drafter made for this target"
+        )
+    return dict.fromkeys(sorted(needs), model.hidden_size)
 
 
 def _kv_bytes(settings: EngineSettings, device: torch.device) -> int:

@@ -21,5 +21,7 @@ class Runner:
         return self._attention.begin(batch, self.cache)
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
-        """Logits at the rows to judge, and the features the drafter asked for."""
-        return self.model.forward(batch, attend)
+        """Logits at the rows to judge; the features the drafter asked for are kept in the cache."""
+        result = self.model.forward(batch, attend)
+        self.cache.keep(batch.slot_mapping, result.features)
+        return result

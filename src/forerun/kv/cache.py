@@ -1,9 +1,9 @@
-"""The tensors that hold keys and values, addressed by slot (block_id * block_size + offset)."""
+"""The tensors that hold keys, values and kept features, addressed by slot (block_id * block_size + offset)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,11 @@ class LayerKV:
 
 
 class KVCache:
-    """Keys and values of every layer; all layers share block ids and slots."""
+    """Keys and values of every layer; all layers share block ids and slots.
+
+    `features` ([num_slots, width] each) are the target's hidden states that a drafter asked for. They lie
+    beside the KV of their token, so that whoever finds its block in the prefix cache finds them too.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        feature_widths: Mapping[str, int] | None = None,
     ) -> None:
         self.block_size = block_size
         num_slots = num_blocks * block_size
@@ -42,18 +47,25 @@ class KVCache:
             )
             for spec in specs
         ]
+        self.features = {
+            name: _zeros((num_slots, width), dtype, device) for name, width in (feature_widths or {}).items()
+        }
+
+    def keep(self, slots: Tensor, features: Mapping[str, Tensor]) -> None:
+        """Store a pass's features, name -> [T, width], at the slots [T] of its rows."""
+        for name, rows in features.items():
+            self.features[name].index_copy_(0, slots, rows.to(self.features[name].dtype))
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy the entries at slots `sources` to slots `destinations` ([n] int64), in every layer.
+        """Copy what lies at slots `sources` to slots `destinations` ([n] int64), in every layer and feature.
 
         All sources are read before any destination is written, so the two may overlap.
         """
-        for layer in self.layers:
-            layer.key.index_copy_(0, destinations, layer.key.index_select(0, sources))
-            layer.value.index_copy_(0, destinations, layer.value.index_select(0, sources))
+        for entries in (*(kv for layer in self.layers for kv in (layer.key, layer.value)), *self.features.values()):
+            entries.index_copy_(0, destinations, entries.index_select(0, sources))
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU the system gives the memory page by page as blocks are first used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -61,7 +73,14 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
-def bytes_per_block(specs: Sequence[LayerKVSpec], *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes over all layers."""
+def bytes_per_block(
+    specs: Sequence[LayerKVSpec],
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    feature_widths: Mapping[str, int] | None = None,
+) -> int:
+    """Bytes that one block takes over all layers and features."""
     per_token = sum(spec.num_kv_heads * (spec.key_dim + spec.value_dim) for spec in specs)
+    per_token += sum((feature_widths or {}).values())
     return per_token * block_size * dtype.itemsize

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forerun.core.batch import LayerKVSpec
 from forerun.models.base import TargetModel
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention.base import Attention
@@ -29,6 +31,6 @@ class LoadedTarget:
     kernels: Kernels | None = None
 
 
-def choose_attention(model: TargetModel, kernels: Kernels | None) -> Attention:
-    """The kernels' own attention where there are kernels that take the model's keys, else torch's."""
-    return NativeAttention(kernels) if kernels and can_attend(model.kv_specs) else PagedAttention()
+def choose_attention(kv_specs: Iterable[LayerKVSpec], kernels: Kernels | None) -> Attention:
+    """The kernels' own attention where there are kernels that take keys of these sizes, else torch's."""
+    return NativeAttention(kernels) if kernels and can_attend(kv_specs) else PagedAttention()

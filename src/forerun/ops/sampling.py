@@ -162,11 +162,40 @@ def target_token(
     if rules.is_greedy:
         return greedy_token(rules.shape(row, output_ids, path))
     kept = rules.candidates(row, output_ids, path)
+    winner = _argmax(_target_race(kept, seed, position, vocab_size=len(row)))
+    return winner if kept.token_ids is None else int(kept.token_ids[winner])
+
+
+def target_tokens(
+    rules: SamplingRules,
+    row: Tensor,
+    output_ids: list[int],
+    path: Sequence[int] = (),
+    *,
+    seed: int,
+    position: int,
+    count: int,
+) -> list[int]:
+    """The first `count` of the race that `target_token` gives the winner of; fewer where fewer are possible.
+
+    A drafter that runs the race on its own logits bets on what the target would draw if it agreed.
+    """
+    kept = rules.candidates(row, output_ids, path)
+    race = _target_race(kept, seed, position, vocab_size=len(row))
+    speeds, winners = race.topk(min(count, len(race)))
+    winners = winners[speeds > 0]
+    ids: list[int] = (winners if kept.token_ids is None else kept.token_ids[winners]).tolist()
+    return ids
+
+
+def _target_race(kept: Candidates, seed: int, position: int, *, vocab_size: int) -> Tensor:
+    """Speed of each candidate in the target's race; 0 for those that are out."""
     weights = kept.logits.exp()
     if kept.token_ids is None:
-        return _race(weights, exponential_row(seed, position, Stream.TARGET, vocab_size=len(row), device=row.device))
-    winner = _race(weights, exponential(seed, position, Stream.TARGET, token_ids=kept.token_ids))
-    return int(kept.token_ids[winner])
+        noise = exponential_row(seed, position, Stream.TARGET, vocab_size=vocab_size, device=weights.device)
+    else:
+        noise = exponential(seed, position, Stream.TARGET, token_ids=kept.token_ids)
+    return weights / noise
 
 
 def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
@@ -178,7 +207,7 @@ def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path:
 def draw_token(probs: Tensor, *, seed: int, position: int, stream: Stream, index: int = 0) -> int:
     """Draw a token from `probs` ([vocab_size], need not be normalised) with keyed noise."""
     noise = exponential_row(seed, position, stream, vocab_size=len(probs), index=index, device=probs.device)
-    return _race(probs, noise)
+    return _argmax(probs / noise)
 
 
 def greedy_token(logits: Tensor) -> int:
@@ -208,10 +237,6 @@ def _checked_largest(logits: Tensor) -> float:
     largest = logits.max().item()
     check_largest(largest)
     return largest
-
-
-def _race(weights: Tensor, noise: Tensor) -> int:
-    return _argmax(weights / noise)
 
 
 def _argmax(values: Tensor) -> int:

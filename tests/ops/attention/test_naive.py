@@ -14,7 +14,7 @@ KEYS = torch.tensor([1.0, -2.0, 0.5, 3.0])  # of tokens 0 to 3; their values are
 VALUES = torch.tensor([10.0, 20.0, 30.0, 40.0])
 
 
-def attend(*, num_context, tree_mask=None, positions=None, query_heads=1, **options):
+def attend(*, num_context, tree_mask=None, num_hidden=0, positions=None, query_heads=1, **options):
     """Attention of rows num_context.. of the four tokens with query 1, in blocks 2, 0 of size 2."""
     num_rows = 4 - num_context
     slots = torch.tensor([4, 5, 0, 1])
@@ -23,7 +23,11 @@ def attend(*, num_context, tree_mask=None, positions=None, query_heads=1, **opti
     cache.layers[0].key[slots[:num_context], 0, 0] = KEYS[:num_context]
     cache.layers[0].value[slots[:num_context], 0, 0] = VALUES[:num_context]
     rows = SequenceRows(
-        num_context=num_context, num_rows=num_rows, block_ids=np.array([2, 0], dtype=np.int32), tree_mask=tree_mask
+        num_context=num_context,
+        num_rows=num_rows,
+        block_ids=np.array([2, 0], dtype=np.int32),
+        tree_mask=tree_mask,
+        num_hidden=num_hidden,
     )
     batch = ForwardBatch(
         token_ids=torch.zeros(num_rows, dtype=torch.int64),
@@ -55,6 +59,15 @@ def test_causal_row_sees_itself_and_all_before():
 
 def test_window_counts_the_row_itself():
     torch.testing.assert_close(attend(num_context=3, window=2), torch.tensor([by_hand([2, 3])]))
+
+
+def test_no_row_sees_hidden_places():
+    torch.testing.assert_close(attend(num_context=3, num_hidden=2), torch.tensor([by_hand([2, 3])]))
+
+
+def test_a_wide_mask_says_which_of_the_last_places_of_the_context_are_seen():
+    mask = torch.tensor([[True, False, True]])
+    torch.testing.assert_close(attend(num_context=3, tree_mask=mask), torch.tensor([by_hand([0, 1, 3])]))
 
 
 def test_tree_row_sees_context_and_its_ancestors_only():

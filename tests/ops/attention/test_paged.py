@@ -13,6 +13,7 @@ from forerun.kv.cache import KVCache
 from forerun.ops.attention import paged
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.attention.paged import TILE_ROWS, PagedAttention
+from tests.ops.native.passes import levels_batch
 
 BLOCK_SIZE = 4
 
@@ -111,6 +112,13 @@ def test_paged_equals_naive(lengths, seed, heads, dims, window, soft_cap, with_s
     batch, num_blocks = random_batch(random.Random(seed), lengths, scrambled=scrambled)
     options = {"window": window, "soft_cap": soft_cap, "with_sinks": with_sinks}
     assert_agree(run_both(batch, num_blocks, heads=heads, dims=dims, seed=seed, **options))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, seed=st.integers(0, 2**20))
+def test_a_mask_over_earlier_levels_and_hidden_places_equal_naive(lengths, seed):
+    batch, num_blocks = levels_batch(random.Random(seed), lengths, block_size=BLOCK_SIZE)
+    assert_agree(run_both(batch, num_blocks, seed=seed))
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -70,6 +71,20 @@ def random_batch(rng, lengths, *, block_size):
         )
         for (context, rows), block_ids in zip(lengths, blocks, strict=True)
     ]
+    return make_batch(sequences, block_size=block_size), num_blocks
+
+
+def levels_batch(rng, lengths, *, block_size):
+    """Like `random_batch`, of rows that see chosen ones among the last places of the context too, and not the first."""
+    blocks, num_blocks = deal_blocks(rng, [sum(length) for length in lengths], block_size=block_size)
+    sequences = []
+    for (context, rows), block_ids in zip(lengths, blocks, strict=True):
+        num_hidden = rng.randint(0, min(2, context))
+        num_before = rng.randint(0, context - num_hidden)
+        mask = torch.eye(rows, num_before + rows, dtype=torch.bool).roll(num_before, dims=1)
+        mask |= torch.tensor([[rng.random() < 0.4 for _ in range(mask.shape[1])] for _ in range(rows)])
+        rows_of = SequenceRows(num_context=context, num_rows=rows, block_ids=block_ids, num_hidden=num_hidden)
+        sequences.append(replace(rows_of, tree_mask=mask) if rng.random() < 0.7 else rows_of)
     return make_batch(sequences, block_size=block_size), num_blocks
 
 

@@ -17,6 +17,7 @@ from tests.ops.native.passes import (
     cache_copy,
     deal_blocks,
     filled_cache,
+    levels_batch,
     make_batch,
     random_batch,
     slots_of,
@@ -84,6 +85,16 @@ def test_attention_agrees_with_the_oracle(
     assert_agree(
         attend_both(kernels, batch, num_blocks, heads=heads, dims=dims, dtype=dtype, seed=seed, **options), dtype=dtype
     )
+
+
+@every_level
+@every_stored_dtype
+@settings(max_examples=20)
+@given(lengths=LENGTHS, seed=st.integers(0, 2**20), block_size=st.sampled_from([1, 3, 16]))
+def test_a_mask_over_earlier_levels_and_hidden_places_agree_with_the_oracle(kernels, dtype, lengths, seed, block_size):
+    batch, num_blocks = levels_batch(source(seed), lengths, block_size=block_size)
+    results = attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=(16, 16), dtype=dtype, seed=seed)
+    assert_agree(results, dtype=dtype)
 
 
 @every_level

@@ -56,11 +56,12 @@ class _NaivePass:
 def _visible(sequence: SequenceRows, positions: Tensor, window: int | None) -> Tensor:
     """[num_rows, num_context + num_rows] bool: which keys each row sees."""
     num_rows = sequence.num_rows
-    among_new = sequence.tree_mask
-    if among_new is None:
-        among_new = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
-    context = torch.ones(num_rows, sequence.num_context, dtype=torch.bool)
-    visible = torch.cat([context, among_new.to(context.device)], dim=1).to(positions.device)
+    masked = sequence.tree_mask
+    if masked is None:
+        masked = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
+    context = torch.ones(num_rows, sequence.num_context + num_rows - masked.shape[1], dtype=torch.bool)
+    context[:, : sequence.num_hidden] = False
+    visible = torch.cat([context, masked.to(context.device)], dim=1).to(positions.device)
     if window is None:
         return visible
     context_positions = torch.arange(sequence.num_context, device=positions.device)

@@ -131,13 +131,18 @@ class PaddedGroup:
     def _mask(self, tokens: Integers, window: int | None) -> Tensor | None:
         num_rows = self._shape[1]
         new_row = tokens - self._num_context[:, None]  # [B, C] which new row a key is; below 0: context
-        if num_rows == 1 and not new_row[:, -1].any():
+        hidden = np.array([sequence.num_hidden for sequence in self._sequences])
+        is_plain = not hidden.any() and all(sequence.tree_mask is None for sequence in self._sequences)
+        if is_plain and num_rows == 1 and not new_row[:, -1].any():
             return None  # each sequence's last key is its only row, which sees all before it
         visible = torch.from_numpy(new_row[:, None, :] <= np.arange(num_rows)[:, None])  # [B, R, C]
         for row, sequence in enumerate(self._sequences):
             if sequence.tree_mask is not None:
-                start = sequence.num_context - int(tokens[row, 0])
-                visible[row, : sequence.num_rows, start : start + sequence.num_rows] = sequence.tree_mask
+                end = sequence.num_context + sequence.num_rows - int(tokens[row, 0])
+                masked = sequence.tree_mask[:, -end:]  # a window may have cut off the first
+                visible[row, : sequence.num_rows, end - masked.shape[1] : end] = masked
+        if hidden.any():
+            visible &= torch.from_numpy(tokens >= hidden[:, None])[:, None]
         visible = visible.to(self._positions.device)
         if window is not None:
             visible &= self._inside_window(tokens, new_row, window)

@@ -65,7 +65,7 @@ class NativePass:
             None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
         ]
         self._tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
-        self._sequences = np.empty((len(batch.sequences), 5), dtype=np.int64)  # `Sequence` of csrc/attention.h
+        self._sequences = np.empty((len(batch.sequences), 7), dtype=np.int64)  # `Sequence` of csrc/attention.h
         first_row = 0
         for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self._tables, self._masks, strict=True)):
             self._sequences[i] = (
@@ -74,6 +74,8 @@ class NativePass:
                 sequence.num_rows,
                 table.ctypes.data,
                 0 if mask is None else mask.data_ptr(),
+                0 if mask is None else mask.shape[1],
+                sequence.num_hidden,
             )
             first_row += sequence.num_rows
         self.struct = PassStruct(

@@ -41,7 +41,7 @@ class AttentionStruct(Structure):
 
 
 class PassStruct(Structure):
-    """`Pass` of csrc/attention.h; `sequences` are rows of five int64: `Sequence` there."""
+    """`Pass` of csrc/attention.h; `sequences` are rows of seven int64: `Sequence` there."""
 
     _fields_: ClassVar = [
         ("num_rows", c_int64),

@@ -34,7 +34,12 @@ struct Sequence {
     int64_t num_context;
     int64_t num_rows;
     const int32_t* blocks;
-    const uint8_t* tree_mask;  // [num_rows, num_rows], row sees column; null: causal
+    const uint8_t* tree_mask;  // [num_rows, mask_width], row sees column; null: causal
+    int64_t mask_width;        // columns: the last places of the context, then the rows
+    int64_t num_hidden;        // first places, which no row sees
+
+    // Places of the context before those under the mask.
+    int64_t num_unmasked() const { return num_context + num_rows - mask_width; }
 };
 
 struct Pass {
@@ -150,9 +155,9 @@ class AttentionBlock {
         const Sequence& sequence = *item.sequence;
         num_members_ = static_cast<int>(item.last_row - item.first_row) * item.num_heads;
         int64_t num_keys = sequence.num_context + item.last_row;
-        if (sequence.tree_mask) num_keys = sequence.num_context + list_tree_slots();
+        if (sequence.tree_mask) num_keys = sequence.num_unmasked() + list_tree_slots();
         first_end_ = num_keys - (item.last_row - item.first_row) + 1;
-        const int64_t first_key = shape_.window ? std::max<int64_t>(0, first_end_ - shape_.window) : 0;
+        const int64_t first_key = first_of(0);
         begin();
         for (int64_t start = first_key / kTileKeys * kTileKeys; start < num_keys; start += kTileKeys) {
             const int count = static_cast<int>(std::min<int64_t>(kTileKeys, num_keys - start));
@@ -169,18 +174,29 @@ class AttentionBlock {
 
     // Keys that the member's row sees end here.
     int64_t end_of(int member) const { return first_end_ + member / item_.num_heads; }
+    // Keys that it sees begin here.
+    int64_t first_of(int member) const {
+        return std::max<int64_t>(item_.sequence->num_hidden, shape_.window ? end_of(member) - shape_.window : 0);
+    }
     int head_of(int member) const { return item_.first_head + member % item_.num_heads; }
     int64_t row_of(int member) const { return item_.sequence->first_row + item_.first_row + member / item_.num_heads; }
     const Stored* query_of(int member) const {
         return query_ + (row_of(member) * shape_.num_heads + head_of(member)) * shape_.key_dim;
     }
 
+    int64_t slot_of(int64_t place) const {
+        return item_.sequence->blocks[place / pass_.block_size] * pass_.block_size + place % pass_.block_size;
+    }
+
     int64_t list_tree_slots() {
         const Sequence& sequence = *item_.sequence;
-        const uint8_t* sees = sequence.tree_mask + item_.first_row * sequence.num_rows;
+        const uint8_t* sees = sequence.tree_mask + item_.first_row * sequence.mask_width;
+        const int64_t num_before = sequence.mask_width - sequence.num_rows, first = sequence.num_unmasked();
         scratch_.tree_slots.clear();
+        for (int64_t i = 0; i < num_before; ++i)
+            if (sees[i]) scratch_.tree_slots.push_back(slot_of(first + i));
         for (int64_t row = 0; row < sequence.num_rows; ++row)
-            if (sees[row]) scratch_.tree_slots.push_back(pass_.slots[sequence.first_row + row]);
+            if (sees[num_before + row]) scratch_.tree_slots.push_back(pass_.slots[sequence.first_row + row]);
         return static_cast<int64_t>(scratch_.tree_slots.size());
     }
 
@@ -197,14 +213,14 @@ class AttentionBlock {
 
     void find_slots(int64_t start, int count) {
         const Sequence& sequence = *item_.sequence;
-        const int64_t num_in_blocks = sequence.tree_mask ? std::clamp<int64_t>(sequence.num_context - start, 0, count) : count;
+        const int64_t num_in_blocks = sequence.tree_mask ? std::clamp<int64_t>(sequence.num_unmasked() - start, 0, count) : count;
         int64_t block = start / pass_.block_size, offset = start % pass_.block_size;
         for (int i = 0; i < num_in_blocks; ++i) {
             scratch_.slots[i] = sequence.blocks[block] * pass_.block_size + offset;
             if (++offset == pass_.block_size) offset = 0, ++block;
         }
         for (int64_t i = num_in_blocks; i < count; ++i)
-            scratch_.slots[i] = scratch_.tree_slots[start + i - sequence.num_context];
+            scratch_.slots[i] = scratch_.tree_slots[start + i - sequence.num_unmasked()];
     }
 
     void score_keys(int count) {
@@ -272,7 +288,7 @@ class AttentionBlock {
     void weigh_keys(int member, int64_t start, int count) {
         float* scores = scratch_.scores + member * kTileKeys;
         const int end = static_cast<int>(std::min<int64_t>(count, end_of(member) - start));
-        const int64_t hidden = shape_.window ? end_of(member) - shape_.window - start : 0;
+        const int64_t hidden = first_of(member) - start;
         const int first = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(hidden, count)));
         const F16 nothing = splat(-std::numeric_limits<float>::infinity());
         const int padded = (count + kLanes - 1) / kLanes * kLanes;
