@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.ops.attention.base import Attend
@@ -21,6 +22,18 @@ class TargetModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     is_batch_invariant: bool  # a row's logits depend on its own text alone, bit for bit
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, hidden_size], as the first layer gets it."""
+        ...
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Hidden states after the final norm [R, hidden_size] -> [R, vocab_size] fp32"""
+        ...
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """The head's weights of some tokens: [n] int64 -> [n, hidden_size]"""
+        ...
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute logits at `batch.logits_rows` and the features that `batch.features` names.

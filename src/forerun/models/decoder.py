@@ -61,7 +61,7 @@ class DecoderParts:
     embedding: Callable[[Tensor], Tensor]  # [T] -> [T, hidden_size]
     layers: Layers
     norm: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Tensor]  # [R, hidden_size] -> [R, vocab_size] fp32
+    head: Head | PackedHead
     rotaries: Mapping[RopeConfig, Rotary | RotaryTable]
     is_batch_invariant: bool  # see `TargetModel`
 
@@ -81,11 +81,21 @@ class Decoder:
         self.device = device
         self._parts = parts
         self.is_batch_invariant = parts.is_batch_invariant
-        self.embed = parts.embedding
         self.layers = parts.layers
         self.norm = parts.norm
-        self.logits = parts.head  # of hidden states after the final norm
         self._rotaries = list(parts.rotaries.values())
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """See `TargetModel`."""
+        return self._parts.embedding(token_ids)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """See `TargetModel`."""
+        return self._parts.head(normed)
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """See `TargetModel`."""
+        return self._parts.head.linear.rows(token_ids)
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute one packed forward pass, see `TargetModel.forward`.
@@ -166,11 +176,11 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
         layers=TorchLayers(
-            [read_layer(reader, config, index=index) for index in range(config.num_layers)], _rotation_of(config)
+            [read_layer(reader, config, index=index) for index in range(config.num_layers)], rotation_of(config)
         ),
         norm=_read_final_norm(config, reader),
         head=Head(head, config.logit_scale, config.logit_soft_cap),
-        rotaries=_rotaries(config, reader.dtype, reader.device),
+        rotaries=make_rotaries(config, reader.dtype, reader.device),
         is_batch_invariant=False,
     )
 
@@ -186,11 +196,11 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
         head = packing.linear(reader.tensor(config.head, tuple(table.shape)))
         embedding = Embedding(table, config.embedding_scale, torch.float32)
     del table  # before the layers take their memory
-    rotaries = _rotaries(config, torch.float32, reader.device)
+    rotaries = make_rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,
         layers=packing.layers(
-            (read_layer(reader, config, index=i) for i in range(config.num_layers)), config, _rotation_of(config)
+            (read_layer(reader, config, index=i) for i in range(config.num_layers)), config, rotation_of(config)
         ),
         norm=packing.norm(_read_final_norm(config, reader)),
         head=PackedHead(head, config.logit_scale, config.logit_soft_cap),
@@ -215,12 +225,12 @@ def _distinct_ropes(config: DecoderConfig) -> list[RopeConfig]:
     return list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
 
 
-def _rotaries(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[RopeConfig, Rotary]:
-    """One for each distinct rope."""
+def make_rotaries(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[RopeConfig, Rotary]:
+    """One for each distinct rope of a decoder's layers."""
     return {rope: Rotary(rope, dtype=dtype, device=device) for rope in _distinct_ropes(config)}
 
 
-def _rotation_of(config: DecoderConfig) -> list[int]:
+def rotation_of(config: DecoderConfig) -> list[int]:
     """For each layer the index of its rotation in `Decoder.rotations`."""
     ropes = [None, *_distinct_ropes(config)]
     return [ropes.index(rope) for rope in config.ropes]

@@ -22,7 +22,7 @@ from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.gguf import find_gguf, load_gguf_model
-from forerun.models.packing import Packing, pack_modules
+from forerun.models.packing import PackedModule, Packing, pack_modules
 from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
 from forerun.models.quiet import one_line, quiet_transformers
 from forerun.ops.attention.base import Attend
@@ -71,6 +71,22 @@ class TransformersModel:
             )
         logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
         return ForwardResult(logits=logits.float(), features=features)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """See `TargetModel`."""
+        hidden: Tensor = self._model.get_input_embeddings()(token_ids[None])[0]
+        return hidden
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """See `TargetModel`; a scale or a cap that the architecture puts on them is left out."""
+        logits: Tensor = self._model.get_output_embeddings()(normed).float()
+        return logits
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """See `TargetModel`."""
+        head = self._model.get_output_embeddings()
+        rows: Tensor = head.linear.rows(token_ids) if isinstance(head, PackedModule) else head.weight[token_ids]
+        return rows
 
     @contextmanager
     def _keeping(self, names: frozenset[str]) -> Iterator[dict[str, Tensor]]:

@@ -17,6 +17,8 @@ from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor], Tensor]
+"""x @ weight.T + bias, of torch (`Linear`) or native (`PackedLinear`)."""
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -43,8 +45,8 @@ class SelfAttention:
     """Grouped-query attention (arXiv 2305.13245); the cache it writes is that of layer `index`."""
 
     index: int
-    qkv: Linear
-    output: Linear
+    qkv: Product
+    output: Product
     qk_norm: Norm  # of [T, num_heads + num_kv_heads, head_dim]
     num_heads: int
     num_kv_heads: int
@@ -76,8 +78,8 @@ class SelfAttention:
 class GatedMLP:
     """down(activation(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
     activation: Activation
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -133,8 +135,8 @@ def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> De
         return read_norm(reader, config, f"{prefix}{name}.weight", width=config.hidden_size)
 
     return DecoderLayer(
-        attention=_read_attention(reader, config, f"{prefix}self_attn.", index=index),
-        mlp=_read_mlp(reader, config, f"{prefix}mlp."),
+        attention=read_attention(reader, config, f"{prefix}self_attn.", index=index),
+        mlp=read_mlp(reader, config, f"{prefix}mlp."),
         attention_in=norm(config.norms.attention_in),
         attention_out=norm(config.norms.attention_out),
         mlp_in=norm(config.norms.mlp_in),
@@ -143,14 +145,21 @@ def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> De
     )
 
 
-def _read_attention(reader: WeightReader, config: DecoderConfig, prefix: str, *, index: int) -> SelfAttention:
+def read_attention(
+    reader: WeightReader, config: DecoderConfig, prefix: str, *, index: int, width: int | None = None
+) -> SelfAttention:
+    """Load the attention of layer `index`; `width` of its input, None: the hidden size.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
     query_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     parts = {"q_proj": query_rows, "k_proj": kv_rows, "v_proj": kv_rows}
     if config.stored_fused:
         parts = {"qkv_proj": query_rows + 2 * kv_rows}
     return SelfAttention(
         index=index,
-        qkv=_read_fused(reader, prefix, parts, width=config.hidden_size, bias=config.qkv_bias),
+        qkv=_read_fused(reader, prefix, parts, width=width or config.hidden_size, bias=config.qkv_bias),
         output=_read_fused(reader, prefix, {"o_proj": config.hidden_size}, width=query_rows, bias=config.output_bias),
         qk_norm=_read_qk_norm(reader, config, prefix),
         num_heads=config.num_heads,
@@ -176,7 +185,12 @@ def _read_qk_norm(reader: WeightReader, config: DecoderConfig, prefix: str) -> N
     return RMSNorm(torch.cat(weights), config.norm_eps)
 
 
-def _read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedMLP:
+def read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedMLP:
+    """Load a gated MLP.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
     inner = config.intermediate_size
     parts = {"gate_up_proj": 2 * inner} if config.stored_fused else {"gate_proj": inner, "up_proj": inner}
     return GatedMLP(

@@ -83,7 +83,7 @@ def read_config(path: Path) -> PretrainedConfig:
     if gguf is not None:
         config = read_gguf_config(gguf)
     else:
-        _check_known(path, _read_json(path / CONFIG_FILE))
+        _check_known(path, read_json(path / CONFIG_FILE))
         try:
             with quiet_transformers():
                 config = AutoConfig.from_pretrained(path.absolute(), local_files_only=True, trust_remote_code=False)
@@ -97,7 +97,7 @@ def read_config(path: Path) -> PretrainedConfig:
 def eos_token_ids(path: Path) -> frozenset[int]:
     """Ids that end a text: eos in generation_config.json, else in the configuration; empty if neither has one."""
     if find_gguf(path) is None and (path / GENERATION_FILE).exists():
-        eos = _read_json(path / GENERATION_FILE).get("eos_token_id")
+        eos = read_json(path / GENERATION_FILE).get("eos_token_id")
         if eos is not None:
             return _as_ids(eos, path / GENERATION_FILE)
     eos = read_config(path).get_text_config().eos_token_id
@@ -112,7 +112,7 @@ def _as_ids(eos: Any, source: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
     """Read a JSON object from a model folder."""
     if not file.parent.is_dir():
         raise ModelError(f"{file.parent}: there is no such folder; check the path")

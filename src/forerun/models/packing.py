@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.config import DecoderConfig
-from forerun.models.layers import DecoderLayer, GatedMLP, Norm, ProjectionNorm
+from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm
 from forerun.ops.linear import Linear
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
@@ -51,7 +51,7 @@ class Packing:
     def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
         names = ("qkv", "output", "gate_up", "down")
-        linears = (attention.qkv, attention.output, _interleaved(mlp), mlp.down)
+        linears = (_stored(attention.qkv), _stored(attention.output), _interleaved(mlp), _stored(mlp.down))
         weights = {name: self._pack(linear.weight, linear.bias) for name, linear in zip(names, linears, strict=True)}
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         norms: dict[str, Tensor] = {
@@ -92,8 +92,14 @@ def _interleaved(mlp: GatedMLP) -> Linear:
         gates, ups = (_pad_rows(part, LANES).view(-1, LANES, *part.shape[1:]) for part in rows.chunk(2))
         return torch.stack([gates, ups], dim=1).flatten(0, 2)
 
-    bias = mlp.gate_up.bias
-    return Linear(interleave(mlp.gate_up.weight), None if bias is None else interleave(bias))
+    stored = _stored(mlp.gate_up)
+    return Linear(interleave(stored.weight), None if stored.bias is None else interleave(stored.bias))
+
+
+def _stored(product: Product) -> Linear:
+    """A product that is not packed yet."""
+    assert isinstance(product, Linear), "a layer is packed once"
+    return product
 
 
 def _pad_rows(rows: Tensor, multiple: int) -> Tensor:

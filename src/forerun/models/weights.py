@@ -41,6 +41,14 @@ class WeightReader:
         self._names = checkpoint.names()
         self._unread = set(self._names)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return name in self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor that is there."""
+        return self._checkpoint.shape(name)
+
     def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
         """Load one tensor, as `dtype` if that is not the model's.
 

@@ -20,6 +20,10 @@ class Linear:
         """[..., in] -> [..., out]"""
         return F.linear(x, self.weight, self.bias)
 
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs: [n] int64 -> [n, in]"""
+        return self.weight[outputs]
+
 
 @dataclass(frozen=True, slots=True)
 class Head:

@@ -149,6 +149,15 @@ class PackedLinear:
         )
         return ids
 
+    def rows(self, outputs: Tensor, *, scale: float = 1.0) -> Tensor:
+        """The weights of some outputs, times `scale`: [n] int64 -> [n, in] fp32"""
+        outputs = outputs.to(torch.int64).contiguous()
+        found = torch.empty(len(outputs), self.weight.inputs)
+        self.kernels.read_outputs(
+            self.weight.struct, outputs.data_ptr(), len(outputs), self.weight.inputs, scale, found.data_ptr()
+        )
+        return found
+
     def select(self, outputs: Tensor) -> PackedLinear:
         """The same for some outputs only."""
         return PackedLinear(self.kernels, self.weight.select(outputs))
@@ -163,18 +172,7 @@ class PackedEmbedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden_size] fp32"""
-        weight = self.head.weight
-        token_ids = token_ids.to(torch.int64).contiguous()
-        out = torch.empty(len(token_ids), weight.inputs)
-        self.head.kernels.read_outputs(
-            weight.struct,
-            token_ids.data_ptr(),
-            len(token_ids),
-            weight.inputs,
-            self.scale,
-            out.data_ptr(),
-        )
-        return out
+        return self.head.rows(token_ids, scale=self.scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,220 @@
+"""EAGLE-3's head: one wide decoder layer on hidden states of three depths of the target (arXiv 2503.01840).
+
+Published layouts: the authors' and SpecForge's (`midlayer`), and speculators' (`layers.0`,
+`transformer_layer_config`). What a checkpoint does differently its configuration says, flag by flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import LayerKVSpec
+from forerun.errors import ModelError
+from forerun.models.config import DecoderConfig
+from forerun.models.heads.reader import HeadReader, head_config
+from forerun.models.heads.vocabulary import read_target_ids
+from forerun.models.layers import GatedMLP, Norm, SelfAttention, read_attention, read_mlp
+from forerun.models.loaded import LoadedTarget
+from forerun.ops.attention.base import Attend
+from forerun.ops.rotary import Rotation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Flags:
+    """How a checkpoint departs from the paper's head.
+
+    norm_before_residual: the residual stream starts from the normed state. norm_before_fc: one norm over
+    all features before `fc`; fc_norm: one for each. norm_output: tokens are drafted from states after the
+    final norm (EAGLE 3.1). use_aux_hidden_state: False takes the last hidden state as it is, without `fc`.
+    """
+
+    layer_ids: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    use_aux_hidden_state: bool = True
+    logit_scale: float = 1.0
+
+
+def load_eagle3(folder: Path, target: LoadedTarget) -> Eagle3Head:
+    """Load a published EAGLE-3 checkpoint.
+
+    Raises:
+        ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
+    """
+    return Eagle3Head(HeadReader.open(folder, target, rename=canonical_name))
+
+
+def canonical_name(name: str) -> str:
+    """The name in speculators' layout."""
+    name = name.removeprefix("model.")
+    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+
+
+def read_flags(content: Mapping[str, Any], *, num_target_layers: int) -> Eagle3Flags:
+    """Resolve config.json; a flag may stand at its top or in `eagle_config`.
+
+    Raises:
+        ModelError: speculators' format leaves out norm_before_residual, for which its tools have contrary defaults, or a
+            layer is none of the target's.
+    """
+    nested = content.get("eagle_config") or {}
+
+    def value(key: str, default: Any) -> Any:
+        found = nested.get(key, content.get(key))
+        return default if found is None else found
+
+    if "speculators_model_type" in content and "norm_before_residual" not in content:
+        raise ModelError(
+            "config.json of the head: norm_before_residual is missing; its tools disagree on what that means: write "
+            "true or false, as it was trained"
+        )
+    last = num_target_layers
+    layer_ids = value("eagle_aux_hidden_state_layer_ids", None) or (2, last // 2, last - 3)
+    for layer in layer_ids:
+        if not isinstance(layer, int) or not 0 <= layer <= last:
+            raise ModelError(
+                f"config.json of the head: eagle_aux_hidden_state_layer_ids: got {layer!r}; must be from 0 to {last} for "
+                "this target; use a head that was trained for it"
+            )
+    return Eagle3Flags(
+        layer_ids=tuple(sorted(set(layer_ids))),
+        norm_before_residual=bool(value("norm_before_residual", False)),
+        norm_before_fc=bool(value("norm_before_fc", False)),
+        fc_norm=bool(value("fc_norm", False)),
+        norm_output=bool(value("norm_output", False)),
+        use_aux_hidden_state=bool(value("use_aux_hidden_state", True)),
+        logit_scale=float(value("logit_scale", 1.0)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideLayer:
+    """A decoder layer whose attention reads the token's embedding beside the state: [norm(embedding); norm(state)]."""
+
+    attention: SelfAttention
+    mlp: GatedMLP
+    embedding_norm: Norm
+    state_norm: Norm
+    mlp_norm: Norm
+    norm_before_residual: bool
+
+    def __call__(self, embedded: Tensor, states: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
+        """[T, width], [T, width] -> [T, width]"""
+        normed = self.state_norm(states)
+        residual = normed if self.norm_before_residual else states
+        both = torch.cat([self.embedding_norm(embedded), normed], dim=-1)
+        hidden = residual + self.attention(both, rotation, attend)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+class Eagle3Head:
+    """State = fc(features), a wide layer, perhaps more layers, a norm and a head over part of the vocabulary.
+
+    The next state is what comes out before the final norm, or after it (`norm_output`).
+    """
+
+    def __init__(self, reader: HeadReader) -> None:
+        model = reader.target.model
+        content = {**reader.content, **(reader.content.get("transformer_layer_config") or {})}
+        self.flags = flags = read_flags(content, num_target_layers=model.num_layers)
+        config = replace(head_config(content, architecture=_architecture(content)), root="")
+        self.dtype, self.device = model.dtype, model.device
+        self.max_model_len = config.max_model_len
+        spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
+        self.kv_specs = [spec] * config.num_layers
+        self._stream_dtype = reader.stream_dtype
+        if flags.use_aux_hidden_state:
+            self.needs = tuple(f"hidden.{layer}" for layer in flags.layer_ids)
+        else:
+            self.needs = ("last_hidden",)
+        width = config.hidden_size
+        self._read_fusion(reader, config)
+        self._embed = reader.embedding(width=width)
+        self._first = _read_wide_layer(reader, config, norm_before_residual=flags.norm_before_residual)
+        self._rest = [reader.layer(config, index=index) for index in range(1, config.num_layers)]
+        self._rotations = reader.rotations(config)
+        self._norm = reader.norm("norm", width, config.norm_eps)
+        num_draft = content.get("draft_vocab_size") or model.vocab_size
+        self.target_ids = read_target_ids(reader, num_draft=num_draft)
+        self._head = reader.head(outputs=num_draft, width=width)
+        reader.finish()
+
+    def _read_fusion(self, reader: HeadReader, config: DecoderConfig) -> None:
+        """`fc` and the norms before it."""
+        flags, width, eps = self.flags, config.hidden_size, config.norm_eps
+        target_width, count = reader.target.model.hidden_size, len(self.needs)
+        asked = reader.content.get("target_hidden_size")
+        if asked is not None and asked != target_width:
+            raise ModelError(
+                f"EAGLE-3 head: is for a target of hidden_size {asked}, this one has {target_width}; use a head that "
+                "was trained for this target"
+            )
+        self._norm_all: Norm | None = None
+        self._norm_each: list[Norm] = []
+        self._fc = None
+        if not flags.use_aux_hidden_state:
+            return
+        if flags.norm_before_fc:
+            self._norm_all = reader.norm("input_norm", count * target_width, eps)
+        if flags.fc_norm:
+            self._norm_each = [reader.norm(f"fc_norm.{i}", target_width, eps) for i in range(count)]
+        self._fc = reader.linear("fc", width, count * target_width)
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """See `DraftHead`."""
+        states = torch.cat(list(features), dim=-1).to(self._stream_dtype)
+        return states if self._fc is None else self.project(states)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Features side by side, [T, number of them * hidden_size of the target] -> states [T, width]"""
+        assert self._fc is not None, "a head that takes the last hidden state as it is projects nothing"
+        if self._norm_all is not None:
+            features = self._norm_all(features)
+        if self._norm_each:
+            parts = features.chunk(len(self._norm_each), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self._norm_each, parts, strict=True)], dim=-1)
+        return self._fc(features)
+
+    def forward(self, token_ids: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `DraftHead`."""
+        rotation = self._rotations(positions)[-1]
+        hidden = self._first(self._embed(token_ids).to(self._stream_dtype), states, rotation, attend)
+        for layer in self._rest:
+            hidden = layer(hidden, rotation, attend)
+        return hidden
+
+    def states(self, outputs: Tensor) -> Tensor:
+        """See `DraftHead`."""
+        return self._norm(outputs) if self.flags.norm_output else outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """See `DraftHead`."""
+        logits = self._head(self._norm(outputs))
+        return logits if self.flags.logit_scale == 1.0 else logits * self.flags.logit_scale
+
+
+def _architecture(content: Mapping[str, Any]) -> str:
+    """Whose layers the head's are like."""
+    return "Qwen3ForCausalLM" if content.get("model_type") == "qwen3" else "LlamaForCausalLM"
+
+
+def _read_wide_layer(reader: HeadReader, config: DecoderConfig, *, norm_before_residual: bool) -> WideLayer:
+    width, eps, prefix = config.hidden_size, config.norm_eps, "layers.0."
+    return WideLayer(
+        attention=reader.attention(
+            read_attention(reader.weights, config, f"{prefix}self_attn.", index=0, width=2 * width)
+        ),
+        mlp=reader.mlp(read_mlp(reader.weights, config, f"{prefix}mlp.")),
+        embedding_norm=reader.norm(f"{prefix}input_layernorm", width, eps),
+        state_norm=reader.norm(f"{prefix}hidden_norm", width, eps),
+        mlp_norm=reader.norm(f"{prefix}post_attention_layernorm", width, eps),
+        norm_before_residual=norm_before_residual,
+    )
