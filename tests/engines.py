@@ -17,6 +17,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
+from tests import heads_eagle
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -77,16 +78,31 @@ def _scratch():
 
 
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A model may be one of `TINY_CHECKPOINTS`."""
     target = target or tiny_target()
-    if speculative_config and speculative_config.get("model") == "tiny":
-        speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
+    if speculative_config and speculative_config.get("model") in TINY_CHECKPOINTS:
+        make = TINY_CHECKPOINTS[speculative_config["model"]]
+        speculative_config = {**speculative_config, "model": str(make(target))}
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
         EngineSettings(model="tiny", **(defaults | settings)),
         resolve_speculative(speculative_config),
     )
+
+
+TINY_CHECKPOINTS = {
+    "tiny": lambda target: tiny_drafter(target.model.vocab_size),
+    "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
+    "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
+}
+"""What a speculative_config may name as its model -> the folder for a target."""
+
+
+def tiny_head(make, target):
+    """A folder with the random head that `make(target)` gives as (config, tensors)."""
+    folder = Path(_scratch().name) / f"{make.__name__}-{target.model.vocab_size}"
+    return folder if folder.exists() else heads_eagle.save(folder, *make(target))
 
 
 def engine_of(llm):

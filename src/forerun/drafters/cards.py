@@ -34,16 +34,30 @@ CARDS: dict[str, DrafterCard] = {
     "draft_model": DrafterCard(
         bets_on="what a smaller model of the same vocabulary writes",
         training="none, if there is such a model",
-        trees="no",
+        trees="draft_tree: static, dynamic",
         files="a causal language model: safetensors folder, .gguf",
         paper="speculative decoding, arXiv 2211.17192 and 2302.01318",
     ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
         training="none",
-        trees="no",
+        trees="draft_tree: static, dynamic",
         files="the target's own",
         paper="LayerSkip, arXiv 2404.16710 (early exit)",
+    ),
+    "eagle": DrafterCard(
+        bets_on="what a one-layer head makes of the target's last hidden state",
+        training="a head for each target",
+        trees="draft_tree: static, dynamic",
+        files="an EAGLE-1 or -2 head: config.json, safetensors",
+        paper="EAGLE, arXiv 2401.15077; EAGLE-2, 2406.16858",
+    ),
+    "eagle3": DrafterCard(
+        bets_on="what a one-layer head makes of three of the target's hidden states",
+        training="a head for each target",
+        trees="draft_tree: static, dynamic",
+        files="an EAGLE-3 head: the authors', SpecForge's or speculators' layout",
+        paper="EAGLE-3, arXiv 2503.01840",
     ),
 }
 """Method -> its card."""
