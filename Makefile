@@ -40,7 +40,7 @@ check: install
 bench: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m benchmarks.host_overhead
-	$(BIN)/python -m benchmarks.speculation
+	$(BIN)/forerun bench compare smollm2-135m --configs benchmarks/configs/free-drafters.yaml
 	$(BIN)/forerun bench curve smollm2-135m --contexts 256
 
 format: install

@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prompts import WORKLOADS
 from forerun import LLM, SamplingParams
 from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.prompts import WORKLOADS
+from forerun.core.stats import PHASES
 
-PHASES = ("schedule", "build", "forward", "verify", "commit", "draft")
 CONFIGS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},

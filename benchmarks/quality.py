@@ -25,10 +25,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.prompt_files import first_turns
-from benchmarks.prompts import WORKLOADS
 from benchmarks.rounding import load_rounded
 from forerun import LLM, SamplingParams
 from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.prompts import WORKLOADS
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
+from forerun.bench.workloads import ComparisonWorkload, LatencyWorkload, ThroughputWorkload
 from forerun.errors import ConfigError
 
 
@@ -35,3 +35,17 @@ def test_a_warm_up_of_no_rounds_is_allowed_but_not_of_less():
 def test_throughput_options_that_contradict_each_other_are_refused(options, hint):
     with pytest.raises(ConfigError, match=hint):
         ThroughputWorkload(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"num_prompts": 0}, "num_prompts: got 0"),
+        ({"repeats": 0}, "repeats: got 0"),
+        ({"temperature": -0.5}, "temperature: got -0.5; must be 0 or more"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
+    ],
+)
+def test_comparisons_of_nothing_are_refused(options, hint):
+    with pytest.raises(ConfigError, match=hint):
+        ComparisonWorkload(**options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.core.draft import Draft
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import PHASES, SpeculationStats, StepTimes
 
 
 def test_a_chain_counts_positions_up_to_the_first_rejection():
@@ -37,3 +37,9 @@ def test_counts_since_a_copy_are_the_difference():
     stats.record(Draft((7, 8, 9)), (0, 1, 2))
     since = stats.since(earlier)
     assert (since.num_steps, since.num_draft_tokens, since.accepted_per_position) == (1, 3, [1, 1, 1])
+
+
+def test_milliseconds_per_step_are_means_of_each_phase():
+    times = StepTimes(forward=0.5, draft=0.25, num_steps=5)
+    assert times.milliseconds_per_step == {**dict.fromkeys(PHASES, 0.0), "forward": 100.0, "draft": 50.0}
+    assert StepTimes().milliseconds_per_step == {}

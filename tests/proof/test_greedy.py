@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput
-from forerun.proof.greedy import check_greedy, compare
+from forerun.proof.greedy import check_greedy, compare, is_near_tie
 from forerun.proof.report import Verdict
 from tests.contract.drafters import CASES
 from tests.engines import native_target, tiny_llm
@@ -82,3 +82,21 @@ def test_on_the_kernels_rounding_that_depends_on_the_batch_is_a_bug(monkeypatch)
     monkeypatch.setattr(model, "logits", lambda hidden: exact(hidden) * (1 + 1e-6 * (len(hidden) > 1)))
     findings = check_greedy(llm, ["a b a b a b"], max_tokens=30, progress=print)
     assert [finding.verdict for finding in findings] == [Verdict.BUG]
+
+
+@pytest.mark.parametrize(("gap", "is_tie"), [(1e-4, True), (0.1, False)])
+def test_near_ties_are_told_from_the_text_alone(monkeypatch, gap, is_tie):
+    llm = tiny_llm()
+    decoder = llm.engine.parts.runner.model
+    logits = torch.zeros(decoder.vocab_size)
+    logits[7], logits[8] = 5.0, 5.0 - gap
+    monkeypatch.setattr(decoder, "logits", lambda hidden: logits.repeat(len(hidden), 1))
+    assert is_near_tie(llm, [1, 2, 3], 7, 8) is is_tie
+    assert not is_near_tie(llm, [1, 2, 3], 7, 9)
+
+
+@needs_kernels
+def test_on_the_kernels_nothing_is_a_near_tie(monkeypatch):
+    llm = tiny_llm(target=native_target())
+    monkeypatch.setattr(llm, "generate", None)
+    assert not is_near_tie(llm, [1, 2, 3], 7, 8)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.prompts import WORKLOADS
 from forerun import LLM, SamplingParams
+from forerun.bench.prompts import WORKLOADS
 from forerun.models.store import resolve_model
 from tests.contract.drafters import CASES, oracle
 from tests.engines import engine_of

@@ -65,6 +65,11 @@ class Curve:
     all_gigabytes_per_second: list[float]  # by round
     points: list[CurvePoint]
 
+    @property
+    def one_row_milliseconds(self) -> float:
+        """T(1): one row of one sequence, after the shortest context."""
+        return self.points[0].milliseconds
+
     def to_json(self) -> dict[str, Any]:
         """All of it, for machines."""
         return asdict(self)

@@ -23,8 +23,9 @@ class DraftingCost:
     num_steps: int
     num_draft_tokens: int
     milliseconds_per_draft_token: float | None
+    draft_token_share: float | None  # of T(1), a pass over one row
     draft_milliseconds_per_step: float
-    host_milliseconds_per_step: float  # all but the forward pass and drafting
+    host_milliseconds_per_step: float  # all but the forward pass and drafting; on a GPU, with the wait for the pass
     forward_milliseconds_per_step: float
     acceptance_rate: float | None  # accepted / drafted
     acceptance_length: float | None  # tokens per step, bonus included
@@ -34,23 +35,30 @@ class DraftingCost:
         return asdict(self)
 
 
-def measure_drafting(llm: LLM, *, num_tokens: int = NUM_TOKENS) -> DraftingCost:
-    """Decode greedily after a prompt that repeats itself, so that a drafter that looks back finds something."""
+def measure_drafting(llm: LLM, one_row_milliseconds: float, *, num_tokens: int = NUM_TOKENS) -> DraftingCost:
+    """Decode greedily after a prompt that repeats itself, so that a drafter that looks back finds something.
+
+    What a drafter with KV of its own reads of the prompt, and what it does for the first time, is not
+    counted. `one_row_milliseconds` is T(1), which a drafted token is held against.
+    """
     vocab_size = llm.engine.parts.runner.model.vocab_size
     pattern = torch.randint(vocab_size, (NUM_PATTERN_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-    deltas = llm.stream(pattern * NUM_PATTERNS, sampling)
-    next(deltas)
-    llm.reset_stats()
-    for _ in deltas:
-        pass
+    for salt in ("warm-up", "measured"):
+        deltas = llm.stream({"prompt_token_ids": pattern * NUM_PATTERNS, "cache_salt": salt}, sampling)
+        next(deltas)
+        llm.reset_stats()
+        for _ in deltas:
+            pass
     times, counts = llm.stats.times, llm.stats.speculation
     per_step = 1e3 / times.num_steps
+    per_token = 1e3 * times.draft / counts.num_draft_tokens if counts.num_draft_tokens else None
     return DraftingCost(
         speculative=llm.speculative.describe(),
         num_steps=times.num_steps,
         num_draft_tokens=counts.num_draft_tokens,
-        milliseconds_per_draft_token=1e3 * times.draft / counts.num_draft_tokens if counts.num_draft_tokens else None,
+        milliseconds_per_draft_token=per_token,
+        draft_token_share=None if per_token is None else per_token / one_row_milliseconds,
         draft_milliseconds_per_step=times.draft * per_step,
         host_milliseconds_per_step=times.host_overhead * per_step,
         forward_milliseconds_per_step=times.forward * per_step,

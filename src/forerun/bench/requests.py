@@ -1,14 +1,16 @@
-"""Prompts of random tokens, and the checks before and after a run."""
+"""Prompts as token ids, random or laid out, and the checks before and after a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from forerun.core.outputs import RequestOutput
 from forerun.errors import ConfigError, RequestError
 from forerun.llm import LLM
+from forerun.models.tokenizer import Tokenizer
 
 
 def random_prompts(llm: LLM, count: int, num_tokens: int) -> list[list[int]]:
@@ -17,6 +19,19 @@ def random_prompts(llm: LLM, count: int, num_tokens: int) -> list[list[int]]:
     vocab_size = llm.engine.parts.runner.model.vocab_size
     prompts: list[list[int]] = random.integers(vocab_size, size=(count, num_tokens)).tolist()
     return prompts
+
+
+def lay_out(tokenizer: Tokenizer, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a text, taken as a user's message where the model has a chat template, or of a conversation.
+
+    Raises:
+        RequestError: it is a conversation and there is no template, or that refuses it.
+    """
+    if not isinstance(prompt, str):
+        return tokenizer.apply_chat_template(prompt)
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(prompt)
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
 
 
 def check_room(llm: LLM, input_len: int, output_len: int) -> None:

@@ -70,7 +70,30 @@ class ThroughputWorkload:
             )
 
 
-def _check_counts(workload: LatencyWorkload | ThroughputWorkload, at_least_zero: tuple[str, ...] = ()) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ComparisonWorkload:
+    """Prompts answered by each of several configurations in turn."""
+
+    num_prompts: int | None = None
+    """Prompts of each kind, the first ones; all if it is left out."""
+    max_tokens: int = 128
+    """Tokens to write for each prompt, at most."""
+    repeats: int = 3
+    """Rounds; each answers every prompt with every configuration, and medians are shown."""
+    batch_size: int = 1
+    """Prompts given at once."""
+    temperature: float = 0.0
+    """0 always takes the most likely token; 1 samples from the model's own distribution."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        if not self.temperature >= 0:
+            raise ConfigError(f"temperature: got {self.temperature}; must be 0 or more")
+
+
+def _check_counts(
+    workload: LatencyWorkload | ThroughputWorkload | ComparisonWorkload, at_least_zero: tuple[str, ...] = ()
+) -> None:
     """Refuse counts that are too small."""
     for field in fields(workload):
         value, least = vars(workload)[field.name], 0 if field.name in at_least_zero else 1

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Group, Parameter, Token
+from cyclopts import App, Parameter, Token
 from rich.console import Console
 
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import bench_tables, loading
-from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.bench_compare import compare
+from forerun.cli.bench_report import REPORT, WORKLOAD, ReportOptions, status
+from forerun.cli.options import EngineOptions
 from forerun.cli.streaming import speculation_json
-from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun import LLM
-    from forerun.bench.progress import Progress
     from forerun.core.stats import SpeculationStats
 
 bench = App(
     name="bench",
-    help="Measure speed: of a forward pass by its rows, of one batch, of many requests.",
+    help="Measure speed: of a forward pass by its rows, of one batch, of many requests, of ways to draft.",
     help_epilogue=(
         "Examples:\n  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
-        "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64"
+        "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64\n"
+        "  forerun bench compare smollm2-135m --configs drafters.yaml"
     ),
 )
+bench.command(compare)
 
 
 def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -55,32 +53,9 @@ def show_numbers(numbers: Sequence[int]) -> str:
 Numbers = Annotated[
     tuple[int, ...], Parameter(converter=parse_numbers, n_tokens=1, negative=(), show_default=show_numbers)
 ]
-WORKLOAD = Parameter(name="*", group=Group("Workload", sort_key=1), negative=())
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Where the figures go."""
-
-    output_json: Path | None = None
-    """Write all figures to this file, as JSON."""
-    json_output: JsonFlag = False
-    """Print one line of JSON for machines, and nothing else, on standard output."""
-
-    def __post_init__(self) -> None:
-        if self.output_json is not None and (self.output_json.is_dir() or not self.output_json.parent.is_dir()):
-            raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
-
-    def write(self, figures: Mapping[str, Any]) -> None:
-        """Write the JSON that was asked for."""
-        if self.output_json is not None:
-            self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        if self.json_output:
-            print(json.dumps(figures))
-
-
-ENGINE, REPORT = EngineOptions(), ReportOptions()
+ENGINE = EngineOptions()
 LATENCY, THROUGHPUT = LatencyWorkload(), ThroughputWorkload()
 
 
@@ -111,12 +86,12 @@ def curve(
     from forerun.bench.drafting import measure_drafting
 
     llm = loading.load_llm(model, engine)
-    with _status() as progress:
+    with status() as progress:
         found = measure_curve(
             llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats, progress=progress
         )
         progress("drafting")
-        drafting = measure_drafting(llm) if engine.speculates else None
+        drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.speculates else None
     report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
     if not report.json_output:
         bench_tables.show_curve(found, drafting, Console(highlight=False))
@@ -138,7 +113,7 @@ def latency(
     from forerun.bench.latency import measure_latency  # torch: only when it is needed
 
     llm = loading.load_llm(model, engine)
-    with _status() as progress:
+    with status() as progress:
         result = measure_latency(llm, workload, progress=progress)
     report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
@@ -168,13 +143,6 @@ def throughput(
     report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
         bench_tables.show_throughput(result, Console(highlight=False))
-
-
-@contextmanager
-def _status() -> Iterator[Progress]:
-    """A line on stderr that tells how far a measurement is, on a terminal."""
-    with Console(stderr=True, highlight=False).status("starting") as status:
-        yield status.update
 
 
 def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:

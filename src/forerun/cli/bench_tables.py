@@ -43,7 +43,8 @@ def show_curve(curve: Curve, drafting: DraftingCost | None, console: Console) ->
 
 
 def _drafting_table(cost: DraftingCost) -> Table:
-    per_token, rate, length = cost.milliseconds_per_draft_token, cost.acceptance_rate, cost.acceptance_length
+    per_token, share = cost.milliseconds_per_draft_token, cost.draft_token_share
+    rate, length = cost.acceptance_rate, cost.acceptance_length
     table = Table(
         title=f"{cost.speculative}: {cost.num_steps} steps over a text that repeats itself", show_header=False
     )
@@ -51,6 +52,7 @@ def _drafting_table(cost: DraftingCost) -> Table:
     table.add_column(justify="right")
     table.add_row("drafted tokens", str(cost.num_draft_tokens))
     table.add_row("drafting, ms per drafted token", "-" if per_token is None else f"{per_token:.3f}")
+    table.add_row("drafting, of T(1) per drafted token", "-" if share is None else f"{share:.1%}")
     table.add_row("drafting, ms per step", f"{cost.draft_milliseconds_per_step:.3f}")
     table.add_row("host without drafting, ms per step", f"{cost.host_milliseconds_per_step:.3f}")
     table.add_row("forward pass, ms per step", f"{cost.forward_milliseconds_per_step:.2f}")

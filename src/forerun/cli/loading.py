@@ -16,6 +16,8 @@ from forerun.models import download, store
 
 if TYPE_CHECKING:
     from forerun import LLM
+    from forerun.engine.settings import EngineSettings
+    from forerun.models.loaded import LoadedTarget
 
 LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting"}
 
@@ -25,6 +27,15 @@ def load_llm(model: str, options: EngineOptions) -> LLM:
     pull_if_needed(model)
     with spinner(f"Loading {model}"):
         return forerun.LLM(model, **options.settings())
+
+
+def load_target(settings: EngineSettings) -> LoadedTarget:
+    """Load a model without an engine around it, as `load_llm` does otherwise."""
+    from forerun.engine.build import load_target as load  # torch: only when it is needed
+
+    pull_if_needed(settings.model)
+    with spinner(f"Loading {settings.model}"):
+        return load(store.resolve_model(settings.model), settings, settings.torch_device)
 
 
 def pull_if_needed(model: str) -> None:

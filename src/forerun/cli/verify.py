@@ -12,6 +12,7 @@ from rich.table import Table
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.prompt_files import read_lines
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def verify(
     from forerun.proof.run import PROMPTS, prove  # torch: only when it is needed
 
     _check_positive(max_tokens=max_tokens, num_samples=num_samples)
-    prompts = PROMPTS if prompts_file is None else read_prompts(prompts_file)
+    prompts = PROMPTS if prompts_file is None else read_lines(prompts_file)
     loading.pull_if_needed(model)
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
@@ -77,23 +78,6 @@ def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: got {value}; must be 1 or more")
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The non-empty lines of a file.
-
-    Raises:
-        ConfigError: the file cannot be read or holds no prompt.
-    """
-    try:
-        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"--prompts: cannot read {path} ({error}); give a text file with one prompt per line"
-        ) from None
-    if not prompts:
-        raise ConfigError(f"--prompts: {path} holds no prompt; write one per line")
-    return prompts
 
 
 def show(report: ProofReport, console: Console) -> None:

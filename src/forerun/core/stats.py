@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from forerun.core.draft import Draft
 
+PHASES = ("schedule", "build", "forward", "verify", "commit", "draft")
+"""The phases of a step, in order."""
+
 
 @dataclass(slots=True)
 class SpeculationStats:
@@ -105,6 +108,11 @@ class StepTimes:
     def host_overhead(self) -> float:
         """Seconds in everything but the forward pass and drafting."""
         return self.schedule + self.build + self.verify + self.commit
+
+    @property
+    def milliseconds_per_step(self) -> dict[str, float]:
+        """Mean milliseconds of each phase; empty before the first step."""
+        return {phase: 1e3 * getattr(self, phase) / self.num_steps for phase in PHASES} if self.num_steps else {}
 
     def add(self, other: StepTimes) -> None:
         """Add the times of `other` to these."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from forerun.core.metrics import Counter, Gauge, Metric, Vector
-from forerun.core.stats import SpeculationStats, StepTimes
+from forerun.core.stats import PHASES, SpeculationStats, StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,7 @@ class EngineStats:
             Vector("forerun:spec_decode_num_reached_per_pos", spec.reached_per_position + unreached),
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
-            *(
-                Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase})
-                for phase in ("schedule", "build", "forward", "verify", "commit", "draft")
-            ),
+            *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
         ]
 
 

@@ -94,3 +94,18 @@ def _judge_parting(
         plain_token=logprobs[expected.token_ids[position]].decoded_token,
         speculated_token=logprobs[token_id].decoded_token if token_id in logprobs else f"id {token_id}",
     )
+
+
+def is_near_tie(llm: LLM, text: Sequence[int], token_id: int, other: int) -> bool:
+    """Whether two tokens are the target's two best after a text, and closer than rounding can tell apart.
+
+    Never on kernels whose results do not depend on the batch.
+    """
+    if llm.is_batch_invariant:
+        return False
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=2, speculation="off", ignore_eos=True)
+    (output,) = llm.generate({"prompt_token_ids": text}, sampling, use_tqdm=False)
+    (logprobs,) = output.outputs[0].logprobs or [{}]
+    best, second = sorted(logprobs, key=lambda candidate: -logprobs[candidate].logprob)[:2]
+    gap = logprobs[best].logprob - logprobs[second].logprob
+    return {token_id, other} == {best, second} and gap <= TIE_GAP[llm.dtype]

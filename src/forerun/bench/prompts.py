@@ -1,4 +1,4 @@
-"""Prompts written for forerun's benchmarks: edits of code, questions about a text, chat."""
+"""Prompts written to measure speculation with: edits of code, questions about a text, chat."""
 
 from __future__ import annotations
 

@@ -1,0 +1,183 @@
+"""Speculative configurations against plain decoding, in turn on the same prompts, over one loaded target."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun.bench.answers import Answers, answer
+from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
+from forerun.bench.clock import Clock, Stopwatch
+from forerun.bench.comparison import PLAIN, Comparison
+from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.outcomes import Judge, Rounds, summarise
+from forerun.bench.progress import Progress, ignore
+from forerun.bench.workloads import ComparisonWorkload
+from forerun.core.sampling_params import SamplingParams
+from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import resolve_speculative
+from forerun.errors import ConfigError, ForerunError
+from forerun.llm import LLM
+from forerun.models.loaded import LoadedTarget
+
+NUM_WARMUP_TOKENS = 16
+
+
+def measure_comparison(
+    target: LoadedTarget,
+    settings: EngineSettings,
+    configs: Mapping[str, Mapping[str, Any]],
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    workload: ComparisonWorkload,
+    *,
+    judge: Judge | None = None,
+    progress: Progress = ignore,
+    clock: Clock = time.perf_counter,
+) -> Comparison:
+    """Answer every prompt with every configuration and without drafts, in turn, round after round.
+
+    All engines share the target's weights; each has KV memory of its own for one batch. Each round
+    has prompts of its own for the prefix cache and for what a drafter remembers, and goes through the
+    configurations there or back in turn, so that a drift of the machine hits all alike.
+
+    Args:
+        target: the model.
+        settings: of all engines; max_model_len and KV memory follow from the prompts.
+        configs: name -> speculative_config.
+        prompts: kind -> token ids of each prompt.
+        workload: tokens to write, rounds, batch size, temperature.
+        judge: asked of each greedy text that differs and should not; None: nothing explains one.
+        progress: told of each round.
+        clock: seconds since some moment.
+
+    Raises:
+        ForerunError: a configuration does not fit the target (the message names it), or a prompt does not.
+    """
+    check_batch_size(settings, workload)
+    prompts = {kind: ids[: workload.num_prompts] for kind, ids in prompts.items()}
+    longest = _longest(target, settings, prompts, workload)
+    engines = {
+        name: _make_engine(name, target, settings, config, num_sequences=workload.batch_size, longest=longest)
+        for name, config in {PLAIN: None, **configs}.items()
+    }
+    found = {(kind, name): Rounds(kind=kind, name=name, llm=llm) for kind in prompts for name, llm in engines.items()}
+    plain = engines[PLAIN]
+    probe = BandwidthProbe(Stopwatch(plain.device, clock), read=plain.kernels.read if plain.kernels else read_by_torch)
+    progress("warming up")
+    for llm in engines.values():
+        _warm_up(llm, next(iter(prompts.values())), workload)
+    bandwidths: list[float] = []
+    for number in range(workload.repeats):
+        bandwidths.append(probe.measure() / 1e9)
+        for kind, ids in prompts.items():
+            progress(f"round {number + 1} of {workload.repeats}: {kind}")
+            for name, answers in _run_round(engines, ids, workload, number=number, clock=clock).items():
+                found[kind, name].answers.append(answers)
+    progress("comparing the texts")
+    return Comparison(
+        model=settings.model,
+        dtype=str(plain.dtype).removeprefix("torch."),
+        device=str(plain.device),
+        kernels=describe_kernels(plain),
+        machine=describe_machine(plain.device),
+        repeats=workload.repeats,
+        max_tokens=workload.max_tokens,
+        batch_size=workload.batch_size,
+        temperature=workload.temperature,
+        gigabytes_per_second=statistics.median(bandwidths),
+        all_gigabytes_per_second=bandwidths,
+        configs=configs,
+        outcomes=[
+            summarise(rounds, found[kind, PLAIN], prompts[kind], is_greedy=workload.temperature == 0, judge=judge)
+            for (kind, _), rounds in found.items()
+        ],
+    )
+
+
+def check_batch_size(settings: EngineSettings, workload: ComparisonWorkload) -> None:
+    """Refuse a batch that the engines would not compute together.
+
+    Raises:
+        ConfigError: it is above max_num_seqs.
+    """
+    if workload.batch_size > settings.max_num_seqs:
+        raise ConfigError(
+            f"batch_size: got {workload.batch_size}; max_num_seqs is {settings.max_num_seqs}; lower it or raise max_num_seqs"
+        )
+
+
+def _longest(
+    target: LoadedTarget,
+    settings: EngineSettings,
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    workload: ComparisonWorkload,
+) -> int:
+    """Tokens of the longest prompt and its answer; refused where the engine would cut it off."""
+    if not prompts or not all(prompts.values()):
+        raise ConfigError("prompts: got none; give one or more of each kind")
+    most = settings.max_model_len or target.model.max_model_len
+    for kind, ids in prompts.items():
+        for number, prompt in enumerate(ids, 1):
+            if len(prompt) + workload.max_tokens > most:
+                raise ConfigError(
+                    f"max_tokens: got {workload.max_tokens} after the {len(prompt)} of prompt {number} of {kind!r}; "
+                    f"max_model_len is {most}; ask for less or leave the prompt out"
+                )
+    return max(len(prompt) for ids in prompts.values() for prompt in ids) + workload.max_tokens
+
+
+def _make_engine(
+    name: str,
+    target: LoadedTarget,
+    settings: EngineSettings,
+    config: Mapping[str, Any] | None,
+    *,
+    num_sequences: int,
+    longest: int,
+) -> LLM:
+    """An engine over the shared weights, with KV for one batch unless the settings say how much."""
+    try:
+        speculative = resolve_speculative(config)
+        blocks_each = -(-(longest + speculative.num_speculative_tokens) // settings.block_size) + 1
+        sized = replace(
+            settings,
+            max_model_len=longest,
+            num_gpu_blocks_override=None if settings.kv_cache_memory_bytes else num_sequences * blocks_each,
+            speculative_config=config,
+        )
+        return LLM.from_target(target, sized, speculative)
+    except ForerunError as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _warm_up(llm: LLM, prompts: Sequence[Sequence[int]], workload: ComparisonWorkload) -> None:
+    """Answer the first batch shortly."""
+    batch = prompts[: workload.batch_size]
+    short = SamplingParams(temperature=workload.temperature, max_tokens=min(NUM_WARMUP_TOKENS, workload.max_tokens))
+    answer(llm, batch, [short] * len(batch), salt="warm-up")
+
+
+def _run_round(
+    engines: Mapping[str, LLM],
+    prompts: Sequence[Sequence[int]],
+    workload: ComparisonWorkload,
+    *,
+    number: int,
+    clock: Clock,
+) -> dict[str, list[Answers]]:
+    """Answer each batch with every engine, one right after the other."""
+    order = list(engines) if number % 2 == 0 else list(engines)[::-1]
+    answers: dict[str, list[Answers]] = {name: [] for name in engines}
+    seed = engines[PLAIN].settings.seed
+    for start in range(0, len(prompts), workload.batch_size):
+        batch = prompts[start : start + workload.batch_size]
+        params = [
+            SamplingParams(temperature=workload.temperature, max_tokens=workload.max_tokens, seed=seed + start + place)
+            for place in range(len(batch))
+        ]
+        for name in order:
+            answers[name].append(answer(engines[name], batch, params, salt=f"round {number}", clock=clock))
+    return answers

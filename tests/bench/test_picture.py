@@ -1,0 +1,61 @@
+"""The picture of a comparison."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from forerun.bench.comparison import Comparison, Outcome
+from forerun.bench.picture import PHASE_COLOURS, draw
+from forerun.core.stats import PHASES, SpeculationStats
+
+
+def outcome(kind, name):
+    return Outcome(
+        kind=kind,
+        name=name,
+        speculative=name,
+        num_prompts=1,
+        tokens_per_second=10.0,
+        speed_up=1.5,
+        decode_tokens_per_second=None,
+        decode_speed_up=None,
+        all_tokens_per_second=[10.0],
+        all_speed_ups=[1.5],
+        milliseconds_per_step=dict.fromkeys(PHASES, 1.0) if name == "ngram" else {},
+        speculation=SpeculationStats(),
+        num_failed_drafts=0,
+        num_differing=0,
+        num_near_ties=0,
+        is_lossless=True,
+        must_be_identical=True,
+    )
+
+
+def comparison():
+    return Comparison(
+        model="m",
+        dtype="bfloat16",
+        device="cpu",
+        kernels="torch",
+        machine="a machine",
+        repeats=1,
+        max_tokens=1,
+        batch_size=1,
+        temperature=0.0,
+        gigabytes_per_second=1.0,
+        all_gigabytes_per_second=[1.0],
+        configs={"ngram": {}},
+        outcomes=[outcome(kind, name) for kind in ("code", "chat") for name in ("plain", "ngram")],
+    )
+
+
+def test_every_kind_and_configuration_is_drawn(tmp_path):
+    draw(comparison(), tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert all(f"<!-- {text} -->" in drawn for text in ("code: tokens/s", "chat: tokens/s", "plain", "ngram", *PHASES))
+
+
+def test_every_phase_has_a_colour():
+    assert tuple(PHASE_COLOURS) == PHASES
