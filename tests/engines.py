@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
+from tests.foreign import few_tokens, save_foreign_twin
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -71,16 +73,30 @@ def tiny_drafter(vocab_size, noise=0.1):
 
 
 @functools.cache
+def foreign_drafter(vocab_size, noise=0.1, num_missing=15):
+    """A folder with `tiny_drafter`'s model behind another tokenizer, which lacks some of the target's tokens."""
+    folder = Path(_scratch().name) / f"foreign-{vocab_size}-{noise}-{num_missing}"
+    tokenizer = few_tokens() if vocab_size == VOCAB_SIZE else native_target().tokenizer
+    return save_foreign_twin(folder, tiny_drafter(vocab_size, noise), tokenizer, num_missing=num_missing)
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
 
 
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`.
+
+    A draft model "tiny" is `tiny_drafter`; "foreign" is `foreign_drafter`, for which the target gets a tokenizer.
+    """
     target = target or tiny_target()
     if speculative_config and speculative_config.get("model") == "tiny":
         speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
+    if speculative_config and speculative_config.get("model") == "foreign":
+        target = replace(target, tokenizer=target.tokenizer or few_tokens())
+        speculative_config = {**speculative_config, "model": foreign_drafter(target.model.vocab_size)}
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,

@@ -105,6 +105,13 @@ CASES = {
         "num_speculative_tokens": 3,
         "draft_sample_method": "coupled",
     },
+    "draft-model-foreign": {
+        "method": "draft_model",
+        "model": "foreign",
+        "use_heterogeneous_vocab": True,
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
