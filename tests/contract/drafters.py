@@ -121,6 +121,13 @@ CASES = {
         "num_speculative_tokens": 8,
         "draft_tree": {"top_k": 3, "depth": 4},
     },
+    "draft-model-foreign": {
+        "method": "draft_model",
+        "model": "foreign",
+        "use_heterogeneous_vocab": True,
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
