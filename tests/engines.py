@@ -79,14 +79,25 @@ def _scratch():
 def tiny_llm(speculative_config=None, *, target=None, **settings):
     """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
     target = target or tiny_target()
-    if speculative_config and speculative_config.get("model") == "tiny":
-        speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
+    speculative_config = _with_folders(speculative_config, target.model.vocab_size)
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
         EngineSettings(model="tiny", **(defaults | settings)),
         resolve_speculative(speculative_config),
     )
+
+
+def _with_folders(config, vocab_size):
+    """The config, or each of a hybrid's, with a folder where it says "tiny"."""
+    if not config:
+        return config
+    config = dict(config)
+    if config.get("model") == "tiny":
+        config["model"] = tiny_drafter(vocab_size)
+    if "drafters" in config:
+        config["drafters"] = [_with_folders(one, vocab_size) for one in config["drafters"]]
+    return config
 
 
 def engine_of(llm):

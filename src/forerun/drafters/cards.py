@@ -45,5 +45,12 @@ CARDS: dict[str, DrafterCard] = {
         files="the target's own",
         paper="LayerSkip, arXiv 2404.16710 (early exit)",
     ),
+    "hybrid": DrafterCard(
+        bets_on="what the first of its drafters with a long enough draft bets on",
+        training="as its drafters",
+        trees="as its drafters",
+        files="as its drafters",
+        paper="SuffixDecoding, arXiv 2411.04975 (with a model behind it)",
+    ),
 }
 """Method -> its card."""

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.chain_writer import ChainWriter, check_sample_method, scratch_blocks_per_chain
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.errors import ConfigError
-from forerun.kv.cache import KVCache
+from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.base import TargetModel
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
@@ -104,8 +103,7 @@ class DraftModel:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: TargetModel, target: TargetInfo, *, sample_method: str, max_model_len: int) -> None:
-        self.kv_specs: list[LayerKVSpec] = model.kv_specs
-        self.kv_dtype = model.dtype
+        self.kv_bytes_per_block = bytes_per_block(model.kv_specs, block_size=target.block_size, dtype=model.dtype)
         self.num_scratch_blocks = scratch_blocks_per_chain(target) * target.max_num_seqs
         self._model = model
         self._target = target
@@ -117,10 +115,10 @@ class DraftModel:
         block_size = target_cache.block_size
         self._ledger = KVLedger(num_blocks, block_size=block_size)
         cache = KVCache(
-            self.kv_specs,
+            self._model.kv_specs,
             num_blocks=num_blocks + self.num_scratch_blocks,
             block_size=block_size,
-            dtype=self.kv_dtype,
+            dtype=self._model.dtype,
             device=self._model.device,
         )
         self._writer = ChainWriter(

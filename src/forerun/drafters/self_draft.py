@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
@@ -85,8 +84,7 @@ class EarlyExit:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: Decoder, target: TargetInfo, *, sample_method: str) -> None:
-        self.kv_specs: list[LayerKVSpec] = []
-        self.kv_dtype = model.dtype
+        self.kv_bytes_per_block = 0
         self.num_scratch_blocks = scratch_blocks_per_chain(target) * target.max_num_seqs
         self._model = model
         self._target = target
