@@ -92,9 +92,7 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
     target = target or tiny_target()
     if speculative_config and speculative_config.get("model") == "foreign":
         target = replace(target, tokenizer=target.tokenizer or few_tokens())
-    if speculative_config and speculative_config.get("model") in TINY_CHECKPOINTS:
-        make = TINY_CHECKPOINTS[speculative_config["model"]]
-        speculative_config = {**speculative_config, "model": str(make(target))}
+    speculative_config = _with_folders(speculative_config, target)
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
@@ -110,6 +108,18 @@ TINY_CHECKPOINTS = {
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
 }
 """What a speculative_config may name as its model -> the folder for a target."""
+
+
+def _with_folders(config, target):
+    """The config, or each of a hybrid's, with a folder where it names one of `TINY_CHECKPOINTS`."""
+    if not config:
+        return config
+    config = dict(config)
+    if config.get("model") in TINY_CHECKPOINTS:
+        config["model"] = str(TINY_CHECKPOINTS[config["model"]](target))
+    if "drafters" in config:
+        config["drafters"] = [_with_folders(one, target) for one in config["drafters"]]
+    return config
 
 
 def tiny_head(make, target):

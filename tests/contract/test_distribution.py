@@ -28,7 +28,7 @@ def test_samples_fit_the_target_under_matching(experiment, drafter):
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("drafter", ["ngram", "suffix-tree", "adversarial"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix-tree", "hybrid-self", "adversarial"])
 def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
     llm = tiny_llm(config | {"rejection_sample_method": method})

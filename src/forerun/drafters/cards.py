@@ -59,5 +59,12 @@ CARDS: dict[str, DrafterCard] = {
         files="an EAGLE-3 head: the authors', SpecForge's or speculators' layout",
         paper="EAGLE-3, arXiv 2503.01840",
     ),
+    "hybrid": DrafterCard(
+        bets_on="what the first of its drafters with a long enough draft bets on",
+        training="as its drafters",
+        trees="as its drafters",
+        files="as its drafters",
+        paper="SuffixDecoding, arXiv 2411.04975 (with a model behind it)",
+    ),
 }
 """Method -> its card."""
