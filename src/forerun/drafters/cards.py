@@ -45,5 +45,12 @@ CARDS: dict[str, DrafterCard] = {
         files="the target's own",
         paper="LayerSkip, arXiv 2404.16710 (early exit)",
     ),
+    "extract_hidden_states": DrafterCard(
+        bets_on="nothing: saves the target's hidden states, to train drafters with",
+        training="none",
+        trees="no",
+        files="none",
+        paper="none",
+    ),
 }
 """Method -> its card."""
