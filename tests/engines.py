@@ -87,17 +87,28 @@ def _scratch():
     return tempfile.TemporaryDirectory()
 
 
+def storage(folder=None, **extra):
+    """The kv_transfer_config that saves hidden states to `folder`, or where nobody looks."""
+    return {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder or _scratch().name)} | extra,
+    }
+
+
 def tiny_llm(speculative_config=None, *, target=None, **settings):
     """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A model may be one of `TINY_CHECKPOINTS`."""
     target = target or tiny_target()
     if speculative_config and speculative_config.get("model") == "foreign":
         target = replace(target, tokenizer=target.tokenizer or few_tokens())
     speculative_config = _with_folders(speculative_config, target)
+    if speculative_config and speculative_config.get("method") == "extract_hidden_states":
+        settings.setdefault("kv_transfer_config", storage())
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
         EngineSettings(model="tiny", **(defaults | settings)),
-        resolve_speculative(speculative_config),
+        resolve_speculative(speculative_config, settings.get("kv_transfer_config")),
     )
 
 

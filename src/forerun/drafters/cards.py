@@ -66,5 +66,12 @@ CARDS: dict[str, DrafterCard] = {
         files="as its drafters",
         paper="SuffixDecoding, arXiv 2411.04975 (with a model behind it)",
     ),
+    "extract_hidden_states": DrafterCard(
+        bets_on="nothing: saves the target's hidden states, to train drafters with",
+        training="none",
+        trees="no",
+        files="none",
+        paper="none",
+    ),
 }
 """Method -> its card."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.drafters.base import DrafterConfig
 from forerun.drafters.draft_model import DraftModelConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig
+from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
 from forerun.drafters.hybrid import HybridConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
@@ -18,5 +19,6 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
     "hybrid": HybridConfig,
+    "extract_hidden_states": ExtractHiddenStatesConfig,
 }
 """Method -> its settings, which know how to build the drafter."""
