@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,21 @@ def foreign_drafter(vocab_size, noise=0.1, num_missing=15):
 
 
 @functools.cache
+def pard_drafter(vocab_size, noise=0.1, **changes):
+    """A folder with `tiny_drafter`'s model, whose configuration names a mask token, and with `changes` of it."""
+    return with_config(tiny_drafter(vocab_size, noise), {"pard_token": 11} | changes)
+
+
+def with_config(original, changes):
+    """A copy of a folder with some values of config.json changed."""
+    folder = Path(tempfile.mkdtemp(dir=_scratch().name))
+    shutil.copytree(original, folder, dirs_exist_ok=True)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
@@ -115,8 +132,10 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
 TINY_CHECKPOINTS = {
     "tiny": lambda target: tiny_drafter(target.model.vocab_size),
     "foreign": lambda target: foreign_drafter(target.model.vocab_size),
+    "tiny-pard": lambda target: pard_drafter(target.model.vocab_size),
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
+    "tiny-peagle": lambda target: tiny_head(heads_eagle.peagle, target),
 }
 """What a speculative_config may name as its model -> the folder for a target."""
 

@@ -105,6 +105,7 @@ CASES = {
         "num_speculative_tokens": 3,
         "draft_sample_method": "coupled",
     },
+    "pard": {"method": "pard", "model": "tiny-pard", "num_speculative_tokens": 5},
     "draft-model-tree": {"method": "draft_model", "model": "tiny", "draft_tree": [3, 2, 1]},
     "draft-model-dynamic-tree": {
         "method": "draft_model",
@@ -115,6 +116,7 @@ CASES = {
     "eagle": {"method": "eagle", "model": "tiny-eagle", "num_speculative_tokens": 4},
     "eagle-tree": {"method": "eagle", "model": "tiny-eagle", "draft_tree": [3, 2, 1]},
     "eagle3": {"method": "eagle3", "model": "tiny-eagle3", "num_speculative_tokens": 4},
+    "peagle": {"method": "peagle", "model": "tiny-peagle", "num_speculative_tokens": 4},
     "eagle3-dynamic-tree": {
         "method": "eagle3",
         "model": "tiny-eagle3",

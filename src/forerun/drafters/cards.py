@@ -38,6 +38,13 @@ CARDS: dict[str, DrafterCard] = {
         files="a causal language model: safetensors folder, .gguf",
         paper="speculative decoding, arXiv 2211.17192 and 2302.01318; other vocabularies 2502.05202",
     ),
+    "pard": DrafterCard(
+        bets_on="what a model that was trained to guess several tokens at once writes in one pass",
+        training="a model for each family of targets",
+        trees="no",
+        files="a causal language model whose config.json names a mask token",
+        paper="PARD, arXiv 2504.18583",
+    ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
         training="none",
@@ -58,6 +65,13 @@ CARDS: dict[str, DrafterCard] = {
         trees="draft_tree: static, dynamic",
         files="an EAGLE-3 head: the authors', SpecForge's or speculators' layout",
         paper="EAGLE-3, arXiv 2503.01840",
+    ),
+    "peagle": DrafterCard(
+        bets_on="what such a head makes of them for all tokens in one pass",
+        training="a head for each target",
+        trees="no",
+        files="an EAGLE-3 head with mask_hidden: speculators' layout or vLLM's",
+        paper="P-EAGLE, arXiv 2602.01469",
     ),
     "hybrid": DrafterCard(
         bets_on="what the first of its drafters with a long enough draft bets on",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
-from forerun.drafters.draft_model import DraftModelConfig
-from forerun.drafters.eagle import Eagle3Config, EagleConfig
+from forerun.drafters.draft_model import DraftModelConfig, PardConfig
+from forerun.drafters.eagle import Eagle3Config, EagleConfig, PEagleConfig
 from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
 from forerun.drafters.hybrid import HybridConfig
 from forerun.drafters.ngram import NgramConfig
@@ -15,9 +15,11 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig,
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
+    "pard": PardConfig,
     "self": SelfConfig,
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
+    "peagle": PEagleConfig,
     "hybrid": HybridConfig,
     "extract_hidden_states": ExtractHiddenStatesConfig,
 }
