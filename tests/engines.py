@@ -17,6 +17,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
+from tests.heads_dflash import tiny_dflash
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -76,11 +77,16 @@ def _scratch():
     return tempfile.TemporaryDirectory()
 
 
+TINY_MODELS = {"tiny": tiny_drafter, "tiny-dflash": tiny_dflash}
+"""What a drafter's `model` may be called -> makes its folder, for a target of some vocabulary."""
+
+
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A drafter's model may be one of `TINY_MODELS`."""
     target = target or tiny_target()
-    if speculative_config and speculative_config.get("model") == "tiny":
-        speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
+    if speculative_config and speculative_config.get("model") in TINY_MODELS:
+        folder = TINY_MODELS[speculative_config["model"]](target.model.vocab_size)
+        speculative_config = {**speculative_config, "model": folder}
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,

@@ -112,6 +112,13 @@ CASES = {
         "num_speculative_tokens": 9,
         "draft_tree": {"top_k": 3, "depth": 4},
     },
+    "dflash": {"method": "dflash", "model": "tiny-dflash", "num_speculative_tokens": 5},
+    "dflash-coupled": {
+        "method": "dflash",
+        "model": "tiny-dflash",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},

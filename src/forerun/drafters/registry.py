@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
+from forerun.drafters.dflash import DFlashConfig
 from forerun.drafters.draft_model import DraftModelConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
@@ -12,6 +13,7 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig,
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
+    "dflash": DFlashConfig,
     "self": SelfConfig,
 }
 """Method -> its settings, which know how to build the drafter."""
