@@ -22,6 +22,7 @@ from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
 from tests import heads_eagle
 from tests.foreign import few_tokens, save_foreign_twin
+from tests.heads_dflash import tiny_dflash
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -133,6 +134,7 @@ TINY_CHECKPOINTS = {
     "tiny": lambda target: tiny_drafter(target.model.vocab_size),
     "foreign": lambda target: foreign_drafter(target.model.vocab_size),
     "tiny-pard": lambda target: pard_drafter(target.model.vocab_size),
+    "tiny-dflash": lambda target: tiny_dflash(target.model.vocab_size),
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
     "tiny-peagle": lambda target: tiny_head(heads_eagle.peagle, target),

@@ -130,6 +130,13 @@ CASES = {
         "num_speculative_tokens": 4,
         "draft_sample_method": "coupled",
     },
+    "dflash": {"method": "dflash", "model": "tiny-dflash", "num_speculative_tokens": 5},
+    "dflash-coupled": {
+        "method": "dflash",
+        "model": "tiny-dflash",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "hybrid": {
         "method": "hybrid",

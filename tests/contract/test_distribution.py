@@ -40,7 +40,17 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize(
     "drafter",
-    ["draft-model", "draft-model-tree", "draft-model-foreign", "self-exit", "eagle3", "eagle-tree", "pard", "peagle"],
+    [
+        "draft-model",
+        "draft-model-tree",
+        "draft-model-foreign",
+        "self-exit",
+        "eagle3",
+        "eagle-tree",
+        "pard",
+        "peagle",
+        "dflash",
+    ],
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
     config = CASES[drafter] | {"rejection_sample_method": method, "draft_sample_method": "probabilistic"}

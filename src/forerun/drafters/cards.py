@@ -45,6 +45,13 @@ CARDS: dict[str, DrafterCard] = {
         files="a causal language model whose config.json names a mask token",
         paper="PARD, arXiv 2504.18583",
     ),
+    "dflash": DrafterCard(
+        bets_on="what a small diffusion head on the target's hidden states fills a block of masks with, in one pass",
+        training="a head for the target",
+        trees="no",
+        files="a DFlash head: safetensors folder",
+        paper="DFlash, arXiv 2602.06036",
+    ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
         training="none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
+from forerun.drafters.dflash import DFlashConfig
 from forerun.drafters.draft_model import DraftModelConfig, PardConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig, PEagleConfig
 from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
@@ -16,6 +17,7 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
     "pard": PardConfig,
+    "dflash": DFlashConfig,
     "self": SelfConfig,
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
