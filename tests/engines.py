@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
+from tests.heads_mtp import add_mtp_layers
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -71,14 +73,30 @@ def tiny_drafter(vocab_size, noise=0.1):
 
 
 @functools.cache
+def mtp_folder(vocab_size):
+    """A folder with the model behind `tiny_target` or `native_target` and a random MTP layer beside it."""
+    folder = Path(_scratch().name) / f"{vocab_size}-mtp"
+    if vocab_size == VOCAB_SIZE:
+        save_tiny_model(folder, seed=1, vocab_size=VOCAB_SIZE)
+    else:
+        save_stand_in(folder)
+    return add_mtp_layers(folder, "llama")
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
 
 
 def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A draft model "tiny" is `tiny_drafter`."""
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`.
+
+    A draft model "tiny" is `tiny_drafter`; for MTP a target without files comes from `mtp_folder`.
+    """
     target = target or tiny_target()
+    if speculative_config and speculative_config.get("method") == "mtp" and target.path is None:
+        target = replace(target, path=mtp_folder(target.model.vocab_size))
     if speculative_config and speculative_config.get("model") == "tiny":
         speculative_config = {**speculative_config, "model": tiny_drafter(target.model.vocab_size)}
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}

@@ -113,6 +113,7 @@ CASES = {
         "draft_tree": {"top_k": 3, "depth": 4},
     },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
     "moody": {"method": MoodyDrafter, "num_speculative_tokens": 5},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
 from forerun.drafters.draft_model import DraftModelConfig
+from forerun.drafters.mtp import MTPConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
 from forerun.drafters.suffix import SuffixConfig
@@ -13,5 +14,6 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
     "self": SelfConfig,
+    "mtp": MTPConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

@@ -42,6 +42,8 @@ REMOVED_SAMPLE_METHODS = {
     "typical_acceptance_sampler": "typical",
 }
 
+FAMILY_MTP = "_mtp"  # vLLM once had a method for each family: "deepseek_mtp", "glm4_moe_mtp" ...
+
 _COMMON_KEYS = (
     "method",
     "model",
@@ -179,6 +181,9 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         return method.__name__, CustomConfig(drafter_class=method)
     if method is None and isinstance(model, (str, PathLike)):
         method = _inferred_method(str(model))
+    if isinstance(method, str) and method.endswith(FAMILY_MTP):
+        warnings.warn(f"speculative_config: method {method!r} is deprecated; write 'mtp'", FutureWarning, stacklevel=5)
+        method = "mtp"
     if method == "custom_class":
         return "custom_class", CustomConfig(drafter_class=_import_class(model))
     if method in DRAFTERS:
