@@ -23,6 +23,7 @@ from forerun.ops.native.attention import NativeAttention
 from tests import heads_eagle
 from tests.foreign import few_tokens, save_foreign_twin
 from tests.heads_dflash import tiny_dflash
+from tests.heads_mtp import add_mtp_layers
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -100,6 +101,17 @@ def with_config(original, changes):
 
 
 @functools.cache
+def mtp_folder(vocab_size):
+    """A folder with the model behind `tiny_target` or `native_target` and a random MTP layer beside it."""
+    folder = Path(_scratch().name) / f"{vocab_size}-mtp"
+    if vocab_size == VOCAB_SIZE:
+        save_tiny_model(folder, seed=1, vocab_size=VOCAB_SIZE)
+    else:
+        save_stand_in(folder)
+    return add_mtp_layers(folder, "llama")
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
@@ -122,6 +134,8 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
     speculative_config = _with_folders(speculative_config, target)
     if speculative_config and speculative_config.get("method") == "extract_hidden_states":
         settings.setdefault("kv_transfer_config", storage())
+    if speculative_config and speculative_config.get("method") == "mtp" and target.path is None:
+        target = replace(target, path=mtp_folder(target.model.vocab_size))
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,

@@ -159,6 +159,7 @@ CASES = {
         "method": "extract_hidden_states",
         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [3, 1]}},
     },
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
     "moody": {"method": MoodyDrafter, "num_speculative_tokens": 5},

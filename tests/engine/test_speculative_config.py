@@ -68,6 +68,8 @@ def test_custom_class_by_the_class_itself():
         ),
         (NGRAM | {"model": "some/model"}, "uses no draft model"),
         ({"method": "ngram"}, "has no default"),
+        ({"method": "mtp"}, "method 'mtp' has no default"),
+        ({"method": "mtp", "model": "some/model"}, "method 'mtp' uses no draft model"),
         (NGRAM | {"num_speculative_tokens": -1}, "from 0 to 128"),
         (NGRAM | {"num_speculative_tokens": 129}, "from 0 to 128"),
         (NGRAM | {"num_speculative_tokens": 2.5}, "from 0 to 128"),
@@ -119,6 +121,12 @@ def test_older_arguments_work_and_warn_with_the_new_form():
     with pytest.warns(FutureWarning, match="speculative_config={'model': 'ngram', 'num_speculative_tokens': 5}"):
         merged = merge_deprecated(None, speculative_model="ngram", speculative_method=None, num_speculative_tokens=5)
     assert resolve_speculative(merged).method == "ngram"
+
+
+@pytest.mark.parametrize("family", ["deepseek", "glm4_moe", "qwen3_next", "mimo", "ernie"])
+def test_a_familys_name_for_mtp_works_and_warns(family):
+    with pytest.warns(FutureWarning, match=f"method '{family}_mtp' is deprecated; write 'mtp'"):
+        assert resolve_speculative({"method": f"{family}_mtp", "num_speculative_tokens": 1}).method == "mtp"
 
 
 def test_older_arguments_beside_the_new_one_are_refused():

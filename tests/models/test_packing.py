@@ -110,7 +110,7 @@ def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernel
 @needs_kernels
 def test_a_tied_embedding_is_read_from_the_packed_head():
     decoder = native_decoder(best(), "LlamaForCausalLM tied", dtype=torch.bfloat16)
-    assert decoder.embed.head is decoder.logits.linear
+    assert decoder._parts.embedding.head is decoder._parts.head.linear
 
 
 # --- models of transformers' own code ---------------------------------------------------------------

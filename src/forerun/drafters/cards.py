@@ -94,5 +94,12 @@ CARDS: dict[str, DrafterCard] = {
         files="none",
         paper="none",
     ),
+    "mtp": DrafterCard(
+        bets_on="what the layer that the target was trained with for this predicts from its hidden states",
+        training="none, if the target has such a layer",
+        trees="draft_tree",
+        files="the target's own",
+        paper="multi-token prediction, arXiv 2412.19437 (DeepSeek-V3)",
+    ),
 }
 """Method -> its card."""

@@ -8,6 +8,7 @@ from forerun.drafters.draft_model import DraftModelConfig, PardConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig, PEagleConfig
 from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
 from forerun.drafters.hybrid import HybridConfig
+from forerun.drafters.mtp import MTPConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
 from forerun.drafters.suffix import SuffixConfig
@@ -24,5 +25,6 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "peagle": PEagleConfig,
     "hybrid": HybridConfig,
     "extract_hidden_states": ExtractHiddenStatesConfig,
+    "mtp": MTPConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -12,6 +14,8 @@ from typing import Any
 from forerun.drafters.base import Drafter, DrafterConfig, TargetInfo
 from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError, UnknownKeyError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 REMOVED_KEYS = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
@@ -26,6 +30,17 @@ REMOVED_KEYS = {
     "tensor_parallel_size": "draft_tensor_parallel_size",
 }
 """Spellings that vLLM once had -> today's, so that an error can say the new one."""
+
+NEEDLESS_KEYS = {
+    "disable_padded_drafter_batch": "drafts of any lengths share a batch without padding",
+    "enforce_eager": "drafters run eagerly",
+}
+"""vLLM's keys for what is not done here -> why they change nothing."""
+
+FAMILY_MTP = "_mtp"  # vLLM once had a method for each family: "deepseek_mtp", "glm4_moe_mtp" ...
+
+NAMED_AFTER = ("peagle", "eagle3", "eagle", "medusa", "dflash", "pard", "mlp_speculator")
+"""Methods that checkpoints are named after, so that a model alone tells its method; the first that fits counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,12 @@ def read_keys(given: Any) -> dict[str, Any]:
     for old, new in REMOVED_KEYS.items():
         if old in keys:
             raise UnknownKeyError(f"speculative_config: {old!r} is no longer a key; write {new!r}")
+    for key, why in NEEDLESS_KEYS.items():
+        if key in keys:
+            logger.warning("speculative_config: %s has no effect: %s; leave it out", key, why)
+            del keys[key]
+    if keys.pop("draft_tensor_parallel_size", None) not in (None, 1):
+        raise ConfigError("draft_tensor_parallel_size: must be 1: a drafter runs in one process; leave it out")
     return keys
 
 
@@ -100,6 +121,9 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         return method.__name__, CustomConfig(drafter_class=method)
     if method is None and isinstance(model, (str, PathLike)):
         method = _inferred_method(str(model))
+    if isinstance(method, str) and method.endswith(FAMILY_MTP):
+        warnings.warn(f"speculative_config: method {method!r} is deprecated; write 'mtp'", FutureWarning, stacklevel=5)
+        method = "mtp"
     if method == "custom_class":
         return "custom_class", CustomConfig(drafter_class=_import_class(model))
     if method in DRAFTERS:
@@ -114,10 +138,13 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
 
 
 def _inferred_method(model: str) -> str:
-    """What a model without a method means: a drafter's own name, a class, or a model that drafts (vLLM's rule)."""
+    """What a model without a method means: a drafter's own name, a class, a head named after its method, or a model that drafts (vLLM's rule)."""
     if model.strip("[]") in DRAFTERS:
         return model.strip("[]")
-    return "custom_class" if _is_dotted_path(model) else "draft_model"
+    if _is_dotted_path(model):
+        return "custom_class"
+    name = Path(model).name.lower().replace("-", "").replace("_", "")
+    return next((method for method in NAMED_AFTER if method.replace("_", "") in name), "draft_model")
 
 
 def _is_dotted_path(model: str) -> bool:

@@ -22,6 +22,7 @@ from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.gguf import find_gguf, load_gguf_model
+from forerun.models.mtp import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
 from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
 from forerun.models.quiet import one_line, quiet_transformers
@@ -71,6 +72,23 @@ class TransformersModel:
             )
         logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
         return ForwardResult(logits=logits.float(), features=features)
+
+    @property
+    def wrapped(self) -> Any:
+        """transformers' model."""
+        return self._model
+
+    def run_layers(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[T, hidden_size] in the place of embeddings, at positions [T] -> the residual stream after the last layer, un-normed."""
+        last = f"hidden.{self.num_layers}"
+        with self._keeping(frozenset({last})) as features:
+            self._model.get_decoder()(
+                inputs_embeds=hidden.to(self.dtype)[None],
+                position_ids=positions[None],
+                use_cache=False,
+                plug=Plugged(attend, self._layers),
+            )
+        return features[last]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """See `TargetModel`."""
@@ -275,13 +293,22 @@ def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype 
             raise ModelError(
                 f"{path}: transformers cannot load the model ({one_line(error)}); download it again"
             ) from error
+    info["unexpected_keys"] = {key for key in info["unexpected_keys"] if not key.startswith(mtp_prefixes(config))}
+    wrong = mismatch(model, info)
+    if wrong is not None:
+        raise ModelError(f"{path}: {wrong}")
+    return model
+
+
+def mismatch(model: Any, info: Mapping[str, Any]) -> str | None:
+    """What transformers' loading info says was missing or had no place, and what to do; None: all fits."""
     for what, names in (("lacks", info["missing_keys"]), ("has the unknown", info["unexpected_keys"])):
         if names:
-            raise ModelError(
-                f"{path}: the checkpoint {what} tensor {min(names)!r} ({len(names)} such) for {type(model).__name__}; "
+            return (
+                f"the checkpoint {what} tensor {min(names)!r} ({len(names)} such) for {type(model).__name__}; "
                 "config.json and weights must be of one model; download it again"
             )
-    return model
+    return None
 
 
 def _refuse_batch_ropes(path: Path, config: PretrainedConfig) -> None:

@@ -18,6 +18,7 @@ from forerun.models.config import (
     rope_config,
     windows_by_layer_type,
 )
+from forerun.models.mtp import mtp_prefixes
 
 Family = Callable[[HFConfig], DecoderConfig]
 
@@ -155,7 +156,7 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         raise ModelError(
             f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; mend config.json"
         )
-    return config
+    return replace(config, unused_prefixes=(*config.unused_prefixes, *mtp_prefixes(hf)))
 
 
 def _refuse_quantized(hf: HFConfig) -> None:

@@ -111,14 +111,19 @@ class DecoderLayer:
 
 
 def read_norm(reader: WeightReader, config: DecoderConfig, name: str, *, width: int) -> RMSNorm:
-    """Load one norm.
+    """Load one norm."""
+    return read_rms_norm(reader, name, width, config.norm_eps, offset=config.norm_offset)
+
+
+def read_rms_norm(reader: WeightReader, name: str, width: int, eps: float, *, offset: float) -> RMSNorm:
+    """Load a norm whose weight is stored less `offset`.
 
     An offset is added in fp32 and kept there: bf16 has no digits left for small weights around 1.
     """
-    if config.norm_offset == 0.0:
-        return RMSNorm(reader.tensor(name, (width,)), config.norm_eps)
+    if offset == 0.0:
+        return RMSNorm(reader.tensor(name, (width,)), eps)
     dtype = torch.promote_types(reader.dtype, torch.float32)
-    return RMSNorm(reader.tensor(name, (width,), dtype=dtype) + config.norm_offset, config.norm_eps)
+    return RMSNorm(reader.tensor(name, (width,), dtype=dtype) + offset, eps)
 
 
 def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> DecoderLayer:

@@ -16,7 +16,7 @@ from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
 from forerun.models.families import decoder_config
-from forerun.models.layers import DecoderLayer, GatedMLP, Product, SelfAttention, read_layer
+from forerun.models.layers import DecoderLayer, GatedMLP, Product, SelfAttention, read_layer, read_rms_norm
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
@@ -74,9 +74,9 @@ class HeadReader:
         """The same on the kernels, if there are any."""
         return self._packing.linear(linear.weight, linear.bias) if self._packing else linear
 
-    def norm(self, name: str, width: int, eps: float) -> RMSNorm | NativeRMSNorm:
-        """An RMSNorm."""
-        norm = RMSNorm(self.weights.tensor(f"{name}.weight", (width,)), eps)
+    def norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> RMSNorm | NativeRMSNorm:
+        """An RMSNorm; `offset` is added to its weight."""
+        norm = read_rms_norm(self.weights, f"{name}.weight", width, eps, offset=offset)
         return self._packing.norm(norm) if self._packing else norm
 
     def attention(self, attention: SelfAttention) -> SelfAttention:

@@ -1,0 +1,48 @@
+"""Multi-token prediction: a layer of the target's own checkpoint drafts from its hidden states (arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.drafters.autoregressive import Autoregressive, Wording
+from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.predictor import HeadPredictor
+from forerun.models.heads.mtp import load_mtp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPConfig:
+    """How tokens are chosen (`Wording`); what drafts comes with the target.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    draft_sample_method: str = "greedy"
+    draft_tree: Any = None
+
+    def __post_init__(self) -> None:
+        Wording.parse(self.draft_sample_method, self.draft_tree)
+
+    @property
+    def wording(self) -> Wording:
+        """How tokens are chosen."""
+        return Wording.parse(self.draft_sample_method, self.draft_tree)
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The size of a static tree; of other drafts the user must say how many."""
+        return self.wording.default_num_tokens
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Load the layer.
+
+        Raises:
+            ConfigError: the tree is too large, or the target has no safetensors.
+            ModelError: it has no such layer, or the layer is damaged.
+        """
+        head = load_mtp(target.itself)
+        predictor = HeadPredictor(head)
+        writer = self.wording.writer(target, predictor)
+        return Autoregressive(predictor, target, writer, max_model_len=head.max_model_len)

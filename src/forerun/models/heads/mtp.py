@@ -1,0 +1,172 @@
+"""Multi-token prediction layers of the target's own checkpoint as heads (DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import LayerKVSpec
+from forerun.errors import ConfigError, ModelError
+from forerun.models.checkpoint import open_checkpoint
+from forerun.models.config import DecoderConfig
+from forerun.models.decoder import Decoder
+from forerun.models.gguf import find_gguf
+from forerun.models.heads.reader import HeadReader
+from forerun.models.loaded import LoadedTarget
+from forerun.models.loader import read_config
+from forerun.models.mtp import BLOCK, MTPLayout, find_layout, num_mtp_layers
+from forerun.models.packing import Packing
+from forerun.models.weights import Checkpoint
+from forerun.ops.attention.base import Attend
+
+logger = logging.getLogger(__name__)
+
+Block = Callable[[Tensor, Tensor, Attend], Tensor]
+"""A decoder layer: [T, hidden_size], positions [T], attention -> [T, hidden_size]"""
+
+
+def load_mtp(target: LoadedTarget) -> MTPHead:
+    """Load the first MTP layer that comes with the target.
+
+    Raises:
+        ConfigError: the target was made in memory or is a .gguf file.
+        ModelError: it has no MTP layers, or tensors of them are missing, surplus, damaged or of another shape.
+    """
+    path = target.path
+    if path is None:
+        raise ConfigError("speculative_config: method 'mtp' reads the target's files; it has none; use another method")
+    if find_gguf(path) is not None:
+        raise ConfigError(
+            f"speculative_config: method 'mtp': {path} is GGUF, which is read without MTP layers; "
+            "use the model's safetensors, or another method"
+        )
+    hf, checkpoint = read_config(path), open_checkpoint(path)
+    layout = find_layout(hf, checkpoint.names())
+    if layout is None:
+        raise ModelError(
+            f"{path}: method 'mtp' needs multi-token prediction layers; the weights have none that are known "
+            f"(config.json names {num_mtp_layers(hf)}); use a model that comes with them, or another method"
+        )
+    if num_mtp_layers(hf) > 1:
+        logger.warning(
+            "%s has %d MTP layers; the first drafts all tokens, the other %d are not used",
+            path,
+            num_mtp_layers(hf),
+            num_mtp_layers(hf) - 1,
+        )
+    part = Part(checkpoint, layout.own_names(checkpoint.names()))
+    try:
+        return MTPHead(part, layout, target, norm_eps=hf.get_text_config().rms_norm_eps)
+    except ModelError as error:
+        raise ModelError(f"{path}: MTP layer {layout.prefix.removesuffix('.')!r}: {error}") from error
+
+
+class Part:
+    """A `Checkpoint` of some of another's tensors, by names of its own."""
+
+    def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+        self._checkpoint = checkpoint
+        self._stored = stored
+
+    def names(self) -> frozenset[str]:
+        """See `Checkpoint`."""
+        return frozenset(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Checkpoint`."""
+        return self._checkpoint.shape(self._stored[name])
+
+    def load(self, name: str) -> Tensor:
+        """See `Checkpoint`."""
+        return self._checkpoint.load(self._stored[name])
+
+    def split(self, prefix: str) -> tuple[Part, Part]:
+        """Tensors whose names begin with `prefix`, and the others."""
+        inside = {own: stored for own, stored in self._stored.items() if own.startswith(prefix)}
+        outside = {own: stored for own, stored in self._stored.items() if own not in inside}
+        return Part(self._checkpoint, inside), Part(self._checkpoint, outside)
+
+
+class MTPHead:
+    """A decoder layer like the target's on [normed embedding of the token; normed state]; see `MTPLayout`.
+
+    Of several layers only the first is used, over and over, as it has an entry for each committed token.
+    """
+
+    target_ids: Tensor | None = None
+
+    def __init__(self, part: Part, layout: MTPLayout, target: LoadedTarget, *, norm_eps: float) -> None:
+        model = target.model
+        self.needs: tuple[str, ...] = ("last_hidden" if layout.takes_normed else f"hidden.{model.num_layers}",)
+        self.dtype, self.device, self.max_model_len = model.dtype, model.device, model.max_model_len
+        self._layout = layout
+        offset = 1.0 if layout.zero_centred else 0.0
+        if isinstance(model, Decoder):
+            reader = HeadReader({}, part, target)
+            config = replace(model.config, norm_offset=1.0) if layout.zero_centred else model.config
+            self._block, self.kv_specs = _decoder_block(reader, config)
+        else:
+            block, parts = part.split(BLOCK)
+            reader = HeadReader({}, parts, target)
+            self._block, self.kv_specs = _transformers_block(block, target, norm_offset=offset)
+        self._stream_dtype = reader.stream_dtype
+        width, prefix = model.hidden_size, layout.prefix
+        norms = (layout.embedding_norm, layout.state_norm, layout.output_norm)
+        self._embedding_norm, self._state_norm, self._output_norm = (
+            reader.norm(prefix + name, width, norm_eps, offset=offset) for name in norms
+        )
+        self._projection = reader.linear(prefix + layout.projection, width, 2 * width)
+        self._embed = reader.embedding(f"{prefix}{layout.embedding}.weight", width=width)
+        self._head = reader.head(f"{prefix}{layout.head}.weight", outputs=model.vocab_size, width=width)
+        reader.finish()
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """See `DraftHead`."""
+        return features[0].to(self._stream_dtype)
+
+    def forward(self, token_ids: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `DraftHead`."""
+        embedded = self._embed(token_ids).to(self._stream_dtype)
+        if self._layout.zeroes_first:
+            embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
+        parts = [self._embedding_norm(embedded), self._state_norm(states)]
+        hidden = self._projection(torch.cat(parts if self._layout.embedding_first else parts[::-1], dim=-1))
+        return self._block(hidden, positions, attend).to(self._stream_dtype)
+
+    def states(self, outputs: Tensor) -> Tensor:
+        """See `DraftHead`."""
+        return self._output_norm(outputs) if self._layout.recycles_normed else outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """See `DraftHead`."""
+        return self._head(self._output_norm(outputs))
+
+
+def _decoder_block(reader: HeadReader, config: DecoderConfig) -> tuple[Block, list[LayerKVSpec]]:
+    """A layer like the decoder's last."""
+    config = replace(config, root="", windows=config.windows[-1:], ropes=config.ropes[-1:])
+    layers, rotations = reader.layers(config), reader.rotations(config)
+    spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
+    return lambda hidden, positions, attend: layers(hidden, rotations(positions), attend, 0, 1), [spec]
+
+
+def _transformers_block(part: Part, target: LoadedTarget, *, norm_offset: float) -> tuple[Block, list[LayerKVSpec]]:
+    """A layer like the last of a target that runs in transformers' own code.
+
+    Architectures whose own norms are centred on 0 all have linear attention, so none of them gets here.
+    """
+    from forerun.models.fallback import TransformersModel  # here, for it takes 120 MB of transformers' own code
+    from forerun.models.one_layer import load_one_layer
+
+    model = target.model
+    assert isinstance(model, TransformersModel), "what is no decoder of ours"
+    weights = {name: part.load(name) for name in part.names()}
+    if norm_offset:
+        weights |= {name: w.float() + norm_offset for name, w in weights.items() if name.endswith("norm.weight")}
+    packing = Packing(target.kernels, weight_dtype=model.dtype) if target.kernels else None
+    layer = load_one_layer(model, weights, packing)
+    return layer.run_layers, layer.kv_specs

@@ -1,0 +1,45 @@
+"""What users write, and what it resolves to."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from forerun.engine.drafter_config import resolve_drafter
+from forerun.engine.speculative_config import resolve_speculative
+from forerun.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "eagle"),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3"),
+        ("someone/P-EAGLE-8B", "peagle"),
+        ("z-lab/Qwen3-8B-DFlash-b16", "dflash"),
+        ("amd/PARD-Llama-3.2-1B", "pard"),
+        ("HuggingFaceTB/SmolLM2-135M", "draft_model"),
+        ("ngram", "ngram"),
+        ("[suffix]", "suffix"),
+    ],
+)
+def test_a_model_alone_tells_its_method(model, method):
+    found, _ = resolve_drafter({"model": model}, other_keys=())
+    assert found == method
+
+
+def test_a_method_that_is_said_counts():
+    assert resolve_drafter({"method": "draft_model", "model": "my-eagle"}, other_keys=())[0] == "draft_model"
+
+
+def test_keys_without_effect_are_told(caplog):
+    with caplog.at_level(logging.WARNING):
+        resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "disable_padded_drafter_batch": "False"})
+    assert "disable_padded_drafter_batch has no effect" in caplog.text
+
+
+def test_one_process_is_all_there_is():
+    resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1})
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size: must be 1"):
+        resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 4})
