@@ -17,7 +17,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
-from tests import heads_eagle
+from tests import heads_eagle, heads_medusa
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -95,6 +95,8 @@ TINY_CHECKPOINTS = {
     "tiny": lambda target: tiny_drafter(target.model.vocab_size),
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
+    "tiny-medusa": lambda target: tiny_head(heads_medusa.medusa, target),
+    "tiny-mlp-speculator": lambda target: tiny_head(heads_medusa.mlp_speculator, target),
 }
 """What a speculative_config may name as its model -> the folder for a target."""
 

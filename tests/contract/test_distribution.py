@@ -38,7 +38,10 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("drafter", ["draft-model", "draft-model-tree", "self-exit", "eagle3", "eagle-tree"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["draft-model", "draft-model-tree", "self-exit", "eagle3", "eagle-tree", "medusa", "medusa-tree", "mlp-speculator"],
+)
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
     config = CASES[drafter] | {"rejection_sample_method": method, "draft_sample_method": "probabilistic"}
     finding = run_experiment(tiny_llm(config), experiment, num_samples=1500, name=drafter, seed=1)

@@ -59,5 +59,19 @@ CARDS: dict[str, DrafterCard] = {
         files="an EAGLE-3 head: the authors', SpecForge's or speculators' layout",
         paper="EAGLE-3, arXiv 2503.01840",
     ),
+    "medusa": DrafterCard(
+        bets_on="what small heads, one for each token ahead, make of the target's last hidden state",
+        training="heads for each target",
+        trees="draft_tree: static, dynamic",
+        files="Medusa heads: config.json, safetensors; the authors' or vLLM's layout",
+        paper="Medusa, arXiv 2401.10774",
+    ),
+    "mlp_speculator": DrafterCard(
+        bets_on="what an MLP makes of the target's last hidden state and each token drafted",
+        training="a speculator for each target",
+        trees="draft_tree: static, dynamic",
+        files="an MLP speculator: config.json, safetensors",
+        paper="MLP speculator, arXiv 2404.19124",
+    ),
 }
 """Method -> its card."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from forerun.drafters.base import DrafterConfig
 from forerun.drafters.draft_model import DraftModelConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig
+from forerun.drafters.medusa import MedusaConfig
+from forerun.drafters.mlp_speculator import MLPSpeculatorConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
 from forerun.drafters.suffix import SuffixConfig
@@ -16,5 +18,7 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "self": SelfConfig,
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
+    "medusa": MedusaConfig,
+    "mlp_speculator": MLPSpeculatorConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

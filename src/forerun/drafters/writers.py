@@ -12,8 +12,21 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.drafters.choice import Bets, Choice, Spot
-from forerun.drafters.passes import Line, Passes, Rows
+from forerun.drafters.passes import Line, Rows
+from forerun.drafters.predictor import Prediction
 from forerun.drafters.tree import DynamicTree, Ranks, StaticTree
+
+
+class Passes(Protocol):
+    """What a writer asks for its words: `passes.Passes`, or passes of a network without KV."""
+
+    def read(self, line: Line, features: Mapping[str, Tensor]) -> Rows:
+        """The rows of what has not been read yet of a line's text."""
+        ...
+
+    def forward(self, listed: Listing[Rows]) -> Prediction:
+        """Compute all rows; predictions at the wanted rows of each, one line after the other."""
+        ...
 
 
 class Writer(Protocol):
