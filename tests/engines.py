@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
 from tests import heads_eagle, heads_medusa
+from tests.foreign import few_tokens, save_foreign_twin
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -72,6 +74,14 @@ def tiny_drafter(vocab_size, noise=0.1):
 
 
 @functools.cache
+def foreign_drafter(vocab_size, noise=0.1, num_missing=15):
+    """A folder with `tiny_drafter`'s model behind another tokenizer, which lacks some of the target's tokens."""
+    folder = Path(_scratch().name) / f"foreign-{vocab_size}-{noise}-{num_missing}"
+    tokenizer = few_tokens() if vocab_size == VOCAB_SIZE else native_target().tokenizer
+    return save_foreign_twin(folder, tiny_drafter(vocab_size, noise), tokenizer, num_missing=num_missing)
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
@@ -80,9 +90,9 @@ def _scratch():
 def tiny_llm(speculative_config=None, *, target=None, **settings):
     """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A model may be one of `TINY_CHECKPOINTS`."""
     target = target or tiny_target()
-    if speculative_config and speculative_config.get("model") in TINY_CHECKPOINTS:
-        make = TINY_CHECKPOINTS[speculative_config["model"]]
-        speculative_config = {**speculative_config, "model": str(make(target))}
+    if speculative_config and speculative_config.get("model") == "foreign":
+        target = replace(target, tokenizer=target.tokenizer or few_tokens())
+    speculative_config = _with_folders(speculative_config, target)
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
@@ -93,12 +103,25 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
 
 TINY_CHECKPOINTS = {
     "tiny": lambda target: tiny_drafter(target.model.vocab_size),
+    "foreign": lambda target: foreign_drafter(target.model.vocab_size),
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
     "tiny-medusa": lambda target: tiny_head(heads_medusa.medusa, target),
     "tiny-mlp-speculator": lambda target: tiny_head(heads_medusa.mlp_speculator, target),
 }
 """What a speculative_config may name as its model -> the folder for a target."""
+
+
+def _with_folders(config, target):
+    """The config, or each of a hybrid's, with a folder where it names one of `TINY_CHECKPOINTS`."""
+    if not config:
+        return config
+    config = dict(config)
+    if config.get("model") in TINY_CHECKPOINTS:
+        config["model"] = str(TINY_CHECKPOINTS[config["model"]](target))
+    if "drafters" in config:
+        config["drafters"] = [_with_folders(one, target) for one in config["drafters"]]
+    return config
 
 
 def tiny_head(make, target):

@@ -9,6 +9,7 @@ import pytest
 
 from forerun.cli.app import main
 from forerun.cli.chat import Conversation
+from forerun.core.draft import Draft
 from forerun.core.sampling_params import SamplingParams
 from tests.cli.fakes import FakeLLM, FakeLoader
 
@@ -96,6 +97,13 @@ def test_stats_tell_the_acceptance_so_far(capsys: pytest.CaptureFixture[str]) ->
     assert "acceptance rate (accepted / drafted): 100.0%" in output
     assert "acceptance length (tokens per step): 4.00" in output
     assert "acceptance per position: 100% 100% 100%" in output
+
+
+def test_stats_tell_what_each_drafter_has_earned(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM()
+    llm.stats.speculation.record(Draft((1, 2), source="suffix"), (0,))
+    talk(llm, "/stats")
+    assert "accepted from suffix: 1 of 2 tokens in 1 drafts (50.0%)" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_json_is_one_line_of_these_keys(loader: FakeLoader, capsys: pytest.Captu
     assert report["finish_reason"] == "stop"
     assert set(report["speculation"]) == {
         *("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens"),
-        *("acceptance_rate", "acceptance_length", "acceptance_per_position"),
+        *("acceptance_rate", "acceptance_length", "acceptance_per_position", "by_drafter"),
     }
 
 

@@ -131,7 +131,31 @@ CASES = {
     },
     "mlp-speculator": {"method": "mlp_speculator", "model": "tiny-mlp-speculator", "num_speculative_tokens": 4},
     "mlp-speculator-tree": {"method": "mlp_speculator", "model": "tiny-mlp-speculator", "draft_tree": [3, 2, 1]},
+    "draft-model-foreign": {
+        "method": "draft_model",
+        "model": "foreign",
+        "use_heterogeneous_vocab": True,
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
+    "hybrid": {
+        "method": "hybrid",
+        "num_speculative_tokens": 6,
+        "drafters": [
+            {"method": "suffix", "suffix_decoding_max_spec_factor": 3.0, "min_draft_tokens": 3},
+            {"method": "draft_model", "model": "tiny", "num_speculative_tokens": 4},
+        ],
+    },
+    "hybrid-self": {
+        "method": "hybrid",
+        "num_speculative_tokens": 5,
+        "drafters": [
+            {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+            {"method": MoodyDrafter, "num_speculative_tokens": 3},
+            {"method": "self", "exit_layer": 2, "draft_sample_method": "probabilistic"},
+        ],
+    },
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},
     "moody": {"method": MoodyDrafter, "num_speculative_tokens": 5},

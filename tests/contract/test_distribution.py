@@ -28,7 +28,7 @@ def test_samples_fit_the_target_under_matching(experiment, drafter):
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("drafter", ["ngram", "suffix-tree", "adversarial"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix-tree", "hybrid-self", "adversarial"])
 def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
     llm = tiny_llm(config | {"rejection_sample_method": method})
@@ -40,7 +40,17 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize(
     "drafter",
-    ["draft-model", "draft-model-tree", "self-exit", "eagle3", "eagle-tree", "medusa", "medusa-tree", "mlp-speculator"],
+    [
+        "draft-model",
+        "draft-model-tree",
+        "draft-model-foreign",
+        "self-exit",
+        "eagle3",
+        "eagle-tree",
+        "medusa",
+        "medusa-tree",
+        "mlp-speculator",
+    ],
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
     config = CASES[drafter] | {"rejection_sample_method": method, "draft_sample_method": "probabilistic"}

@@ -43,3 +43,28 @@ def test_milliseconds_per_step_are_means_of_each_phase():
     times = StepTimes(forward=0.5, draft=0.25, num_steps=5)
     assert times.milliseconds_per_step == {**dict.fromkeys(PHASES, 0.0), "forward": 100.0, "draft": 50.0}
     assert StepTimes().milliseconds_per_step == {}
+
+
+def test_steps_are_counted_by_the_source_of_their_draft_too():
+    stats = SpeculationStats()
+    stats.record(Draft((7, 8), source="suffix"), (0, 1))
+    stats.record(Draft((7, 8, 9), source="draft_model"), (0,))
+    stats.record(Draft(), ())
+    assert (stats.num_steps, stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 2, 5, 3)
+    assert {name: counts.acceptance_rate for name, counts in stats.by_drafter.items()} == {
+        "suffix": 1.0,
+        "draft_model": 1 / 3,
+    }
+
+
+def test_counts_by_source_are_added_and_taken_away_with_the_others():
+    stats = SpeculationStats()
+    stats.record(Draft((7, 8), source="suffix"), (0, 1))
+    earlier = stats.copy()
+    stats.record(Draft((7, 8, 9), source="draft_model"), (0,))
+    assert earlier.by_drafter.keys() == {"suffix"}
+    since = stats.since(earlier)
+    assert {name: counts.num_draft_tokens for name, counts in since.by_drafter.items()} == {
+        "suffix": 0,
+        "draft_model": 3,
+    }

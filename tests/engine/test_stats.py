@@ -10,7 +10,7 @@ from forerun.core.draft import Draft
 from forerun.core.metrics import Counter, Gauge, Vector
 from forerun.core.stats import SpeculationStats
 from forerun.engine import stats as stats_module
-from forerun.engine.stats import EngineState, EngineStats, StatsLog, speculation_line
+from forerun.engine.stats import EngineState, EngineStats, StatsLog, drafters_line, speculation_line
 
 STATE = EngineState(
     num_running=2, num_waiting=3, kv_usage=0.25, num_preemptions=4, num_queried_tokens=200, num_cached_tokens=50
@@ -48,6 +48,15 @@ def test_the_speculation_line_is_vllms():
         "SpecDecoding metrics: Mean acceptance length: 3.50, Accepted throughput: 2.50 tokens/s, "
         "Drafted throughput: 4.00 tokens/s, Accepted: 5 tokens, Drafted: 8 tokens, "
         "Per-position acceptance rate: 1.000, 0.500, 0.500, 0.500, Avg Draft acceptance rate: 62.5%"
+    )
+
+
+def test_where_drafters_take_turns_a_line_tells_what_each_has_earned():
+    stats = SpeculationStats()
+    for source, accepted in (("suffix", (0, 1)), ("draft_model", (0,)), ("suffix", ())):
+        stats.record(Draft((1, 2, 3), source=source), accepted)
+    assert drafters_line(stats) == (
+        "Accepted by drafter: draft_model 1 of 3 tokens in 1 drafts, suffix 2 of 6 tokens in 2 drafts"
     )
 
 

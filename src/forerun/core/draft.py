@@ -17,12 +17,13 @@ class Draft:
     A parent comes before its children, so every prefix of a draft is a draft. `parents=None` means
     a chain. `probs` ([num_nodes, vocab_size], fp32) holds in row i the distribution that node i was
     drawn from, given its parents and its earlier siblings; None means each bet was certain.
-    A draft of length zero is plain decoding.
+    `source` names the drafter where several take turns. A draft of length zero is plain decoding.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     probs: Tensor | None = None
+    source: str | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -78,6 +79,7 @@ class Draft:
             self.token_ids[:num_nodes],
             None if self.parents is None else self.parents[:num_nodes],
             None if self.probs is None else self.probs[:num_nodes],
+            self.source,
         )
 
 

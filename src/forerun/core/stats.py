@@ -18,6 +18,7 @@ class SpeculationStats:
     A step is one sequence getting one verdict, its draft possibly empty. Position i counts from 0:
     the i-th token after the last committed one (a tree's position is a node's depth - 1). A
     position is *reached* when all before it were accepted and the draft went that far.
+    Where several drafters take turns, `by_drafter` has the counts of the steps that each drafted for.
     """
 
     num_steps: int = 0
@@ -26,6 +27,7 @@ class SpeculationStats:
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     reached_per_position: list[int] = field(default_factory=list)
+    by_drafter: dict[str, SpeculationStats] = field(default_factory=dict)  # by the `source` of the draft
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -49,6 +51,11 @@ class SpeculationStats:
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Count one verdict: the nodes `accepted` of `draft`, from the root down, stood."""
+        self._count(draft, accepted)
+        if draft.source is not None:
+            self.by_drafter.setdefault(draft.source, SpeculationStats())._count(draft, accepted)
+
+    def _count(self, draft: Draft, accepted: Sequence[int]) -> None:
         self.num_steps += 1
         if not draft.token_ids:
             return
@@ -78,6 +85,8 @@ class SpeculationStats:
         for position, count in enumerate(other.reached_per_position):
             self.reached_per_position[position] += sign * count
             self.accepted_per_position[position] += sign * other.accepted_per_position[position]
+        for drafter, counts in other.by_drafter.items():
+            self.by_drafter.setdefault(drafter, SpeculationStats()).add(counts, sign=sign)
 
     def copy(self) -> SpeculationStats:
         """The same counts, apart from these."""

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
@@ -18,7 +17,7 @@ from forerun.drafters.predictor import Predictor
 from forerun.drafters.tree import DynamicTree, StaticTree, parse_tree
 from forerun.drafters.writers import ChainWriter, DynamicTreeWriter, StaticTreeWriter, Writer
 from forerun.errors import ConfigError
-from forerun.kv.cache import KVCache
+from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.loaded import choose_attention
 
 
@@ -103,8 +102,9 @@ class Autoregressive:
 
     def __init__(self, predictor: Predictor, target: TargetInfo, writer: Writer, *, max_model_len: int) -> None:
         self.needs = predictor.needs
-        self.kv_specs: list[LayerKVSpec] = predictor.kv_specs
-        self.kv_dtype = predictor.dtype
+        self.kv_bytes_per_block = bytes_per_block(
+            predictor.kv_specs, block_size=target.block_size, dtype=predictor.dtype
+        )
         self._scratch_per_line = scratch_blocks_per_line(writer.num_places, block_size=target.block_size)
         self.num_scratch_blocks = self._scratch_per_line * target.max_num_seqs
         self._predictor = predictor
@@ -117,15 +117,15 @@ class Autoregressive:
         block_size = target_cache.block_size
         self._ledger = KVLedger(num_blocks, block_size=block_size)
         cache = KVCache(
-            self.kv_specs,
+            self._predictor.kv_specs,
             num_blocks=num_blocks + self.num_scratch_blocks,
             block_size=block_size,
-            dtype=self.kv_dtype,
+            dtype=self._predictor.dtype,
             device=self._predictor.device,
         )
         self._passes = Passes(
             self._predictor,
-            choose_attention(self.kv_specs, self._target.itself.kernels),
+            choose_attention(self._predictor.kv_specs, self._target.itself.kernels),
             cache,
             num_blocks=num_blocks,
             scratch_per_line=self._scratch_per_line,

@@ -9,10 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.kv.cache import KVCache
@@ -121,8 +119,7 @@ class KeepsKV(Protocol):
     sequence ever holds.
     """
 
-    kv_specs: list[LayerKVSpec]  # layers of its own; empty: it uses the target's
-    kv_dtype: torch.dtype
+    kv_bytes_per_block: int  # of its own entries for one of the target's blocks; 0: it uses the target's
     num_scratch_blocks: int
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:

@@ -32,11 +32,11 @@ CARDS: dict[str, DrafterCard] = {
         paper="SuffixDecoding, arXiv 2411.04975",
     ),
     "draft_model": DrafterCard(
-        bets_on="what a smaller model of the same vocabulary writes",
+        bets_on="what a smaller model writes, best of the same vocabulary",
         training="none, if there is such a model",
         trees="draft_tree: static, dynamic",
         files="a causal language model: safetensors folder, .gguf",
-        paper="speculative decoding, arXiv 2211.17192 and 2302.01318",
+        paper="speculative decoding, arXiv 2211.17192 and 2302.01318; other vocabularies 2502.05202",
     ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
@@ -72,6 +72,13 @@ CARDS: dict[str, DrafterCard] = {
         trees="draft_tree: static, dynamic",
         files="an MLP speculator: config.json, safetensors",
         paper="MLP speculator, arXiv 2404.19124",
+    ),
+    "hybrid": DrafterCard(
+        bets_on="what the first of its drafters with a long enough draft bets on",
+        training="as its drafters",
+        trees="as its drafters",
+        files="as its drafters",
+        paper="SuffixDecoding, arXiv 2411.04975 (with a model behind it)",
     ),
 }
 """Method -> its card."""

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model of the same vocabulary (arXiv 2211.17192, 2302.01318)."""
+"""Drafts by a smaller model (arXiv 2211.17192, 2302.01318), of the same vocabulary or of another (2502.05202)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from forerun.drafters.autoregressive import Autoregressive, Wording
 from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.draft_vocabulary import with_vocabulary_of
 from forerun.drafters.predictor import ModelPredictor
 from forerun.errors import ConfigError
 from forerun.models.base import TargetModel
@@ -25,6 +26,8 @@ QUANTIZATIONS = (None, "int8")
 class DraftModelConfig:
     """vLLM's keys: which model drafts, in which weights, how its tokens are chosen (`Wording`), and how far it may go.
 
+    `use_heterogeneous_vocab` lets its tokenizer be another than the target's.
+
     Raises:
         ConfigError: a value is out of range.
     """
@@ -34,6 +37,7 @@ class DraftModelConfig:
     draft_sample_method: str = "greedy"
     draft_tree: Any = None
     max_model_len: int | None = None
+    use_heterogeneous_vocab: bool = False
 
     def __post_init__(self) -> None:
         Wording.parse(self.draft_sample_method, self.draft_tree)
@@ -41,6 +45,8 @@ class DraftModelConfig:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len (of the drafter): got {self.max_model_len}; must be 1 or more")
+        if not isinstance(self.use_heterogeneous_vocab, bool):
+            raise ConfigError(f"use_heterogeneous_vocab: got {self.use_heterogeneous_vocab!r}; may be True or False")
 
     @property
     def wording(self) -> Wording:
@@ -56,15 +62,17 @@ class DraftModelConfig:
         """Load the model.
 
         Raises:
-            ConfigError: its vocabulary is not the target's, or `max_model_len` is above what it was made for.
+            ConfigError: its vocabulary is not the target's and cannot or may not be translated, or
+                `max_model_len` is above what it was made for.
             ModelError: it cannot be loaded.
         """
-        model = load_beside(target.itself, resolve_model(str(self.model)), quantization=self.quantization)
-        if model.vocab_size != target.vocab_size:
-            raise ConfigError(
-                f"speculative_config: draft model {self.model} has a vocabulary of {model.vocab_size} tokens, "
-                f"the target of {target.vocab_size}; must be the same; use a draft model of the target's family"
-            )
+        path = resolve_model(str(self.model))
+        model = with_vocabulary_of(
+            target.itself,
+            load_beside(target.itself, path, quantization=self.quantization),
+            path,
+            use_heterogeneous_vocab=self.use_heterogeneous_vocab,
+        )
         if self.max_model_len is not None and self.max_model_len > model.max_model_len:
             raise ConfigError(
                 f"max_model_len (of the drafter): got {self.max_model_len}; the draft model allows at most "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, LayerKVSpec
-from forerun.models.base import TargetModel
+from forerun.models.base import CausalModel
 from forerun.models.heads.base import DraftHead
 from forerun.ops.attention.base import Attend
 
@@ -50,7 +50,7 @@ class ModelPredictor:
     num_hidden = 0
     target_ids: Tensor | None = None
 
-    def __init__(self, model: TargetModel) -> None:
+    def __init__(self, model: CausalModel) -> None:
         self.kv_specs = model.kv_specs
         self.dtype = model.dtype
         self.device = model.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.drafters.base import DrafterConfig
 from forerun.drafters.draft_model import DraftModelConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig
+from forerun.drafters.hybrid import HybridConfig
 from forerun.drafters.medusa import MedusaConfig
 from forerun.drafters.mlp_speculator import MLPSpeculatorConfig
 from forerun.drafters.ngram import NgramConfig
@@ -20,5 +21,6 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "eagle3": Eagle3Config,
     "medusa": MedusaConfig,
     "mlp_speculator": MLPSpeculatorConfig,
+    "hybrid": HybridConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

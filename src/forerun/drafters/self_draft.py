@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.core.batch import LayerKVSpec
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.autoregressive import Autoregressive, Wording
@@ -97,8 +96,7 @@ class EarlyExit:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: Decoder, target: TargetInfo, *, wording: Wording) -> None:
-        self.kv_specs: list[LayerKVSpec] = []
-        self.kv_dtype = model.dtype
+        self.kv_bytes_per_block = 0
         self._predictor = ModelPredictor(model)
         self._writer = wording.writer(target, self._predictor)
         self._scratch_per_line = scratch_blocks_per_line(self._writer.num_places, block_size=target.block_size)

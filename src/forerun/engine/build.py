@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
+from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batcher
-from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.memory import KVBudget, feature_widths, plan_kv
 from forerun.engine.request import Intake
@@ -131,7 +131,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     drafter = speculative.drafter.build(info)
     kv = plan_kv(settings, model, drafter)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
-    drafting = Drafting(drafter, vocab_size=model.vocab_size)
+    drafting = GuardedDrafter(drafter, vocab_size=model.vocab_size)
     cache = _make_cache(settings, model, kv, drafter)
     parts = EngineParts(
         intake=Intake(

@@ -17,9 +17,9 @@ from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
 from forerun.core.verdict import Origin, Verdict
+from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
-from forerun.engine.drafting import Drafting
 from forerun.engine.generation import Generation, Work
 from forerun.engine.logprobs import describe_logprobs
 from forerun.engine.request import Intake, Request
@@ -50,7 +50,7 @@ class EngineParts:
     batcher: Batcher
     runner: Runner
     verifier: Verifier
-    drafting: Drafting
+    drafting: GuardedDrafter
     control: SpeculationControl
     torch_threads: AbstractContextManager[None]  # torch's threads during a step
 
@@ -66,6 +66,7 @@ class Engine:
         self._parts = parts
         self._requests: dict[str, Request] = {}
         self._log = StatsLog()
+        self._num_earlier_failures = 0  # of the drafter, before the statistics were reset
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     @property
@@ -100,7 +101,7 @@ class Engine:
         """Count from zero again."""
         self.stats = EngineStats()
         self._log = StatsLog()
-        self._parts.drafting.num_failures = 0
+        self._num_earlier_failures = self._parts.drafting.num_failures
 
     def add_request(
         self,
@@ -286,7 +287,7 @@ class Engine:
             stats.num_generation_tokens += len(done.token_ids)
             if done.accepted is not None:
                 stats.speculation.record(work.draft, done.accepted)
-        stats.num_failed_drafts = self._parts.drafting.num_failures
+        stats.num_failed_drafts = self._parts.drafting.num_failures - self._num_earlier_failures
         if self._log.is_due:
             self._log.write(stats, self.state)
 

@@ -44,7 +44,7 @@ def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> K
         feature_widths=feature_widths(model, drafter.needs),
     )
     if isinstance(drafter, KeepsKV):
-        block_bytes += bytes_per_block(drafter.kv_specs, block_size=settings.block_size, dtype=drafter.kv_dtype)
+        block_bytes += drafter.kv_bytes_per_block
     num_blocks = settings.num_gpu_blocks_override
     if num_blocks is None:
         num_blocks = _kv_bytes(settings, model.device) // block_bytes

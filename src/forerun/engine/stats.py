@@ -57,6 +57,11 @@ class EngineStats:
             Counter("vllm:spec_decode_num_accepted_tokens", spec.num_accepted_tokens),
             Vector("vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted_per_position + unreached),
             Vector("forerun:spec_decode_num_reached_per_pos", spec.reached_per_position + unreached),
+            *(
+                Counter(f"forerun:spec_decode_{name}_by_drafter", getattr(counts, name), {"drafter": drafter})
+                for drafter, counts in sorted(spec.by_drafter.items())
+                for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            ),
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
@@ -93,7 +98,10 @@ class StatsLog:
             100 * hit_rate,
         )
         if stats.speculation.num_drafts > self._last_spec.num_drafts:
-            logger.info("%s", speculation_line(stats.speculation.since(self._last_spec), seconds))
+            recent = stats.speculation.since(self._last_spec)
+            logger.info("%s", speculation_line(recent, seconds))
+            if recent.by_drafter:
+                logger.info("%s", drafters_line(recent))
         self._last_time = now
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
@@ -111,3 +119,12 @@ def speculation_line(stats: SpeculationStats, seconds: float) -> str:
         f"Per-position acceptance rate: {per_position}, "
         f"Avg Draft acceptance rate: {100 * stats.num_accepted_tokens / stats.num_draft_tokens:.1f}%"
     )
+
+
+def drafters_line(stats: SpeculationStats) -> str:
+    """Which drafter has earned what, where several take turns."""
+    earned = (
+        f"{drafter} {counts.num_accepted_tokens} of {counts.num_draft_tokens} tokens in {counts.num_drafts} drafts"
+        for drafter, counts in sorted(stats.by_drafter.items())
+    )
+    return f"Accepted by drafter: {', '.join(earned)}"

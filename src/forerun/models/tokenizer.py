@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from forerun.errors import ModelError, RequestError
 from forerun.models.gguf import find_gguf, gguf_source
 from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.vocabulary import Vocabulary, read_vocabulary
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
 CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new token follows
@@ -59,6 +60,26 @@ class Tokenizer:
         """The token that ends a text; a model may stop at others too, see `loader.eos_token_ids`."""
         token_id: int | None = self._transformers.eos_token_id
         return token_id
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The id of each token by its string, in the tokenizer's own notation; added tokens included."""
+        tokens: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return tokens
+
+    def vocabulary(self, vocab_size: int) -> Vocabulary:
+        """What the tokens spell; ids from `vocab_size`, the width of the model's logits, on are left out.
+
+        Raises:
+            ModelError: the tokens are written in a notation that is not known.
+        """
+        return read_vocabulary(
+            self._backend,
+            vocab_size=vocab_size,
+            ends=self.eos_token_id,
+            begins=self.bos_token_id,
+            unknown=self._transformers.unk_token_id,
+        )
 
     @property
     def has_chat_template(self) -> bool:

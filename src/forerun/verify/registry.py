@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import fields
+from typing import Any, Protocol
 
 from forerun.verify.base import Verifier
 from forerun.verify.block import BlockConfig
@@ -11,7 +12,7 @@ from forerun.verify.rejection import RejectionConfig
 from forerun.verify.synthetic import SyntheticConfig
 from forerun.verify.typical import ThresholdConfig, TypicalConfig
 
-__all__ = ["VERIFIERS", "MatchingConfig", "VerifierConfig"]
+__all__ = ["VERIFIERS", "VERIFIER_KEYS", "MatchingConfig", "VerifierConfig"]
 
 
 class VerifierConfig(Protocol):
@@ -33,3 +34,11 @@ VERIFIERS: dict[str, type[VerifierConfig]] = {
     "threshold": ThresholdConfig,
     "synthetic": SyntheticConfig,
 }
+
+
+def _keys(config_class: Any) -> set[str]:
+    return {f.name for f in fields(config_class)}
+
+
+VERIFIER_KEYS = ("rejection_sample_method", *sorted(set().union(*map(_keys, VERIFIERS.values()))))
+"""All keys that choose or set a verifier."""

@@ -177,14 +177,17 @@ EXPORT void forerun_read_outputs(const Weight* weight, const int64_t* ids, int64
     }
 }
 
+constexpr int64_t kFewRows = 16;  // are done before the team has been called
+
 // RMSNorm of each row; weight fp32 [width].
 EXPORT void forerun_rms_norm(const float* rows, const float* weight, float eps, int64_t num_rows, int64_t width, float* out) {
     const std::lock_guard<std::mutex> lock(process->mutex);
     Team& team = *process->team;
-    team.run([&](int member) {
-        for (int64_t row = team.share(num_rows, member); row < team.share(num_rows, member + 1); ++row)
-            norm_row(rows + row * width, weight, eps, width, out + row * width);
-    });
+    const auto norm_rows = [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) norm_row(rows + row * width, weight, eps, width, out + row * width);
+    };
+    if (num_rows < kFewRows) return norm_rows(0, num_rows);
+    team.run([&](int member) { norm_rows(team.share(num_rows, member), team.share(num_rows, member + 1)); });
 }
 
 // Rotates rows [num_rows, num_heads, head_dim] fp32 in place.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.engine.drafting import check_draft, cut_draft
+from forerun.drafters.guard import check_draft, cut_draft
 from forerun.errors import DraftError
 
 
@@ -20,6 +20,7 @@ from forerun.errors import DraftError
         Draft((1, 2), (-1, -2)),
         Draft((1, 2), (-1, 1)),
         Draft((1, 2), None, torch.ones(2, 6)),
+        Draft((1,), source=["me"]),
     ],
 )
 def test_an_impossible_draft_is_refused(draft):
@@ -36,6 +37,11 @@ def test_a_possible_draft_passes(draft):
 
 def test_a_chain_is_cut_to_the_lower_limit():
     assert cut_draft(Draft((1, 2, 3, 4)), max_tokens=3, max_depth=2) == Draft((1, 2))
+
+
+def test_a_cut_draft_keeps_its_source():
+    chain, tree = Draft((1, 2, 3), source="me"), Draft((1, 2, 3), (-1, 0, 0), source="me")
+    assert [cut_draft(draft, max_tokens=3, max_depth=1).source for draft in (chain, tree)] == ["me", "me"]
 
 
 def test_a_tree_loses_its_deep_nodes_and_keeps_its_shape():

@@ -1,10 +1,11 @@
-"""Asks the drafter for bets and lets none of its faults reach the engine."""
+"""Asks a drafter for bets and lets none of its faults out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,20 +17,35 @@ from forerun.errors import DraftError
 logger = logging.getLogger(__name__)
 
 
-class Drafting:
+@runtime_checkable
+class GuardsMembers(Protocol):
+    """A drafter made of drafters, each behind a guard of its own."""
+
+    @property
+    def num_member_failures(self) -> int:
+        """What their guards have caught."""
+        ...
+
+
+class GuardedDrafter:
     """A drafter behind a guard: a failure or an impossible draft costs the draft, never the text.
 
     A drafter may be a third party's, so whatever it raises is caught here. It is told of each
     sequence once, and of its end if it was told of its beginning; saying so again does nothing.
-
-    `num_failures` counts what was caught; the first is logged with its cause.
+    The first failure is logged with its cause.
     """
 
     def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
         self.drafter = drafter
-        self.num_failures = 0
+        self._num_caught = 0
         self._vocab_size = vocab_size
         self._started: set[int] = set()  # seq_ids
+
+    @property
+    def num_failures(self) -> int:
+        """What was caught so far, here and by the guards of the drafter's members."""
+        inner = self.drafter.num_member_failures if isinstance(self.drafter, GuardsMembers) else 0
+        return self._num_caught + inner
 
     def start(self, sequence: Sequence) -> None:
         """Tell the drafter of a new sequence."""
@@ -73,8 +89,8 @@ class Drafting:
             return NO_DRAFT
 
     def _note_failure(self, error: Exception) -> None:
-        self.num_failures += 1
-        if self.num_failures == 1:
+        self._num_caught += 1
+        if self._num_caught == 1:
             name = type(self.drafter).__name__
             logger.warning(
                 "drafter %s failed (%s); its drafts are dropped, the text is not affected; further failures are only counted",
@@ -95,6 +111,8 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
             raise DraftError(f"drafted token id {token_id!r}; must be an int from 0 to {vocab_size - 1}")
     if draft.parents is not None:
         _check_parents(draft.parents, num_nodes=len(draft))
+    if draft.source is not None and not isinstance(draft.source, str):
+        raise DraftError(f"source {draft.source!r}; must be the drafter's name or None")
     if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
         raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
 
@@ -120,4 +138,5 @@ def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
         tuple(draft.token_ids[node] for node in kept),
         tuple(new_index.get(draft.parent(node), -1) for node in kept),
         None if draft.probs is None else draft.probs[kept],
+        draft.source,
     )

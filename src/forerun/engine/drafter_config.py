@@ -1,0 +1,156 @@
+"""Who drafts: the keys of a `speculative_config` that choose a drafter and set it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from forerun.drafters.base import Drafter, DrafterConfig, TargetInfo
+from forerun.drafters.registry import DRAFTERS
+from forerun.errors import ConfigError, UnknownKeyError, did_you_mean
+
+REMOVED_KEYS = {
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_model": "model",
+    "speculative_method": "method",
+    "synthetic_acceptance_rate": "synthetic_acceptance_rates",
+    "disable_by_batch_size": "num_speculative_tokens_per_batch_size",
+    "speculative_disable_by_batch_size": "num_speculative_tokens_per_batch_size",
+    "speculative_token_tree": "draft_tree",
+    "adaptive_verification": "enable_adaptive_verification",
+    "tensor_parallel_size": "draft_tensor_parallel_size",
+}
+"""Spellings that vLLM once had -> today's, so that an error can say the new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomConfig:
+    """A drafter class of the user's own, constructed with the `TargetInfo`."""
+
+    drafter_class: type[Drafter]
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The user must say how many."""
+        return None
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafter."""
+        make: Any = self.drafter_class
+        drafter: Drafter = make(target)
+        return drafter
+
+
+def read_keys(given: Any) -> dict[str, Any]:
+    """The user's keys, with underscores.
+
+    Raises:
+        ConfigError: it is no dict, or a key is vLLM's of older days.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"speculative_config: got {type(given).__name__}; must be a dict such as {{'method': 'ngram', ...}}"
+        )
+    keys = {str(key).replace("-", "_"): value for key, value in given.items()}
+    for old, new in REMOVED_KEYS.items():
+        if old in keys:
+            raise UnknownKeyError(f"speculative_config: {old!r} is no longer a key; write {new!r}")
+    return keys
+
+
+def resolve_drafter(keys: Mapping[str, Any], *, other_keys: tuple[str, ...]) -> tuple[str, DrafterConfig]:
+    """The method's name, and the settings of its drafter.
+
+    Raises:
+        ConfigError: there is no such method, a value is out of range, or a key is neither the
+            drafter's nor one of `other_keys`.
+    """
+    method, config_class = _method(keys)
+    own_keys = () if isinstance(config_class, CustomConfig) else field_names(config_class)
+    allowed = ("method", "model", *other_keys, *own_keys)
+    for key in keys:
+        if key not in allowed:
+            raise UnknownKeyError(
+                f"speculative_config: unknown key {key!r} for method {method!r}{did_you_mean(key, allowed)}"
+            )
+    if isinstance(config_class, CustomConfig):
+        return method, config_class
+    return method, config_class(**pick(keys, own_keys))
+
+
+def field_names(config_class: Any) -> tuple[str, ...]:
+    """The keys that a config class takes."""
+    return tuple(f.name for f in fields(config_class))
+
+
+def pick(keys: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of `keys` that are among `names`."""
+    return {name: keys[name] for name in names if name in keys}
+
+
+def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomConfig]:
+    """The method's name, and its config class (or, for a user's own class, its finished config)."""
+    method, model = keys.get("method"), keys.get("model")
+    if isinstance(method, type):
+        return method.__name__, CustomConfig(drafter_class=method)
+    if method is None and isinstance(model, (str, PathLike)):
+        method = _inferred_method(str(model))
+    if method == "custom_class":
+        return "custom_class", CustomConfig(drafter_class=_import_class(model))
+    if method in DRAFTERS:
+        _check_model(str(method), model, takes_one="model" in field_names(DRAFTERS[str(method)]))
+        return str(method), DRAFTERS[str(method)]
+    choices = (*DRAFTERS, "custom_class")
+    if method is None:
+        raise ConfigError(f"speculative_config: 'method' is missing; may be {', '.join(choices)} or a drafter class")
+    raise ConfigError(
+        f"speculative_config: unknown method {method!r}{did_you_mean(str(method), (*DRAFTERS, 'custom_class'))} (or pass a drafter class)"
+    )
+
+
+def _inferred_method(model: str) -> str:
+    """What a model without a method means: a drafter's own name, a class, or a model that drafts (vLLM's rule)."""
+    if model.strip("[]") in DRAFTERS:
+        return model.strip("[]")
+    return "custom_class" if _is_dotted_path(model) else "draft_model"
+
+
+def _is_dotted_path(model: str) -> bool:
+    """Whether `model` can be a class and is no file."""
+    return "." in model and all(part.isidentifier() for part in model.split(".")) and not Path(model).exists()
+
+
+def _check_model(method: str, model: Any, *, takes_one: bool) -> None:
+    if takes_one and not (isinstance(model, (str, PathLike)) and str(model)):
+        raise ConfigError(
+            f"speculative_config: method {method!r} needs 'model', got {model!r}; give a folder, a .gguf file, a known name or a hub id"
+        )
+    if not takes_one and model is not None and str(model).strip("[]") != method:
+        raise ConfigError(
+            f"speculative_config: method {method!r} uses no draft model, got model {model!r}; leave 'model' out"
+        )
+
+
+def _import_class(path: Any) -> type[Drafter]:
+    """The class that a dotted path names."""
+    module_name, _, class_name = str(path or "").rpartition(".")
+    if not module_name:
+        raise ConfigError(
+            f"speculative_config: 'model' must be the dotted path of your drafter class, got {path!r}; e.g. 'my_module.MyDrafter'"
+        )
+    try:
+        found = vars(importlib.import_module(module_name))[class_name]
+    except ImportError as error:
+        raise ConfigError(
+            f"speculative_config: cannot import {module_name!r} ({error}); put it on PYTHONPATH or install it"
+        ) from error
+    except KeyError:
+        raise ConfigError(f"speculative_config: module {module_name!r} has no {class_name!r}; check the name") from None
+    if not isinstance(found, type):
+        raise ConfigError(f"speculative_config: {path!r} is not a class; name the drafter class itself")
+    return found
