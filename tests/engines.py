@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
 from tests import heads_eagle, heads_medusa
 from tests.foreign import few_tokens, save_foreign_twin
+from tests.heads_dflash import tiny_dflash
 from tests.native import KERNELS
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
@@ -82,9 +85,33 @@ def foreign_drafter(vocab_size, noise=0.1, num_missing=15):
 
 
 @functools.cache
+def pard_drafter(vocab_size, noise=0.1, **changes):
+    """A folder with `tiny_drafter`'s model, whose configuration names a mask token, and with `changes` of it."""
+    return with_config(tiny_drafter(vocab_size, noise), {"pard_token": 11} | changes)
+
+
+def with_config(original, changes):
+    """A copy of a folder with some values of config.json changed."""
+    folder = Path(tempfile.mkdtemp(dir=_scratch().name))
+    shutil.copytree(original, folder, dirs_exist_ok=True)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+@functools.cache
 def _scratch():
     """Files of this test process."""
     return tempfile.TemporaryDirectory()
+
+
+def storage(folder=None, **extra):
+    """The kv_transfer_config that saves hidden states to `folder`, or where nobody looks."""
+    return {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder or _scratch().name)} | extra,
+    }
 
 
 def tiny_llm(speculative_config=None, *, target=None, **settings):
@@ -93,19 +120,24 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
     if speculative_config and speculative_config.get("model") == "foreign":
         target = replace(target, tokenizer=target.tokenizer or few_tokens())
     speculative_config = _with_folders(speculative_config, target)
+    if speculative_config and speculative_config.get("method") == "extract_hidden_states":
+        settings.setdefault("kv_transfer_config", storage())
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
     return LLM.from_target(
         target,
         EngineSettings(model="tiny", **(defaults | settings)),
-        resolve_speculative(speculative_config),
+        resolve_speculative(speculative_config, settings.get("kv_transfer_config")),
     )
 
 
 TINY_CHECKPOINTS = {
     "tiny": lambda target: tiny_drafter(target.model.vocab_size),
     "foreign": lambda target: foreign_drafter(target.model.vocab_size),
+    "tiny-pard": lambda target: pard_drafter(target.model.vocab_size),
+    "tiny-dflash": lambda target: tiny_dflash(target.model.vocab_size),
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
+    "tiny-peagle": lambda target: tiny_head(heads_eagle.peagle, target),
     "tiny-medusa": lambda target: tiny_head(heads_medusa.medusa, target),
     "tiny-mlp-speculator": lambda target: tiny_head(heads_medusa.mlp_speculator, target),
 }

@@ -118,3 +118,26 @@ def eagle3(target, *, seed=0, num_draft=40, num_aux=3, num_layers=1, width=None,
         **LAYER,
     }
     return config | flags, tensors
+
+
+def peagle(target, *, mask_token=7, num_aux=3, **options):
+    """P-EAGLE's (config, tensors) for a target: EAGLE-3's, a mask token, and what stands for features that are not known."""
+    config, tensors = eagle3(target, num_aux=num_aux, **options)
+    tensors.add("mask_hidden", 1, 1, num_aux * target.model.hidden_size)
+    return config | {"mask_token_id": mask_token}, tensors
+
+
+def in_speculators_layout(config, tensors, *, kind):
+    """The same checkpoint as speculators writes it."""
+    layers = {key: value for key, value in config.items() if key not in ("architectures", "draft_vocab_size")}
+    top = {key: config.pop(key) for key in ("draft_vocab_size", "mask_token_id") if key in config}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": kind,
+        "speculators_config": {"algorithm": kind, "proposal_methods": [{"speculative_tokens": 4}]},
+        "transformer_layer_config": layers,
+        "norm_before_residual": False,
+        "eagle_aux_hidden_state_layer_ids": layers["eagle_aux_hidden_state_layer_ids"],
+        **top,
+    }
+    return config, {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
+from safetensors import safe_open
 
 from forerun import LLM, SamplingParams
 from forerun.core.metrics import Counter, Vector
@@ -32,6 +35,37 @@ def test_the_guides_offline_script(model, settings, capsys):
         generated_text = output.outputs[0].text
         print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
     assert "Prompt: 'The future of AI is', Generated text: " in capsys.readouterr().out
+
+
+def test_the_guides_script_that_extracts_hidden_states(model, capsys):
+    with tempfile.TemporaryDirectory() as tmpdirname:
+        llm = LLM(
+            model=model,
+            tensor_parallel_size=1,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}},
+            },
+            kv_transfer_config={
+                "kv_connector": "ExampleHiddenStatesConnector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": tmpdirname},
+            },
+        )
+        prompts = ["Hello, how are you?", "What is machine learning?"]
+        sampling_params = SamplingParams(max_tokens=1)
+        outputs = llm.generate(prompts, sampling_params)
+        for output in outputs:
+            hidden_states_path = output.kv_transfer_params.get("hidden_states_path")
+            print("Hidden states saved to:", hidden_states_path)
+            with safe_open(hidden_states_path, "pt") as f:
+                token_ids = f.get_tensor("token_ids")
+                hidden_states = f.get_tensor("hidden_states")
+                print("Shape:", hidden_states.shape)
+            assert token_ids.tolist() == output.prompt_token_ids
+            assert hidden_states.shape == (len(token_ids), 3, 48)
+    assert capsys.readouterr().out.count("Shape: torch.Size(") == 2
 
 
 def test_the_older_arguments_run_with_a_warning(model):

@@ -65,10 +65,12 @@ class LLM:
         llm._adopt(assemble(settings, target, speculative))
         return llm
 
-    def with_speculation(self, speculative_config: Mapping[str, Any] | None) -> LLM:
+    def with_speculation(
+        self, speculative_config: Mapping[str, Any] | None, *, kv_transfer_config: Mapping[str, Any] | None = None
+    ) -> LLM:
         """Another LLM over the same weights, with its own KV cache and another way to speculate."""
-        settings = replace(self.settings, speculative_config=speculative_config)
-        return LLM.from_target(self._target, settings, resolve_speculative(speculative_config))
+        settings = replace(self.settings, speculative_config=speculative_config, kv_transfer_config=kv_transfer_config)
+        return LLM.from_target(self._target, settings, resolve_speculative(speculative_config, kv_transfer_config))
 
     @property
     def engine(self) -> Engine:
@@ -109,7 +111,8 @@ class LLM:
             use_tqdm: show a progress bar.
 
         Returns:
-            One output per prompt, in order. A request that failed while running has `error` set.
+            One output per prompt, in order. A request that failed while running has `error` set. Files of
+            hidden states are complete.
 
         Raises:
             RequestError: a prompt or sampling value does not fit; nothing has been run then.
@@ -237,10 +240,12 @@ class LLM:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        """Drop all traces of a request, aborting it if it still runs."""
+        """Drop all traces of a request, aborting it if it still runs; its files are complete then."""
         self._engine.abort(request_id)
-        self._finished.pop(request_id, None)
         self._deltas.pop(request_id, None)
+        finished = self._finished.pop(request_id, None)
+        if finished is not None:
+            self._engine.finish_files(finished)
 
 
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:

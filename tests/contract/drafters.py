@@ -105,6 +105,7 @@ CASES = {
         "num_speculative_tokens": 3,
         "draft_sample_method": "coupled",
     },
+    "pard": {"method": "pard", "model": "tiny-pard", "num_speculative_tokens": 5},
     "draft-model-tree": {"method": "draft_model", "model": "tiny", "draft_tree": [3, 2, 1]},
     "draft-model-dynamic-tree": {
         "method": "draft_model",
@@ -115,6 +116,7 @@ CASES = {
     "eagle": {"method": "eagle", "model": "tiny-eagle", "num_speculative_tokens": 4},
     "eagle-tree": {"method": "eagle", "model": "tiny-eagle", "draft_tree": [3, 2, 1]},
     "eagle3": {"method": "eagle3", "model": "tiny-eagle3", "num_speculative_tokens": 4},
+    "peagle": {"method": "peagle", "model": "tiny-peagle", "num_speculative_tokens": 4},
     "eagle3-dynamic-tree": {
         "method": "eagle3",
         "model": "tiny-eagle3",
@@ -138,6 +140,13 @@ CASES = {
         "num_speculative_tokens": 4,
         "draft_sample_method": "coupled",
     },
+    "dflash": {"method": "dflash", "model": "tiny-dflash", "num_speculative_tokens": 5},
+    "dflash-coupled": {
+        "method": "dflash",
+        "model": "tiny-dflash",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "coupled",
+    },
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "hybrid": {
         "method": "hybrid",
@@ -155,6 +164,10 @@ CASES = {
             {"method": MoodyDrafter, "num_speculative_tokens": 3},
             {"method": "self", "exit_layer": 2, "draft_sample_method": "probabilistic"},
         ],
+    },
+    "extract": {
+        "method": "extract_hidden_states",
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [3, 1]}},
     },
     "bad": {"method": BadDrafter, "num_speculative_tokens": 5},
     "random-tree": {"method": RandomTreeDrafter, "num_speculative_tokens": 7},

@@ -43,6 +43,7 @@ from forerun.errors import RequestError, UnknownKeyError
         ("logit_bias", {1: float("nan")}),
         ("logits_processors", print),
         ("logits_processors", [5]),
+        ("extra_args", "x"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_one_line(name, value):
@@ -65,6 +66,29 @@ def test_speculation_must_be_off_or_a_number_of_tokens(speculation):
 def test_speculation_off_is_no_tokens():
     assert SamplingParams(speculation="off").request_speculation.num_speculative_tokens == 0
     assert SamplingParams().request_speculation.num_speculative_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "hint"),
+    [
+        ({"kv_transfer_param": {}}, "did you mean 'kv_transfer_params'"),
+        ({"kv_transfer_params": [1]}, "kv_transfer_params: got"),
+        ({"kv_transfer_params": {"include_output_token": True}}, "did you mean 'include_output_tokens'"),
+        ({"kv_transfer_params": {"include_output_tokens": 1}}, "must be True or False"),
+        ({"kv_transfer_params": {"hidden_states_path": ""}}, "must be the path of a file"),
+        ({"kv_transfer_params": {"hidden_states_path": 5}}, "must be the path of a file"),
+    ],
+)
+def test_extra_args_are_what_hidden_states_need(extra_args, hint):
+    with pytest.raises((RequestError, UnknownKeyError), match=hint):
+        SamplingParams(extra_args=extra_args)
+
+
+def test_without_extra_args_nothing_is_asked_of_files():
+    assert SamplingParams().kv_transfer is None
+    assert SamplingParams(extra_args={"kv_transfer_params": None}).kv_transfer is None
+    wanted = {"kv_transfer_params": {"include_output_tokens": True}}
+    assert SamplingParams(extra_args=wanted).kv_transfer.include_output_tokens
 
 
 def test_stop_strings_need_text():

@@ -26,6 +26,7 @@ class CompletionOutput:
     """One completion of a prompt; in a stream, what has been generated so far.
 
     `origins[i]` says how `token_ids[i]` came to be: accepted from a draft, recovered, or bonus.
+    `hidden_states_path` is the file of its hidden states, where the engine saves them.
     `finish_reason`: "stop" (a stop string, a stop token, EOS), "length", "abort", "error", or None
     while it runs; `stop_reason` is the stop string or stop token id, or the text of the error.
     """
@@ -39,6 +40,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     origins: list[Origin] = field(default_factory=list)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    hidden_states_path: str | None = None
 
     def finished(self) -> bool:
         """Whether this completion has ended, for whatever reason."""
@@ -60,7 +62,9 @@ class RequestOutput:
     """A request's completions, with vLLM's field names.
 
     `prompt_logprobs[0]` is None (nothing precedes the first token). `speculation` sums the
-    statistics of all completions. `error` holds the reason where a completion ended in "error".
+    statistics of all completions. `error` holds the reason where a completion ended in "error", or where
+    its hidden states could not be saved. `kv_transfer_params["hidden_states_path"]` is the first
+    completion's file; None where the engine saves no hidden states.
     """
 
     request_id: str
@@ -73,6 +77,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     error: str | None = None
+    kv_transfer_params: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

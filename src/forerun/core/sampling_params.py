@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -44,6 +45,18 @@ class RequestSpeculation:
     """
 
     num_speculative_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferParams:
+    """What one request asks of the file of its hidden states: vLLM's `extra_args["kv_transfer_params"]`.
+
+    `include_output_tokens`: not the prompt's tokens alone but all except the last, which the target never
+    reads. `hidden_states_path`: the file, where the engine lets requests choose it.
+    """
+
+    include_output_tokens: bool = False
+    hidden_states_path: str | None = None
 
 
 SCALARS = (
@@ -94,8 +107,10 @@ class SamplingParams:
     detokenize: bool = True
     logits_processors: list[LogitsProcessor] | None = None
     speculation: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None = None
+    extra_args: Mapping[str, Any] | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False)  # `stop`, always a tuple
     request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
+    kv_transfer: KVTransferParams | None = field(init=False, repr=False)  # `extra_args`, resolved
 
     def __post_init__(self) -> None:
         for name in SCALARS:
@@ -111,6 +126,7 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop_strings", stop)
         object.__setattr__(self, "request_speculation", _resolve_speculation(self.speculation))
+        object.__setattr__(self, "kv_transfer", _resolve_extra_args(self.extra_args))
 
     @property
     def is_greedy(self) -> bool:
@@ -140,6 +156,31 @@ def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpec
             f"speculation.num_speculative_tokens: got {limit!r}; must be an integer of 0 or more; 0 turns drafts off"
         )
     return RequestSpeculation(num_speculative_tokens=limit)
+
+
+def _resolve_extra_args(given: Mapping[str, Any] | None) -> KVTransferParams | None:
+    """The one argument there is."""
+    if given is None:
+        return None
+    _refuse_other_than_dict("extra_args", given)
+    refuse_unknown_keys(given, ("kv_transfer_params",), where="SamplingParams.extra_args")
+    wanted = given.get("kv_transfer_params")
+    if wanted is None:
+        return None
+    _refuse_other_than_dict("kv_transfer_params", wanted)
+    refuse_unknown_keys(wanted, [f.name for f in fields(KVTransferParams)], where="kv_transfer_params")
+    params = KVTransferParams(**wanted)
+    if not isinstance(params.include_output_tokens, bool):
+        raise RequestError(f"include_output_tokens: got {params.include_output_tokens!r:.80}; must be True or False")
+    path = params.hidden_states_path
+    if path is not None and not (isinstance(path, (str, PathLike)) and str(path)):
+        raise RequestError(f"hidden_states_path: got {path!r:.80}; must be the path of a file, or None")
+    return replace(params, hidden_states_path=None if path is None else str(path))
+
+
+def _refuse_other_than_dict(name: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{name}: got {given!r:.80}; must be a dict or None")
 
 
 def _plain_number(value: Any) -> Any:

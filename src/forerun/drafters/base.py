@@ -84,6 +84,16 @@ class DraftContext:
     features: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@runtime_checkable
+class ExportsFeatures(Protocol):
+    """Settings of a method that drafts nothing: its features go to a file when a sequence ends."""
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The features' names, in their order in the file."""
+        ...
+
+
 class Drafter(Protocol):
     """Bets on the next tokens. It may be wrong, late or silent; the output stays exact.
 

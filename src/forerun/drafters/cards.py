@@ -38,6 +38,20 @@ CARDS: dict[str, DrafterCard] = {
         files="a causal language model: safetensors folder, .gguf",
         paper="speculative decoding, arXiv 2211.17192 and 2302.01318; other vocabularies 2502.05202",
     ),
+    "pard": DrafterCard(
+        bets_on="what a model that was trained to guess several tokens at once writes in one pass",
+        training="a model for each family of targets",
+        trees="no",
+        files="a causal language model whose config.json names a mask token",
+        paper="PARD, arXiv 2504.18583",
+    ),
+    "dflash": DrafterCard(
+        bets_on="what a small diffusion head on the target's hidden states fills a block of masks with, in one pass",
+        training="a head for the target",
+        trees="no",
+        files="a DFlash head: safetensors folder",
+        paper="DFlash, arXiv 2602.06036",
+    ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
         training="none",
@@ -59,6 +73,13 @@ CARDS: dict[str, DrafterCard] = {
         files="an EAGLE-3 head: the authors', SpecForge's or speculators' layout",
         paper="EAGLE-3, arXiv 2503.01840",
     ),
+    "peagle": DrafterCard(
+        bets_on="what such a head makes of them for all tokens in one pass",
+        training="a head for each target",
+        trees="no",
+        files="an EAGLE-3 head with mask_hidden: speculators' layout or vLLM's",
+        paper="P-EAGLE, arXiv 2602.01469",
+    ),
     "medusa": DrafterCard(
         bets_on="what small heads, one for each token ahead, make of the target's last hidden state",
         training="heads for each target",
@@ -79,6 +100,13 @@ CARDS: dict[str, DrafterCard] = {
         trees="as its drafters",
         files="as its drafters",
         paper="SuffixDecoding, arXiv 2411.04975 (with a model behind it)",
+    ),
+    "extract_hidden_states": DrafterCard(
+        bets_on="nothing: saves the target's hidden states, to train drafters with",
+        training="none",
+        trees="no",
+        files="none",
+        paper="none",
     ),
 }
 """Method -> its card."""

@@ -11,11 +11,15 @@ import torch
 from forerun.drafters.autoregressive import Autoregressive, Wording
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
+from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import ModelPredictor
+from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
-from forerun.models.base import TargetModel
+from forerun.models.base import CausalModel, TargetModel
 from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import load_model
+from forerun.models.loader import load_model, read_config
+from forerun.models.mapped_vocabulary import MappedVocabulary
+from forerun.models.mask import Mask, read_mask_token
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 
@@ -26,7 +30,8 @@ QUANTIZATIONS = (None, "int8")
 class DraftModelConfig:
     """vLLM's keys: which model drafts, in which weights, how its tokens are chosen (`Wording`), and how far it may go.
 
-    `use_heterogeneous_vocab` lets its tokenizer be another than the target's.
+    `use_heterogeneous_vocab` lets its tokenizer be another than the target's. With `parallel_drafting` it writes all
+    tokens of a draft in one pass (`ParallelWriter`).
 
     Raises:
         ConfigError: a value is out of range.
@@ -38,9 +43,11 @@ class DraftModelConfig:
     draft_tree: Any = None
     max_model_len: int | None = None
     use_heterogeneous_vocab: bool = False
+    parallel_drafting: bool = False
 
     def __post_init__(self) -> None:
         Wording.parse(self.draft_sample_method, self.draft_tree)
+        check_parallel_drafting(self.parallel_drafting, draft_tree=self.draft_tree)
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -64,23 +71,35 @@ class DraftModelConfig:
         Raises:
             ConfigError: its vocabulary is not the target's and cannot or may not be translated, or
                 `max_model_len` is above what it was made for.
-            ModelError: it cannot be loaded.
+            ModelError: it cannot be loaded, or shall draft in parallel and names no mask token.
         """
         path = resolve_model(str(self.model))
-        model = with_vocabulary_of(
-            target.itself,
-            load_beside(target.itself, path, quantization=self.quantization),
-            path,
-            use_heterogeneous_vocab=self.use_heterogeneous_vocab,
-        )
+        own = load_beside(target.itself, path, quantization=self.quantization)
+        model = with_vocabulary_of(target.itself, own, path, use_heterogeneous_vocab=self.use_heterogeneous_vocab)
         if self.max_model_len is not None and self.max_model_len > model.max_model_len:
             raise ConfigError(
                 f"max_model_len (of the drafter): got {self.max_model_len}; the draft model allows at most "
                 f"{model.max_model_len}; lower it"
             )
         predictor = ModelPredictor(model)
-        writer = self.wording.writer(target, predictor)
+        if self.parallel_drafting:
+            mask = _read_mask(path, own, model)
+            writer: Writer = ParallelWriter.of(target, predictor, mask, sample_method=self.draft_sample_method)
+        else:
+            writer = self.wording.writer(target, predictor)
         return Autoregressive(predictor, target, writer, max_model_len=self.max_model_len or model.max_model_len)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PardConfig(DraftModelConfig):
+    """The same for a model that was trained to draft in parallel (PARD, arXiv 2504.18583)."""
+
+    parallel_drafting: bool = True
+
+    def __post_init__(self) -> None:
+        DraftModelConfig.__post_init__(self)
+        if not self.parallel_drafting:
+            raise ConfigError("parallel_drafting: got False with method 'pard'; leave it out, or say 'draft_model'")
 
 
 def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -> TargetModel:
@@ -100,3 +119,9 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
             "the target does not run on them; leave it out"
         )
     return load_model(path, dtype=target.model.dtype, device=target.model.device, packing=packing)
+
+
+def _read_mask(path: Path, own: CausalModel, model: CausalModel) -> Mask:
+    """The mask that the draft model in `path` was trained with, as a token of `model`, which is `own` or translates for it."""
+    token_id = read_mask_token(read_config(path).to_dict(), vocab_size=own.vocab_size)
+    return Mask(model.number_of(token_id) if isinstance(model, MappedVocabulary) else token_id)

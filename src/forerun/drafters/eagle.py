@@ -1,7 +1,8 @@
-"""EAGLE: a one-layer head drafts from the target's own hidden states (arXiv 2401.15077, 2406.16858, 2503.01840)."""
+"""EAGLE: a small head drafts from the target's own hidden states (arXiv 2401.15077, 2406.16858, 2503.01840, 2602.01469)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,18 @@ from typing import Any, ClassVar
 
 from forerun.drafters.autoregressive import Autoregressive, Wording
 from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import HeadPredictor
+from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
 from forerun.models.heads.base import DraftHead
 from forerun.models.heads.eagle import load_eagle
 from forerun.models.heads.eagle3 import load_eagle3
+from forerun.models.heads.peagle import load_peagle
 from forerun.models.loaded import LoadedTarget
 from forerun.models.store import resolve_model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +62,53 @@ class EagleConfig:
             ModelError: the head cannot be loaded or was not made for this target.
         """
         head = type(self).load(resolve_model(str(self.model)), target.itself)
-        if self.max_model_len is not None and self.max_model_len > head.max_model_len:
-            raise ConfigError(
-                f"max_model_len (of the drafter): got {self.max_model_len}; the head allows at most "
-                f"{head.max_model_len}; lower it"
-            )
         predictor = HeadPredictor(head)
-        writer = self.wording.writer(target, predictor)
-        return Autoregressive(predictor, target, writer, max_model_len=self.max_model_len or head.max_model_len)
+        return self._drafter(target, predictor, self.wording.writer(target, predictor))
+
+    def _drafter(self, target: TargetInfo, predictor: HeadPredictor, writer: Writer) -> Drafter:
+        longest = predictor.max_model_len
+        if self.max_model_len is not None and self.max_model_len > longest:
+            raise ConfigError(
+                f"max_model_len (of the drafter): got {self.max_model_len}; the head allows at most {longest}; lower it"
+            )
+        return Autoregressive(predictor, target, writer, max_model_len=self.max_model_len or longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(EagleConfig):
-    """The same for EAGLE-3's head."""
+    """The same for EAGLE-3's head; with `parallel_drafting` for P-EAGLE's, which writes all tokens of a draft in one pass."""
+
+    parallel_drafting: bool = False
 
     load: ClassVar[Callable[[Path, LoadedTarget], DraftHead]] = load_eagle3
+
+    def __post_init__(self) -> None:
+        EagleConfig.__post_init__(self)
+        check_parallel_drafting(self.parallel_drafting, draft_tree=self.draft_tree)
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Load the head; see `EagleConfig.build`."""
+        if not self.parallel_drafting:
+            return EagleConfig.build(self, target)
+        head = load_peagle(resolve_model(str(self.model)), target.itself)
+        if head.num_trained is not None and target.num_speculative_tokens > head.num_trained:
+            logger.warning(
+                "num_speculative_tokens: got %d; this head was trained to draft %d in a pass, later ones will seldom be right",
+                target.num_speculative_tokens,
+                head.num_trained,
+            )
+        predictor = HeadPredictor(head)
+        writer = ParallelWriter.of(target, predictor, head.mask, sample_method=self.draft_sample_method)
+        return self._drafter(target, predictor, writer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PEagleConfig(Eagle3Config):
+    """The same for P-EAGLE's head alone (arXiv 2602.01469)."""
+
+    parallel_drafting: bool = True
+
+    def __post_init__(self) -> None:
+        Eagle3Config.__post_init__(self)
+        if not self.parallel_drafting:
+            raise ConfigError("parallel_drafting: got False with method 'peagle'; leave it out, or say 'eagle3'")

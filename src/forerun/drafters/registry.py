@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from forerun.drafters.base import DrafterConfig
-from forerun.drafters.draft_model import DraftModelConfig
-from forerun.drafters.eagle import Eagle3Config, EagleConfig
+from forerun.drafters.dflash import DFlashConfig
+from forerun.drafters.draft_model import DraftModelConfig, PardConfig
+from forerun.drafters.eagle import Eagle3Config, EagleConfig, PEagleConfig
+from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
 from forerun.drafters.hybrid import HybridConfig
 from forerun.drafters.medusa import MedusaConfig
 from forerun.drafters.mlp_speculator import MLPSpeculatorConfig
@@ -16,11 +18,15 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig,
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
+    "pard": PardConfig,
+    "dflash": DFlashConfig,
     "self": SelfConfig,
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
+    "peagle": PEagleConfig,
     "medusa": MedusaConfig,
     "mlp_speculator": MLPSpeculatorConfig,
     "hybrid": HybridConfig,
+    "extract_hidden_states": ExtractHiddenStatesConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

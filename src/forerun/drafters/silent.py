@@ -24,9 +24,10 @@ class SilentConfig:
 
 
 class Silent:
-    """Gives every sequence an empty draft."""
+    """Gives every sequence an empty draft; `needs` are features that others read."""
 
-    needs: frozenset[str] = frozenset()
+    def __init__(self, needs: frozenset[str] = frozenset()) -> None:
+        self.needs = needs
 
     def start(self, sequence: Sequence) -> None:
         """Keep nothing."""

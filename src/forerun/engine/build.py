@@ -14,6 +14,7 @@ from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batcher
 from forerun.engine.engine import Engine, EngineParts
+from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.memory import KVBudget, feature_widths, plan_kv
 from forerun.engine.request import Intake
 from forerun.engine.runner import Runner
@@ -55,7 +56,8 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
             speculative_model=settings.speculative_model,
             speculative_method=settings.speculative_method,
             num_speculative_tokens=settings.num_speculative_tokens,
-        )
+        ),
+        settings.kv_transfer_config,
     )
     device = settings.torch_device
     path = resolve_model(settings.model)
@@ -133,6 +135,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     drafting = GuardedDrafter(drafter, vocab_size=model.vocab_size)
     cache = _make_cache(settings, model, kv, drafter)
+    exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
     parts = EngineParts(
         intake=Intake(
             tokenizer=target.tokenizer,
@@ -142,6 +145,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
             pool=pool,
             block_size=settings.block_size,
             random_source=random.Random(settings.seed),
+            exporter=exporter,
         ),
         pool=pool,
         scheduler=Scheduler(
@@ -154,6 +158,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         verifier=speculative.verifier.build(speculative.num_speculative_tokens),
         drafting=drafting,
         control=speculative.control,
+        exporter=exporter,
         torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
     )
     return BuiltEngine(engine=Engine(parts), target=target, speculative=speculative, kv=kv)

@@ -21,6 +21,7 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
 from forerun.engine.generation import Generation, Work
+from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.logprobs import describe_logprobs
 from forerun.engine.request import Intake, Request
 from forerun.engine.runner import Runner
@@ -52,6 +53,7 @@ class EngineParts:
     verifier: Verifier
     drafting: GuardedDrafter
     control: SpeculationControl
+    exporter: HiddenStatesExporter | None  # None: hidden states are not saved
     torch_threads: AbstractContextManager[None]  # torch's threads during a step
 
 
@@ -130,6 +132,24 @@ class Engine:
             return None
         return self._end(request, "abort")
 
+    def finish_files(self, output: RequestOutput) -> None:
+        """Wait until the hidden states of an ended request are in their files.
+
+        Where they cannot be saved its `error` says why, and the path is taken back.
+        """
+        exporter = self._parts.exporter
+        if exporter is None:
+            return
+        for completion in output.outputs:
+            if completion.hidden_states_path is None:
+                continue
+            failure = exporter.finish(completion.hidden_states_path)
+            if failure is not None:
+                output.error = f"hidden states: cannot write {completion.hidden_states_path} ({failure}); check the disk and shared_storage_path"
+                completion.hidden_states_path = None
+        if output.outputs[0].hidden_states_path is None:
+            output.kv_transfer_params = None
+
     def step(self) -> StepOutput:
         """Compute one forward pass for as many sequences as fit, and commit what it decided.
 
@@ -199,6 +219,7 @@ class Engine:
             metrics.first_token_time = metrics.first_token_time or now
             output.deltas.append(_delta(generation, done.token_ids, done.origins))
             if generation.finish_reason is not None:
+                self._save_hidden_states(generation)
                 self._retire(generation)
         for request_id in dict.fromkeys([delta.request_id for delta in output.deltas if delta.finish_reason]):
             self._conclude(self._requests[request_id], output)
@@ -226,6 +247,12 @@ class Engine:
             why = generation.finish_reason or reason
             self.stats.num_finished[why] = self.stats.num_finished.get(why, 0) + 1
         return request.output()
+
+    def _save_hidden_states(self, generation: Generation) -> None:
+        """Hand the features of a generation that ended by itself to the exporter, if there is one."""
+        exporter = self._parts.exporter
+        if exporter is not None and generation.finish_reason != "error":
+            generation.hidden_states_path = exporter.save(generation, self._parts.runner.cache)
 
     def _retire(self, generation: Generation) -> None:
         """Free what a finished generation holds; doing so again changes nothing."""

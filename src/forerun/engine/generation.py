@@ -37,6 +37,7 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     num_cached_tokens: int | None = None  # None: not admitted yet
+    hidden_states_path: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -75,6 +76,7 @@ class Generation:
             stop_reason=self.stop_reason,
             origins=list(self.origins),
             speculation=self.stats,
+            hidden_states_path=self.hidden_states_path,
         )
 
 

@@ -14,6 +14,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.stats import SpeculationStats
 from forerun.engine.generation import Generation
+from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.text import CompletionText
 from forerun.errors import RequestError
 from forerun.kv.block_pool import BlockPool
@@ -50,6 +51,7 @@ class Request:
         total = SpeculationStats()
         for generation in self.generations:
             total.add(generation.stats)
+        path = self.generations[0].hidden_states_path
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -61,6 +63,7 @@ class Request:
             num_cached_tokens=self.generations[0].num_cached_tokens,
             speculation=total,
             error=self.error,
+            kv_transfer_params=None if path is None else {"hidden_states_path": path},
         )
 
 
@@ -69,7 +72,7 @@ class Intake:
     """Checks requests against what the model can serve and makes their generations.
 
     `eos_token_ids` end a text unless the request ignores them. Requests without a seed draw one
-    from `random_source`.
+    from `random_source`. `exporter` saves their hidden states, if there is one.
     """
 
     tokenizer: Tokenizer | None
@@ -79,6 +82,7 @@ class Intake:
     pool: BlockPool
     block_size: int
     random_source: random.Random
+    exporter: HiddenStatesExporter | None = None
     _next_seq_id: int = field(default=0, init=False)
 
     def accept(
@@ -94,11 +98,12 @@ class Intake:
 
         Raises:
             RequestError: the prompt is empty, too long or holds ids outside the vocabulary, or a
-                sampling value does not fit the model.
+                sampling value does not fit the model or the engine.
         """
         ids = _as_token_ids(prompt_ids)
         self._check_prompt(ids)
         self._check_logprobs(sampling)
+        self._check_kv_transfer(request_id, sampling)
         if cache_salt is not None and not isinstance(cache_salt, str):
             raise RequestError(f"cache_salt: got {cache_salt!r}; must be a string or None")
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
@@ -140,6 +145,15 @@ class Intake:
                 raise RequestError(
                     f"{name}: got {value}; must be at most the vocabulary size ({self.vocab_size}); use -1 for all tokens"
                 )
+
+    def _check_kv_transfer(self, request_id: str, sampling: SamplingParams) -> None:
+        if self.exporter is not None:
+            self.exporter.check(request_id, sampling)
+        elif sampling.kv_transfer is not None:
+            raise RequestError(
+                "extra_args: got 'kv_transfer_params', but this engine saves no hidden states; leave it out, or "
+                "load the model with method 'extract_hidden_states' and a kv_transfer_config"
+            )
 
     def _generation(
         self, request_id: str, index: int, prompt_ids: list[int], sampling: SamplingParams, seed: int, salt: str | None

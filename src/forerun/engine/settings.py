@@ -58,6 +58,7 @@ class EngineSettings:
     speculative_model: str | None = None
     speculative_method: str | None = None
     num_speculative_tokens: int | None = None
+    kv_transfer_config: Mapping[str, Any] | None = None
     tensor_parallel_size: int = 1
     enforce_eager: bool = True
     trust_remote_code: bool = False

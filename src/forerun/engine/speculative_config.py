@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from forerun.drafters.base import DrafterConfig
+from forerun.drafters.base import DrafterConfig, ExportsFeatures
 from forerun.drafters.silent import SilentConfig
 from forerun.engine.drafter_config import field_names, pick, read_keys, resolve_drafter
+from forerun.engine.kv_transfer_config import Storage, resolve_kv_transfer
 from forerun.engine.members import resolve_members
 from forerun.engine.speculation import Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean
@@ -31,13 +32,19 @@ _COMMON_KEYS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """A resolved `speculative_config`: who drafts, who verifies, how many tokens."""
+    """A resolved `speculative_config`: who drafts, who verifies, how many tokens; where hidden states go."""
 
     method: str = "none"
     drafter: DrafterConfig = field(default_factory=SilentConfig)
     verifier: VerifierConfig = field(default_factory=MatchingConfig)
     num_speculative_tokens: int = 0
     schedule: Schedule = ()
+    storage: Storage | None = None  # None: none are saved
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The features that are saved when a sequence ends."""
+        return self.drafter.exported if isinstance(self.drafter, ExportsFeatures) else ()
 
     @property
     def control(self) -> SpeculationControl:
@@ -57,14 +64,16 @@ class SpeculativeConfig:
         return f"{self.method}, K={self.num_speculative_tokens}{lossy}"
 
 
-def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig:
-    """Resolve a vLLM-style dict.
+def resolve_speculative(
+    given: Mapping[str, Any] | None, kv_transfer_config: Mapping[str, Any] | None = None
+) -> SpeculativeConfig:
+    """Resolve a vLLM-style dict, and the `kv_transfer_config` that goes with one method.
 
     Raises:
         ConfigError: a key or value that does not exist, is out of range, or does not fit the others.
     """
     if given is None:
-        return SpeculativeConfig()
+        return SpeculativeConfig(storage=_storage(kv_transfer_config, SilentConfig()))
     keys = read_keys(given)
     given_tokens = keys.get("num_speculative_tokens")
     _check_num_tokens(given_tokens)
@@ -84,6 +93,7 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig:
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),
+        storage=_storage(kv_transfer_config, drafter),
     )
 
 
@@ -159,3 +169,18 @@ def _schedule(given: Any) -> Schedule:
                 f"{name}: ranges {before[:2]} and {after[:2]} overlap; each batch size may be in one range only"
             )
     return tuple(entries)
+
+
+def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> Storage | None:
+    """Where hidden states go, if the method saves them: one without the other is a mistake."""
+    if given is None and isinstance(drafter, ExportsFeatures):
+        raise ConfigError(
+            "kv_transfer_config: method 'extract_hidden_states' needs one; give {'kv_connector': "
+            "'ExampleHiddenStatesConnector', 'kv_role': 'kv_producer', 'kv_connector_extra_config': "
+            "{'shared_storage_path': folder}}"
+        )
+    if given is not None and not isinstance(drafter, ExportsFeatures):
+        raise ConfigError(
+            "kv_transfer_config: goes with speculative_config method 'extract_hidden_states' only; leave it out"
+        )
+    return None if given is None else resolve_kv_transfer(given)

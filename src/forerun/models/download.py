@@ -20,7 +20,16 @@ from forerun.errors import ModelError
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
 
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "spiece.model", "vocab.txt", "merges.txt")
+HUB_FILES = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer*",
+    "spiece.model",
+    "vocab.txt",
+    "merges.txt",
+    "mask_embedding.pt",  # one vector of a DFlash head, read as a tensor and nothing else
+)
 """What is taken from a hub repository; pickled weights are not among them."""
 
 

@@ -96,6 +96,11 @@ class MappedVocabulary:
         self._draft_ids = vocabulary_map.draft_ids.to(model.device)
         self._read_ids = vocabulary_map.read_ids.to(model.device)
 
+    def number_of(self, draft_id: int) -> int:
+        """A number behind the vocabulary that is read as the model's own token `draft_id`, whatever the map; it is never judged."""
+        self._read_ids = torch.cat([self._read_ids, self._read_ids.new_tensor([draft_id])])
+        return len(self._read_ids) - 1
+
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """See `CausalModel.forward`; features are the model's own."""
         result = self._model.forward(replace(batch, token_ids=self._read_ids[batch.token_ids]), attend)

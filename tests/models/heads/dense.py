@@ -123,3 +123,13 @@ def draft(dense, features, token_ids, count):
         tokens.append(int(dense.logits(outputs[-1:]).argmax()))
         states = torch.cat([states, dense.states(outputs[-1:])])
     return tokens[-count:]
+
+
+def parallel_logits(dense, features, token_ids, count):
+    """P-EAGLE's logits [count, vocab_size] after a whole text: one pass over it and `count` - 1 masks."""
+    names = [f"hidden.{i}" for i in sorted(dense.config["eagle_aux_hidden_state_layer_ids"])]
+    parts = dense.weights["mask_hidden"].flatten().chunk(len(names))
+    mask = dense.fuse({name: part[None] for name, part in zip(names, parts, strict=True)})
+    states = torch.cat([dense.fuse(features), *[mask] * (count - 1)])
+    tokens = [*token_ids[1:], *[dense.config["mask_token_id"]] * (count - 1)]
+    return dense.logits(dense.outputs(torch.tensor(tokens), states)[-count:])

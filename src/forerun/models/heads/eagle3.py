@@ -49,7 +49,10 @@ def load_eagle3(folder: Path, target: LoadedTarget) -> Eagle3Head:
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    return Eagle3Head(HeadReader.open(folder, target, rename=canonical_name))
+    reader = HeadReader.open(folder, target, rename=canonical_name)
+    if "mask_hidden" in reader.weights:
+        raise ModelError("checkpoint: is of P-EAGLE; say method 'peagle'")
+    return Eagle3Head(reader)
 
 
 def canonical_name(name: str) -> str:
