@@ -20,7 +20,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
-from tests import heads_eagle
+from tests import heads_eagle, heads_medusa
 from tests.foreign import few_tokens, save_foreign_twin
 from tests.heads_dflash import tiny_dflash
 from tests.heads_mtp import add_mtp_layers
@@ -152,6 +152,8 @@ TINY_CHECKPOINTS = {
     "tiny-eagle": lambda target: tiny_head(heads_eagle.eagle, target),
     "tiny-eagle3": lambda target: tiny_head(heads_eagle.eagle3, target),
     "tiny-peagle": lambda target: tiny_head(heads_eagle.peagle, target),
+    "tiny-medusa": lambda target: tiny_head(heads_medusa.medusa, target),
+    "tiny-mlp-speculator": lambda target: tiny_head(heads_medusa.mlp_speculator, target),
 }
 """What a speculative_config may name as its model -> the folder for a target."""
 

@@ -123,6 +123,16 @@ CASES = {
         "num_speculative_tokens": 8,
         "draft_tree": {"top_k": 3, "depth": 4},
     },
+    "medusa": {"method": "medusa", "model": "tiny-medusa", "num_speculative_tokens": 4},
+    "medusa-tree": {"method": "medusa", "model": "tiny-medusa", "draft_tree": [3, 2, 1]},
+    "medusa-dynamic-tree": {
+        "method": "medusa",
+        "model": "tiny-medusa",
+        "num_speculative_tokens": 9,
+        "draft_tree": {"top_k": 4, "depth": 4},
+    },
+    "mlp-speculator": {"method": "mlp_speculator", "model": "tiny-mlp-speculator", "num_speculative_tokens": 4},
+    "mlp-speculator-tree": {"method": "mlp_speculator", "model": "tiny-mlp-speculator", "draft_tree": [3, 2, 1]},
     "draft-model-foreign": {
         "method": "draft_model",
         "model": "foreign",

@@ -50,6 +50,9 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
         "pard",
         "peagle",
         "dflash",
+        "medusa",
+        "medusa-tree",
+        "mlp-speculator",
     ],
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):

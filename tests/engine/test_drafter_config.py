@@ -15,6 +15,7 @@ from forerun.errors import ConfigError
     ("model", "method"),
     [
         ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "eagle"),
+        ("/models/medusa-vicuna-7b", "medusa"),
         ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3"),
         ("someone/P-EAGLE-8B", "peagle"),
         ("z-lab/Qwen3-8B-DFlash-b16", "dflash"),

@@ -62,6 +62,19 @@ def test_pickled_weights_are_refused_with_the_reason_and_the_remedy(tmp_path, na
         open_checkpoint(tmp_path)
 
 
+def test_the_conversion_that_the_refusal_offers_works(tmp_path):
+    shared = torch.arange(6.0).reshape(2, 3)
+    heads = {"0.0.linear.weight": shared, "0.1.linear.weight": shared, "0.2.weight": shared.T}
+    torch.save(heads, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(ModelError) as error:
+        open_checkpoint(tmp_path)
+    code = str(error.value).split("with Python, ")[1]
+    exec(code, {})
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.names() == heads.keys()
+    assert all(torch.equal(checkpoint.load(name), tensor) for name, tensor in heads.items())
+
+
 @pytest.mark.parametrize("kept", [0, 4, 40, -1])
 def test_a_truncated_file_is_a_model_error_that_names_it(single, kept):
     file = single / "model.safetensors"

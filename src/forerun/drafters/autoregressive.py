@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
@@ -16,6 +19,12 @@ from forerun.drafters.writers import ChainWriter, DynamicTreeWriter, StaticTreeW
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.loaded import choose_attention
+
+
+class Vocabulary(Protocol):
+    """What has logits of the target's tokens: a `Predictor`, or a network without KV."""
+
+    target_ids: Tensor | None  # [V] int64, the target's token of each logit; None: V is its vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +55,40 @@ class Wording:
         """K where the user gives none: the size of a static tree."""
         return self.tree.num_nodes if isinstance(self.tree, StaticTree) else None
 
-    def writer(self, target: TargetInfo, predictor: Predictor) -> Writer:
+    def writer(self, target: TargetInfo, predictor: Vocabulary) -> Writer:
         """What writes so with `predictor`.
 
         Raises:
             ConfigError: the tree has more nodes than a draft may have.
         """
+        self.check_size(target.num_speculative_tokens)
         choice = Choice(self.sample_method, vocab_size=target.vocab_size, target_ids=predictor.target_ids)
         if self.tree is None:
             return ChainWriter(choice, num_tokens=target.num_speculative_tokens)
         if isinstance(self.tree, DynamicTree):
             return DynamicTreeWriter(self.tree, target_ids=predictor.target_ids)
-        if self.tree.num_nodes > target.num_speculative_tokens:
-            raise ConfigError(
-                f"draft_tree: has {self.tree.num_nodes} nodes, num_speculative_tokens allows "
-                f"{target.num_speculative_tokens}; raise it or leave nodes out"
-            )
         return StaticTreeWriter(choice, self.tree)
+
+    def check_size(self, num_tokens: int) -> None:
+        """Raise `ConfigError` if a static tree has more nodes than the `num_tokens` of a draft."""
+        if isinstance(self.tree, StaticTree) and self.tree.num_nodes > num_tokens:
+            raise ConfigError(
+                f"draft_tree: has {self.tree.num_nodes} nodes, num_speculative_tokens allows {num_tokens}; "
+                "raise it or leave nodes out"
+            )
+
+    def check_depth(self, num_tokens: int, *, deepest: int) -> None:
+        """Raise `ConfigError` if a draft of `num_tokens` can be deeper than the `deepest` that its checkpoint predicts."""
+        if self.tree is None and num_tokens > deepest:
+            raise ConfigError(
+                f"num_speculative_tokens: got {num_tokens}; the checkpoint predicts {deepest} tokens ahead; lower it, "
+                "or give a draft_tree"
+            )
+        if self.tree is not None and self.tree.depth > deepest:
+            raise ConfigError(
+                f"draft_tree: is {self.tree.depth} levels deep; the checkpoint predicts {deepest} tokens ahead; "
+                "leave levels out"
+            )
 
 
 class Autoregressive:

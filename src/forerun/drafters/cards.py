@@ -45,13 +45,6 @@ CARDS: dict[str, DrafterCard] = {
         files="a causal language model whose config.json names a mask token",
         paper="PARD, arXiv 2504.18583",
     ),
-    "dflash": DrafterCard(
-        bets_on="what a small diffusion head on the target's hidden states fills a block of masks with, in one pass",
-        training="a head for the target",
-        trees="no",
-        files="a DFlash head: safetensors folder",
-        paper="DFlash, arXiv 2602.06036",
-    ),
     "self": DrafterCard(
         bets_on="what the target itself writes in int8, or after its first layers",
         training="none",
@@ -80,6 +73,34 @@ CARDS: dict[str, DrafterCard] = {
         files="an EAGLE-3 head with mask_hidden: speculators' layout or vLLM's",
         paper="P-EAGLE, arXiv 2602.01469",
     ),
+    "medusa": DrafterCard(
+        bets_on="what small heads, one for each token ahead, make of the target's last hidden state",
+        training="heads for each target",
+        trees="draft_tree: static, dynamic",
+        files="Medusa heads: config.json, safetensors; the authors' or vLLM's layout",
+        paper="Medusa, arXiv 2401.10774",
+    ),
+    "mtp": DrafterCard(
+        bets_on="what the layer that the target was trained with for this predicts from its hidden states",
+        training="none, if the target has such a layer",
+        trees="draft_tree",
+        files="the target's own",
+        paper="multi-token prediction, arXiv 2412.19437 (DeepSeek-V3)",
+    ),
+    "mlp_speculator": DrafterCard(
+        bets_on="what an MLP makes of the target's last hidden state and each token drafted",
+        training="a speculator for each target",
+        trees="draft_tree: static, dynamic",
+        files="an MLP speculator: config.json, safetensors",
+        paper="MLP speculator, arXiv 2404.19124",
+    ),
+    "dflash": DrafterCard(
+        bets_on="what a small diffusion head on the target's hidden states fills a block of masks with, in one pass",
+        training="a head for the target",
+        trees="no",
+        files="a DFlash head: safetensors folder",
+        paper="DFlash, arXiv 2602.06036",
+    ),
     "hybrid": DrafterCard(
         bets_on="what the first of its drafters with a long enough draft bets on",
         training="as its drafters",
@@ -93,13 +114,6 @@ CARDS: dict[str, DrafterCard] = {
         trees="no",
         files="none",
         paper="none",
-    ),
-    "mtp": DrafterCard(
-        bets_on="what the layer that the target was trained with for this predicts from its hidden states",
-        training="none, if the target has such a layer",
-        trees="draft_tree",
-        files="the target's own",
-        paper="multi-token prediction, arXiv 2412.19437 (DeepSeek-V3)",
     ),
 }
 """Method -> its card."""

@@ -61,12 +61,13 @@ class Choice:
         """Bets on each spot by its row of `logits` [len(spots), V]."""
         likeliest = self._likeliest(logits, max(spot.count for spot in spots))
         return [
-            Bets(best[: spot.count]) if self._is_greedy(spot) else self._draw(row, spot)
+            Bets(best[: spot.count]) if self.is_certain(spot.request) else self._draw(row, spot)
             for spot, best, row in zip(spots, likeliest, logits, strict=True)
         ]
 
-    def _is_greedy(self, spot: Spot) -> bool:
-        return self._method == "greedy" or spot.request.rules is None or spot.request.rules.is_greedy
+    def is_certain(self, request: DraftRequest) -> bool:
+        """Whether a request's bets are the likeliest tokens, by their logits alone."""
+        return self._method == "greedy" or request.rules is None or request.rules.is_greedy
 
     def _likeliest(self, logits: Tensor, count: int) -> list[list[int]]:
         """The `count` likeliest tokens of each row."""
@@ -78,7 +79,7 @@ class Choice:
 
     def _draw(self, row: Tensor, spot: Spot) -> Bets:
         sequence, rules, path = spot.request.sequence, spot.request.rules, spot.path
-        assert rules is not None, "asked by _is_greedy"
+        assert rules is not None, "asked by is_certain"
         row = self._spread(row)
         try:
             if self._method == "coupled":

@@ -12,8 +12,9 @@ from torch import Tensor
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import TargetInfo
 from forerun.drafters.choice import Choice, Spot
-from forerun.drafters.passes import Line, Passes, Rows
+from forerun.drafters.passes import Line, Rows
 from forerun.drafters.predictor import Predictor
+from forerun.drafters.writers import ForwardPasses
 from forerun.errors import ConfigError
 from forerun.models.mask import Mask
 
@@ -58,7 +59,7 @@ class ParallelWriter:
         choice = Choice(sample_method, vocab_size=target.vocab_size, target_ids=predictor.target_ids)
         return cls(choice, mask, num_tokens=target.num_speculative_tokens)
 
-    def write(self, passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
         """See `Writer`."""
         wanted = [line for line in lines if line.is_wanted]
         if not wanted:

@@ -8,6 +8,8 @@ from forerun.drafters.draft_model import DraftModelConfig, PardConfig
 from forerun.drafters.eagle import Eagle3Config, EagleConfig, PEagleConfig
 from forerun.drafters.extract_hidden_states import ExtractHiddenStatesConfig
 from forerun.drafters.hybrid import HybridConfig
+from forerun.drafters.medusa import MedusaConfig
+from forerun.drafters.mlp_speculator import MLPSpeculatorConfig
 from forerun.drafters.mtp import MTPConfig
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.self_draft import SelfConfig
@@ -18,13 +20,15 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "suffix": SuffixConfig,
     "draft_model": DraftModelConfig,
     "pard": PardConfig,
-    "dflash": DFlashConfig,
     "self": SelfConfig,
     "eagle": EagleConfig,
     "eagle3": Eagle3Config,
     "peagle": PEagleConfig,
+    "medusa": MedusaConfig,
+    "mtp": MTPConfig,
+    "mlp_speculator": MLPSpeculatorConfig,
+    "dflash": DFlashConfig,
     "hybrid": HybridConfig,
     "extract_hidden_states": ExtractHiddenStatesConfig,
-    "mtp": MTPConfig,
 }
 """Method -> its settings, which know how to build the drafter."""

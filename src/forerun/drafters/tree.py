@@ -29,6 +29,11 @@ class StaticTree:
         return len(self.paths)
 
     @property
+    def depth(self) -> int:
+        """Levels of the tree."""
+        return max(map(len, self.paths))
+
+    @property
     def num_places(self) -> int:
         """KV places that drafting takes: one for each node that is continued."""
         return len({path[:-1] for path in self.paths})

@@ -12,8 +12,21 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.drafters.choice import Bets, Choice, Spot
-from forerun.drafters.passes import Line, Passes, Rows
+from forerun.drafters.passes import Line, Rows
+from forerun.drafters.predictor import Prediction
 from forerun.drafters.tree import DynamicTree, Ranks, StaticTree
+
+
+class ForwardPasses(Protocol):
+    """What a writer asks for its words: `passes.Passes`, or passes of a network without KV."""
+
+    def read(self, line: Line, features: Mapping[str, Tensor]) -> Rows:
+        """The rows of what has not been read yet of a line's text."""
+        ...
+
+    def forward(self, listed: Listing[Rows]) -> Prediction:
+        """Compute all rows; predictions at the wanted rows of each, one line after the other."""
+        ...
 
 
 class Writer(Protocol):
@@ -21,7 +34,7 @@ class Writer(Protocol):
 
     num_places: int  # KV places beyond the text that a draft takes
 
-    def write(self, passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
         """One draft per line; of a line that wants no tokens nothing is read either."""
         ...
 
@@ -58,7 +71,7 @@ class ChainWriter:
         self.num_places = num_tokens
         self._choice = choice
 
-    def write(self, passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
         """See `Writer`."""
         chains = [_Chain(line) for line in lines]
         growing = [chain for chain in chains if chain.line.is_wanted]
@@ -139,7 +152,9 @@ Expand = Callable[[_Tree, list[int], Tensor], list[int]]
 """Continues nodes of a tree by their logits [len(nodes), V]; returns those of the new nodes that are to be continued too."""
 
 
-def _grow_trees(passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor], expand: Expand) -> list[_Tree]:
+def _grow_trees(
+    passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor], expand: Expand
+) -> list[_Tree]:
     """Grow a tree on each line, a level of all trees in each pass."""
     trees = [_Tree(line) for line in lines]
     growing = [(tree, [-1]) for tree in trees if tree.line.is_wanted]
@@ -170,7 +185,7 @@ class StaticTreeWriter:
         self._choice = choice
         self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
 
-    def write(self, passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
         """See `Writer`."""
         return [tree.draft() for tree in _grow_trees(passes, lines, features, self._expand)]
 
@@ -192,7 +207,7 @@ class DynamicTreeWriter:
         self._shape = shape
         self._target_ids = target_ids
 
-    def write(self, passes: Passes, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
         """See `Writer`."""
         return [_most_probable(tree) for tree in _grow_trees(passes, lines, features, self._expand)]
 

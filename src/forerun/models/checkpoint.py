@@ -125,13 +125,24 @@ def _open(path: Path) -> Any:
         raise ModelError(f"{path}: damaged or not a safetensors file ({one_line(error)}); {remedy}") from error
 
 
+def _conversion(folder: Path, pickled: list[str]) -> str:
+    """What turns pickled weights to safetensors: Python for one file, which fits heads as well as models."""
+    if len(pickled) > 1:
+        return "with transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+    return (
+        f"with Python, import torch, safetensors.torch; safetensors.torch.save_file({{name: weight.contiguous().clone() "
+        f"for name, weight in torch.load({str(folder / pickled[0])!r}, weights_only=True).items()}}, "
+        f"{str(folder / SINGLE_FILE)!r})"
+    )
+
+
 def _no_weights(folder: Path) -> ModelError:
     """Say what is in a folder without usable weights, and what to do."""
     pickled = sorted({file.name for pattern in PICKLE_PATTERNS for file in folder.glob(pattern)})
     if pickled:
         return ModelError(
-            f"{folder}: has only pickled weights ({pickled[0]}), which can run any code when opened; "
-            "convert them to safetensors (transformers: model.save_pretrained) or get the safetensors version"
+            f"{folder}: has only pickled weights ({pickled[0]}), which can run any code when opened; get the safetensors "
+            f"version or convert them to safetensors: {_conversion(folder, pickled)}"
         )
     other = sorted(file.name for file in (*folder.glob("*.safetensors"), *folder.glob("*.gguf")))
     found = f"found {', '.join(other[:3])}" if other else "found none"

@@ -146,6 +146,10 @@ class HeadReader:
         weight = self.weights.tensor(name, (outputs, width))
         if tuple(weight.shape) == (model.vocab_size, model.hidden_size) and self._is_same(weight, model.head_rows):
             return model.logits
+        return self.packed_head(weight)
+
+    def packed_head(self, weight: Tensor) -> Head | PackedHead:
+        """A head of these weights [outputs, width], on the kernels if there are any."""
         return PackedHead(self._packing.linear(weight)) if self._packing else Head(Linear(weight))
 
     def finish(self) -> None:
