@@ -230,7 +230,7 @@ def test_an_eagle_checkpoint_is_none_of_eagle3(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_model_len": 600}, "the head allows at most 512; lower it"),
+        ({"max_model_len": 600}, "its checkpoint allows at most 512; lower it"),
         ({"draft_tree": [3, 3]}, "draft_tree: has 12 nodes, num_speculative_tokens allows 4"),
         ({"draft_sample_method": "lucky"}, "may be greedy, probabilistic, coupled"),
     ],

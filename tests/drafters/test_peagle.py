@@ -155,7 +155,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(damage, message, tmp_path):
         ({"parallel_drafting": False}, "got False with method 'peagle'; leave it out, or say 'eagle3'"),
         ({"parallel_drafting": 1}, "parallel_drafting: got 1; may be True or False"),
         ({"draft_tree": {"top_k": 2, "depth": 2}}, "draft_tree: got one with parallel drafting"),
-        ({"max_model_len": 600}, "the head allows at most 512; lower it"),
+        ({"max_model_len": 600}, "its checkpoint allows at most 512; lower it"),
     ],
 )
 def test_a_wrong_setting_is_refused(changes, message, tmp_path):

@@ -2,93 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
-
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
-from forerun.drafters.choice import Choice, check_sample_method
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.drafters.passes import Passes, scratch_blocks_per_line
 from forerun.drafters.predictor import Predictor
-from forerun.drafters.tree import DynamicTree, StaticTree, parse_tree
-from forerun.drafters.writers import ChainWriter, DynamicTreeWriter, StaticTreeWriter, Writer
-from forerun.errors import ConfigError
+from forerun.drafters.writers import Writer
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.loaded import choose_attention
-
-
-class Vocabulary(Protocol):
-    """What has logits of the target's tokens: a `Predictor`, or a network without KV."""
-
-    target_ids: Tensor | None  # [V] int64, the target's token of each logit; None: V is its vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """How a drafter with a predictor chooses its words: `draft_sample_method` (`Choice`) and `draft_tree` (`parse_tree`).
-
-    Raises:
-        ConfigError: one is not what it may be, or the two do not fit.
-    """
-
-    sample_method: str = "greedy"
-    tree: StaticTree | DynamicTree | None = None
-
-    @classmethod
-    def parse(cls, sample_method: str, draft_tree: object) -> Wording:
-        """Check the user's values."""
-        check_sample_method(sample_method)
-        tree = parse_tree(draft_tree)
-        if isinstance(tree, DynamicTree) and sample_method != "greedy":
-            raise ConfigError(
-                f"draft_sample_method: got {sample_method!r} with a dynamic draft_tree, which takes the likeliest tokens; "
-                "must be 'greedy'; or give a static tree"
-            )
-        return cls(sample_method, tree)
-
-    @property
-    def default_num_tokens(self) -> int | None:
-        """K where the user gives none: the size of a static tree."""
-        return self.tree.num_nodes if isinstance(self.tree, StaticTree) else None
-
-    def writer(self, target: TargetInfo, predictor: Vocabulary) -> Writer:
-        """What writes so with `predictor`.
-
-        Raises:
-            ConfigError: the tree has more nodes than a draft may have.
-        """
-        self.check_size(target.num_speculative_tokens)
-        choice = Choice(self.sample_method, vocab_size=target.vocab_size, target_ids=predictor.target_ids)
-        if self.tree is None:
-            return ChainWriter(choice, num_tokens=target.num_speculative_tokens)
-        if isinstance(self.tree, DynamicTree):
-            return DynamicTreeWriter(self.tree, target_ids=predictor.target_ids)
-        return StaticTreeWriter(choice, self.tree)
-
-    def check_size(self, num_tokens: int) -> None:
-        """Raise `ConfigError` if a static tree has more nodes than the `num_tokens` of a draft."""
-        if isinstance(self.tree, StaticTree) and self.tree.num_nodes > num_tokens:
-            raise ConfigError(
-                f"draft_tree: has {self.tree.num_nodes} nodes, num_speculative_tokens allows {num_tokens}; "
-                "raise it or leave nodes out"
-            )
-
-    def check_depth(self, num_tokens: int, *, deepest: int) -> None:
-        """Raise `ConfigError` if a draft of `num_tokens` can be deeper than the `deepest` that its checkpoint predicts."""
-        if self.tree is None and num_tokens > deepest:
-            raise ConfigError(
-                f"num_speculative_tokens: got {num_tokens}; the checkpoint predicts {deepest} tokens ahead; lower it, "
-                "or give a draft_tree"
-            )
-        if self.tree is not None and self.tree.depth > deepest:
-            raise ConfigError(
-                f"draft_tree: is {self.tree.depth} levels deep; the checkpoint predicts {deepest} tokens ahead; "
-                "leave levels out"
-            )
 
 
 class Autoregressive:

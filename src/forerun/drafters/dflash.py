@@ -18,6 +18,7 @@ from forerun.drafters.choice import Bets, Choice, Spot, check_sample_method
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.drafters.passes import MOST_ROWS, Line, Passes, Rows, scratch_blocks_per_line
 from forerun.drafters.predictor import Prediction
+from forerun.drafters.wording import check_longest, longest_text
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.heads.dflash import DFlashHead, load_dflash
@@ -40,8 +41,7 @@ class DFlashConfig:
 
     def __post_init__(self) -> None:
         check_sample_method(self.draft_sample_method)
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len (of the drafter): got {self.max_model_len}; must be 1 or more")
+        check_longest(self.max_model_len)
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
@@ -61,13 +61,9 @@ class DFlashConfig:
                 f"num_speculative_tokens: got {target.num_speculative_tokens}; the head drafts at most {head.max_tokens} "
                 "at once; lower it"
             )
-        if self.max_model_len is not None and self.max_model_len > head.max_model_len:
-            raise ConfigError(
-                f"max_model_len (of the drafter): got {self.max_model_len}; the head allows at most "
-                f"{head.max_model_len}; lower it"
-            )
+        longest = longest_text(self.max_model_len, allowed=head.max_model_len)
         choice = Choice(self.draft_sample_method, vocab_size=target.vocab_size, target_ids=head.target_ids)
-        return DFlash(head, target, choice, max_model_len=self.max_model_len or head.max_model_len)
+        return DFlash(head, target, choice, max_model_len=longest)
 
 
 class DFlash:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from forerun.drafters.autoregressive import Autoregressive, Wording
+from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
 from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import ModelPredictor
+from forerun.drafters.wording import WordedConfig, check_longest, longest_text
 from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
 from forerun.models.base import CausalModel, TargetModel
@@ -27,7 +27,7 @@ QUANTIZATIONS = (None, "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModelConfig:
+class DraftModelConfig(WordedConfig):
     """vLLM's keys: which model drafts, in which weights, how its tokens are chosen (`Wording`), and how far it may go.
 
     `use_heterogeneous_vocab` lets its tokenizer be another than the target's. With `parallel_drafting` it writes all
@@ -39,31 +39,18 @@ class DraftModelConfig:
 
     model: str
     quantization: str | None = None
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
     max_model_len: int | None = None
     use_heterogeneous_vocab: bool = False
     parallel_drafting: bool = False
 
     def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
+        WordedConfig.__post_init__(self)
         check_parallel_drafting(self.parallel_drafting, draft_tree=self.draft_tree)
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len (of the drafter): got {self.max_model_len}; must be 1 or more")
+        check_longest(self.max_model_len)
         if not isinstance(self.use_heterogeneous_vocab, bool):
             raise ConfigError(f"use_heterogeneous_vocab: got {self.use_heterogeneous_vocab!r}; may be True or False")
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the model.
@@ -76,18 +63,14 @@ class DraftModelConfig:
         path = resolve_model(str(self.model))
         own = load_beside(target.itself, path, quantization=self.quantization)
         model = with_vocabulary_of(target.itself, own, path, use_heterogeneous_vocab=self.use_heterogeneous_vocab)
-        if self.max_model_len is not None and self.max_model_len > model.max_model_len:
-            raise ConfigError(
-                f"max_model_len (of the drafter): got {self.max_model_len}; the draft model allows at most "
-                f"{model.max_model_len}; lower it"
-            )
+        longest = longest_text(self.max_model_len, allowed=model.max_model_len)
         predictor = ModelPredictor(model)
         if self.parallel_drafting:
             mask = _read_mask(path, own, model)
             writer: Writer = ParallelWriter.of(target, predictor, mask, sample_method=self.draft_sample_method)
         else:
             writer = self.wording.writer(target, predictor)
-        return Autoregressive(predictor, target, writer, max_model_len=self.max_model_len or model.max_model_len)
+        return Autoregressive(predictor, target, writer, max_model_len=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

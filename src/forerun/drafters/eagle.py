@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from forerun.drafters.autoregressive import Autoregressive, Wording
+from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import HeadPredictor
+from forerun.drafters.wording import WordedConfig, check_longest, longest_text
 from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
 from forerun.models.heads.base import DraftHead
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig:
+class EagleConfig(WordedConfig):
     """vLLM's keys: the head's checkpoint, how its tokens are chosen (`Wording`), and how far it may go.
 
     Raises:
@@ -33,26 +34,13 @@ class EagleConfig:
     """
 
     model: str
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
     max_model_len: int | None = None
 
     load: ClassVar[Callable[[Path, LoadedTarget], DraftHead]] = load_eagle
 
     def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len (of the drafter): got {self.max_model_len}; must be 1 or more")
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
+        WordedConfig.__post_init__(self)
+        check_longest(self.max_model_len)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the head.
@@ -66,12 +54,8 @@ class EagleConfig:
         return self._drafter(target, predictor, self.wording.writer(target, predictor))
 
     def _drafter(self, target: TargetInfo, predictor: HeadPredictor, writer: Writer) -> Drafter:
-        longest = predictor.max_model_len
-        if self.max_model_len is not None and self.max_model_len > longest:
-            raise ConfigError(
-                f"max_model_len (of the drafter): got {self.max_model_len}; the head allows at most {longest}; lower it"
-            )
-        return Autoregressive(predictor, target, writer, max_model_len=self.max_model_len or longest)
+        longest = longest_text(self.max_model_len, allowed=predictor.max_model_len)
+        return Autoregressive(predictor, target, writer, max_model_len=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.autoregressive import Wording
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.choice import Choice
 from forerun.drafters.features import last_features
 from forerun.drafters.independent import BestFirstWriter, IndependentWriter, StaticWriter
 from forerun.drafters.tree import DynamicTree, StaticTree
+from forerun.drafters.wording import WordedConfig, Wording
 from forerun.models.heads.medusa import MedusaHeads, load_medusa
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaConfig:
+class MedusaConfig(WordedConfig):
     """vLLM's keys: the heads' checkpoint, and how their tokens are chosen (`Wording`).
 
     Raises:
@@ -26,21 +25,6 @@ class MedusaConfig:
     """
 
     model: str
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
-
-    def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the heads.

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.autoregressive import Wording
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.features import last_features
 from forerun.drafters.passes import Line, Rows
 from forerun.drafters.predictor import Prediction
+from forerun.drafters.wording import WordedConfig
 from forerun.drafters.writers import Writer
 from forerun.models.heads.mlp_speculator import MLPSpeculator, load_mlp_speculator
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLPSpeculatorConfig:
+class MLPSpeculatorConfig(WordedConfig):
     """vLLM's keys: the speculator's checkpoint, and how its tokens are chosen (`Wording`).
 
     Raises:
@@ -31,21 +30,6 @@ class MLPSpeculatorConfig:
     """
 
     model: str
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
-
-    def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the speculator.

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from forerun.drafters.autoregressive import Autoregressive, Wording
+from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.predictor import HeadPredictor
+from forerun.drafters.wording import WordedConfig
 from forerun.models.heads.mtp import load_mtp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MTPConfig:
+class MTPConfig(WordedConfig):
     """How tokens are chosen (`Wording`); what drafts comes with the target.
 
     Raises:
         ConfigError: a value is out of range.
     """
-
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
-
-    def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the layer.

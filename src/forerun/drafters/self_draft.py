@@ -8,15 +8,15 @@ computed or kept twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.autoregressive import Autoregressive, Wording
+from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.draft_model import load_beside
 from forerun.drafters.passes import Passes, scratch_blocks_per_line
 from forerun.drafters.predictor import ModelPredictor
+from forerun.drafters.wording import WordedConfig, Wording
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.decoder import Decoder
@@ -24,7 +24,7 @@ from forerun.models.loaded import choose_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelfConfig:
+class SelfConfig(WordedConfig):
     """Which cheaper self drafts: `quantization` "int8", or the first `exit_layer` layers.
 
     Raises:
@@ -33,11 +33,9 @@ class SelfConfig:
 
     quantization: str | None = None
     exit_layer: int | None = None
-    draft_sample_method: str = "greedy"
-    draft_tree: Any = None
 
     def __post_init__(self) -> None:
-        Wording.parse(self.draft_sample_method, self.draft_tree)
+        WordedConfig.__post_init__(self)
         if (self.quantization is None) == (self.exit_layer is None):
             raise ConfigError(
                 f"speculative_config: method 'self' got quantization={self.quantization!r} and exit_layer="
@@ -47,16 +45,6 @@ class SelfConfig:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be 'int8'")
         if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
             raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
-
-    @property
-    def wording(self) -> Wording:
-        """How tokens are chosen."""
-        return Wording.parse(self.draft_sample_method, self.draft_tree)
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The size of a static tree; of other drafts the user must say how many."""
-        return self.wording.default_num_tokens
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter.

@@ -97,7 +97,9 @@ class TransformersModel:
 
     def logits(self, normed: Tensor) -> Tensor:
         """See `TargetModel`; a scale or a cap that the architecture puts on them is left out."""
-        logits: Tensor = self._model.get_output_embeddings()(normed).float()
+        head = self._model.get_output_embeddings()
+        rows = normed if isinstance(head, PackedModule) else normed.to(head.weight.dtype)
+        logits: Tensor = head(rows).float()
         return logits
 
     def head_rows(self, token_ids: Tensor) -> Tensor:
