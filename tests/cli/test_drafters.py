@@ -22,8 +22,10 @@ def test_json_has_all_methods_on_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(output).keys() == DRAFTERS.keys()
 
 
-def test_the_table_names_each_method(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_list_names_each_method_in_a_narrow_terminal_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["drafters"]) == 0
     output = capsys.readouterr().out
     assert all(method in output for method in DRAFTERS)

@@ -25,7 +25,11 @@ def drafters(*, json_output: JsonFlag = False) -> None:
     if json_output:
         print(json.dumps({method: asdict(card) for method, card in CARDS.items()}))
         return
-    table = Table("method", "bets on", "training", "trees", "loads", "paper")
+    table = Table.grid(padding=(0, 2))
     for method, card in CARDS.items():
-        table.add_row(method, card.bets_on, card.training, card.trees, card.files, card.paper)
-    Console().print(table)
+        table.add_row(f"[bold]{method}[/]", "bets on", card.bets_on)
+        for name, value in (("training", card.training), ("trees", card.trees), ("loads", card.files)):
+            table.add_row("", f"[dim]{name}[/]", value)
+        table.add_row("", "[dim]paper[/]", card.paper, end_section=True)
+        table.add_row()
+    Console(highlight=False).print(table)
