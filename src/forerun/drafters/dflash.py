@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
-from forerun.drafters.choice import Bets, Choice, Spot, check_sample_method
+from forerun.drafters.choice import Choice, check_sample_method
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.drafters.passes import MOST_ROWS, Line, Passes, Rows, scratch_blocks_per_line
 from forerun.drafters.predictor import Prediction
 from forerun.drafters.wording import check_longest, longest_text
+from forerun.drafters.writers import chains_from
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.heads.dflash import DFlashHead, load_dflash
@@ -112,10 +113,11 @@ class DFlash:
         """Write the entries of what is new, then draft, all sequences together."""
         lines = [self._line(number, context) for number in range(len(context.requests))]
         wanted = [line for line in lines if line.is_wanted]
+        if not wanted:
+            return [NO_DRAFT] * len(lines)
         self._write_context(wanted, context.features)
-        blocks = [_Block(line, min(line.max_tokens, line.max_depth)) for line in lines]
-        self._fill([block for block in blocks if block.line.is_wanted])
-        return [block.draft() for block in blocks]
+        drafts = iter(self._draft(wanted))
+        return [next(drafts) if line.is_wanted else NO_DRAFT for line in lines]
 
     def stop(self, sequence: Sequence) -> None:
         """Forget the sequence."""
@@ -128,8 +130,6 @@ class DFlash:
 
     def _write_context(self, lines: Listing[Line], features: Mapping[str, Tensor]) -> None:
         """The entries of the places that the target has computed since, of all lines; of long texts part by part."""
-        if not lines:
-            return
         places = [np.arange(line.start, line.request.num_computed) for line in lines]
         blocks = [line.table[own // self._block_size] for line, own in zip(lines, places, strict=True)]
         positions = np.concatenate(places)
@@ -147,49 +147,23 @@ class DFlash:
             kept.key.index_copy_(0, slots, new.key.to(kept.key.dtype))
             kept.value.index_copy_(0, slots, new.value.to(kept.value.dtype))
 
-    def _fill(self, blocks: Listing[_Block]) -> None:
-        """Predict all tokens of all blocks in one pass, then choose them place by place."""
-        if not blocks:
-            return
-        logits = self._passes.forward([block.rows(self._head) for block in blocks]).logits
-        growing = list(zip(blocks, torch.split(logits, [block.num_tokens for block in blocks]), strict=True))
-        while growing:
-            rows = torch.stack([own[len(block.token_ids)] for block, own in growing])
-            bets = self._choice.choose(rows, [block.spot() for block, _ in growing])
-            growing = [one for one, bet in zip(growing, bets, strict=True) if one[0].grow(bet)]
+    def _draft(self, lines: Listing[Line]) -> list[Draft]:
+        """Predict all tokens of all blocks in one pass."""
+        rows = [self._block(line) for line in lines]
+        logits = torch.split(self._passes.forward(rows).logits, [own.num_wanted for own in rows])
+        return chains_from(self._choice, lines, logits)
+
+    def _block(self, line: Line) -> Rows:
+        """The last committed token, of which the target has computed nothing yet, and masks; each sees all."""
+        place = line.request.num_computed
+        (anchor,) = line.request.sequence.tokens_from(place)
+        num_tokens = min(line.max_tokens, line.max_depth)
+        token_ids = self._head.block(anchor, num_tokens)
+        mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool)
+        return Rows(line=line, token_ids=token_ids, start=place, num_wanted=num_tokens, mask=mask)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._head.device)
-
-
-@dataclass(slots=True)
-class _Block:
-    """A draft of at most `num_tokens` on its way."""
-
-    line: Line
-    num_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-
-    def rows(self, head: DFlashHead) -> Rows:
-        """The last committed token, of which the target has computed nothing yet, and masks; each sees all."""
-        place = self.line.request.num_computed
-        (anchor,) = self.line.request.sequence.tokens_from(place)
-        token_ids = head.block(anchor, self.num_tokens)
-        mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool)
-        return Rows(line=self.line, token_ids=token_ids, start=place, num_wanted=self.num_tokens, mask=mask)
-
-    def spot(self) -> Spot:
-        return Spot(self.line.request, tuple(self.token_ids), count=1, index=len(self.token_ids))
-
-    def grow(self, bets: Bets) -> bool:
-        """Append the bet; False: there was none, or no more is wanted."""
-        self.token_ids += bets.token_ids
-        self.probs += bets.probs or []
-        return bool(bets.token_ids) and len(self.token_ids) < self.num_tokens
-
-    def draft(self) -> Draft:
-        return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
 
 
 class BlockPredictor:

@@ -64,6 +64,21 @@ class _Chain:
         return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
 
 
+def chains_from(choice: Choice, lines: Listing[Line], logits: Listing[Tensor]) -> list[Draft]:
+    """Chains of tokens that were all predicted at once: `logits[i]` [num tokens, V] are line i's.
+
+    They are chosen depth by depth, for the request's rules look at the tokens before; a line ends where
+    its rules allow none.
+    """
+    chains = [_Chain(line) for line in lines]
+    growing = list(zip(chains, logits, strict=True))
+    while growing:
+        rows = torch.stack([own[len(chain.token_ids)] for chain, own in growing])
+        bets = choice.choose(rows, [chain.spot() for chain, _ in growing])
+        growing = [one for one, bet in zip(growing, bets, strict=True) if one[0].grow(bet)]
+    return [chain.draft() for chain in chains]
+
+
 class ChainWriter:
     """One token after the other, one forward pass each."""
 
