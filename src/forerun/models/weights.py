@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -64,8 +65,8 @@ class WeightReader:
             ModelError: a part is missing or has another shape.
         """
         weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
-        for name, part in zip(names, torch.split(weight, list(rows)), strict=True):
-            part.copy_(self._load(f"{name}.weight", tuple(part.shape)))
+        for name, end, count in zip(names, accumulate(rows), rows, strict=True):
+            weight[end - count : end].copy_(self._load(f"{name}.weight", (count, width)))
         if not bias:
             return Linear(weight)
         biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]

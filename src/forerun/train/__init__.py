@@ -1,0 +1,1 @@
+"""Trains heads that draft for a target."""

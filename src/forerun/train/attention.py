@@ -1,0 +1,66 @@
+"""Differentiable attention without a cache, for heads that are trained on what they will draft."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class UnrolledAttention:
+    """An `Attend` over B texts of equally many rows, one pass of a head after the other.
+
+    The first pass is causal. Row r of a later pass continues row r of the pass before, as a draft does:
+    it sees the rows up to r of the first pass and row r of each since, itself included (EAGLE-3's
+    training-time test, arXiv 2503.01840). A later pass may leave out the last rows.
+    """
+
+    def __init__(self, num_texts: int) -> None:
+        self._num_texts = num_texts
+        self._keys: dict[int, list[Tensor]] = {}  # by layer; of each pass [B, R, num_kv_heads, key_dim]
+        self._values: dict[int, list[Tensor]] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        assert sinks is None, "no head has sinks"
+        keys, values = self._keys.setdefault(layer, []), self._values.setdefault(layer, [])
+        keys.append(self._by_text(key))
+        values.append(self._by_text(value))
+        num_rows, num_kv_heads, key_dim = keys[-1].shape[1:]
+        # [B, R, num_kv_heads, query heads of each, key_dim]
+        query = self._by_text(query).reshape(self._num_texts, num_rows, num_kv_heads, -1, key_dim)
+        text = torch.einsum("brhgd,bchd->bhgrc", query, keys[0])
+        own = [torch.einsum("brhgd,brhd->bhgr", query, later[:, :num_rows])[..., None] for later in keys[1:]]
+        scores = torch.cat([text, *own], dim=-1).float() * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        visible = _visible(num_rows, text.shape[-1], len(own), window).to(scores.device)
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1).to(value.dtype)
+        attended = torch.einsum("bhgrc,bchd->brhgd", weights[..., : text.shape[-1]], values[0])
+        for weight, later in zip(weights[..., text.shape[-1] :].unbind(-1), values[1:], strict=True):
+            attended = attended + torch.einsum("bhgr,brhd->brhgd", weight, later[:, :num_rows])
+        return attended.reshape(self._num_texts * num_rows, -1, value.shape[-1])
+
+    def _by_text(self, rows: Tensor) -> Tensor:
+        """[B * R, heads, dim] -> [B, R, heads, dim]"""
+        return rows.reshape(self._num_texts, -1, *rows.shape[1:])
+
+
+def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None) -> Tensor:
+    """[num_rows, num_keys + num_later] bool, what the rows of pass `num_later` see: row r of pass n is at position r + n."""
+    rows, keys = torch.arange(num_rows)[:, None], torch.arange(num_keys)[None]
+    text, own = keys <= rows, torch.ones(num_rows, num_later, dtype=torch.bool)
+    if window is not None:
+        text = text & (keys > rows + num_later - window)
+        own &= torch.arange(1, num_later + 1) > num_later - window
+    return torch.cat([text, own], dim=1)

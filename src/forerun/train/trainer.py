@@ -1,0 +1,122 @@
+"""Trains a head on texts, for one target."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from forerun.errors import ConfigError
+from forerun.models.gguf import StateDict
+from forerun.models.heads.reader import HeadReader, Renamed
+from forerun.models.loaded import LoadedTarget
+from forerun.train.batches import observe, shuffled
+from forerun.train.beginnings import FirstValues
+from forerun.train.checkpoint import HeadCheckpoint
+from forerun.train.recipes import RECIPES
+
+logger = logging.getLogger(__name__)
+
+LOGGED_EVERY = 50  # steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """AdamW with a linear warm-up and a cosine to zero.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    num_steps: int = 1000
+    batch_size: int = 16  # texts
+    learning_rate: float = 1e-4
+    warm_up: float = 0.03  # share of the steps
+    betas: tuple[float, float] = (0.9, 0.95)
+    most_grad_norm: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "batch_size", "learning_rate", "most_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; must be above 0")
+        if not 0 <= self.warm_up <= 1:
+            raise ConfigError(f"warm_up: got {self.warm_up}; must be from 0 to 1")
+
+    def rate(self, step: int) -> float:
+        """The share of the learning rate that step `step` is made with."""
+        warm = max(1, round(self.warm_up * self.num_steps))
+        return min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * step / self.num_steps))
+
+
+def train_head(
+    kind: str,
+    target: LoadedTarget,
+    texts: Sequence[Sequence[int]],
+    settings: TrainSettings | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+) -> HeadCheckpoint:
+    """Train a head of `kind`, a key of `RECIPES`, on texts of token ids, best written by the target itself.
+
+    What is trained is the module that drafts: it is read anew from the tensors at each step, as it will be
+    from their file. `config` changes keys of the head's config.json, which else follow the target.
+
+    Raises:
+        ConfigError: there is no such kind, the target runs on the native kernels, or the texts cannot be its own.
+        ModelError: `config` says what the head cannot be.
+    """
+    settings = settings or TrainSettings()
+    if kind not in RECIPES:
+        raise ConfigError(f"kind of head: got {kind!r}; may be {', '.join(RECIPES)}")
+    if target.kernels is not None:
+        raise ConfigError("target: runs on the native kernels, which have no gradients; load it without packing")
+    recipe = RECIPES[kind]
+    first = FirstValues(_count_tokens(texts, target), seed=settings.seed)
+    content = recipe.begin(target.model, config or {}, first)
+    tensors = {name: _master(tensor, target.model.device) for name, tensor in first.tensors.items()}
+    trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.rate)
+    batches = shuffled(texts, size=settings.batch_size, seed=settings.seed)
+    for step, chosen in enumerate(islice(batches, settings.num_steps)):
+        head = recipe.head(HeadReader(content, Renamed(StateDict(tensors), recipe.rename), target))
+        loss = recipe.objective(head, observe(target, chosen, frozenset(head.needs)))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        clip_grad_norm_(trained, settings.most_grad_norm)
+        optimizer.step()
+        schedule.step()
+        if step % LOGGED_EVERY == 0 or step == settings.num_steps - 1:
+            logger.info("step %d of %d: loss %.4f", step + 1, settings.num_steps, loss.item())
+    return HeadCheckpoint(config=content, tensors={name: tensor.detach() for name, tensor in tensors.items()})
+
+
+def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tensor:
+    """How often each token of the vocabulary occurs, [vocab_size]."""
+    vocab_size, longest = target.model.vocab_size, target.model.max_model_len
+    lengths = [len(text) for text in texts]
+    if not lengths or min(lengths) < 2 or max(lengths) > longest:
+        found = f"{min(lengths)} to {max(lengths)} tokens" if lengths else "none"
+        raise ConfigError(f"texts: got {found}; each must have 2 to {longest}; cut longer ones, leave shorter ones out")
+    token_ids = torch.tensor([token for text in texts for token in text])
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise ConfigError(
+            f"texts: got token ids from {int(token_ids.min())} to {int(token_ids.max())}; must be from 0 to "
+            f"{vocab_size - 1}; use the target's tokenizer"
+        )
+    return torch.bincount(token_ids, minlength=vocab_size)
+
+
+def _master(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy to train, in fp32; what is not of floating point stays as it is."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(device, torch.float32, copy=True).requires_grad_()

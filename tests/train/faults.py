@@ -1,0 +1,112 @@
+"""Slips that cost acceptance and no text: each is planted by a function of (monkeypatch, head), which returns the head to serve.
+
+Those of a drafter are patched in. Those of a reader are done to the checkpoint instead: a right reader of the
+damaged head computes what a wrong reader of the right one would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from forerun.drafters.kv_ledger import KVLedger
+from forerun.drafters.passes import Passes
+
+
+def features_from(offset):
+    """A token's state is read `offset` places beside the token before it."""
+
+    def plant(monkeypatch, head):
+        slots, text = Passes._slots, Passes._text
+
+        def slots_beside(self, line, places):
+            return slots(self, line, np.clip(places + offset, 0, line.end - 1))
+
+        def text_of(self, *args, **options):
+            with monkeypatch.context() as reading:
+                reading.setattr(Passes, "_slots", slots_beside)
+                return text(self, *args, **options)
+
+        monkeypatch.setattr(Passes, "_text", text_of)
+        return head
+
+    return plant
+
+
+def entries_of_drafts_are_kept(monkeypatch, head):
+    """After a text's first draft no entry is made anew from the target's own features."""
+    num_valid, drafted = KVLedger.num_valid, set()
+
+    def stale(self, sequence, block_ids, num_computed):
+        if sequence.seq_id in drafted:
+            return num_computed
+        drafted.add(sequence.seq_id)
+        return num_valid(self, sequence, block_ids, num_computed)
+
+    monkeypatch.setattr(KVLedger, "num_valid", stale)
+    return head
+
+
+def any_block_is_trusted(monkeypatch, head):
+    """Whatever lies in a block counts as the entries of this text."""
+    monkeypatch.setattr(KVLedger, "num_valid", lambda self, sequence, block_ids, num_computed: num_computed)
+    return head
+
+
+def positions_begin_anew(monkeypatch, head):
+    """The positions of drafted tokens are counted from the text's end."""
+    forward = Passes.forward
+
+    def anew(self, listed):
+        for rows in listed:
+            if rows.start >= rows.line.end:
+                rows.positions = [rows.start - rows.line.end + 1]
+        return forward(self, listed)
+
+    monkeypatch.setattr(Passes, "forward", anew)
+    return head
+
+
+OF_AUTOREGRESSIVE = {
+    "features one place late": features_from(1),
+    "features one place early": features_from(-1),
+    "entries of drafts are kept": entries_of_drafts_are_kept,
+    "any block is trusted": any_block_is_trusted,
+    "positions begin anew": positions_begin_anew,
+}
+"""What can go wrong in every drafter with a head over KV of its own."""
+
+
+def needing(head_class, name):
+    """The head gets another feature than the one it was trained on."""
+
+    def plant(monkeypatch, head):
+        monkeypatch.setattr(head_class, "needs", (name,))
+        return head
+
+    return plant
+
+
+def swapped(*names):
+    """The two halves of what these matrices read are put together in the other order."""
+
+    def plant(monkeypatch, head):
+        halves = {name: head.tensors[name].chunk(2, dim=1) for name in names}
+        return replace(
+            head, tensors={**head.tensors, **{name: torch.cat([b, a], 1) for name, (a, b) in halves.items()}}
+        )
+
+    return plant
+
+
+def configured(**changes):
+    """Keys of config.json are read wrongly."""
+    return lambda monkeypatch, head: replace(head, config={**head.config, **changes})
+
+
+def without_d2t(monkeypatch, head):
+    """Draft ids are taken for the target's."""
+    offsets, drafted = torch.zeros_like(head.tensors["d2t"]), head.tensors["t2d"].sort(descending=True).values
+    return replace(head, tensors={**head.tensors, "d2t": offsets, "t2d": drafted})

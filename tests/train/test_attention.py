@@ -1,0 +1,55 @@
+"""Attention for training: what a pass sees is what a draft would see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forerun.ops.attention.dense import attend_dense
+from forerun.train.attention import UnrolledAttention
+
+NUM_TEXTS, NUM_ROWS, HEADS, KV_HEADS, DIM = 2, 7, 4, 2, 6
+SCALE = DIM**-0.5
+
+
+def random_pass(source, num_rows=NUM_ROWS):
+    """Queries, keys and values of one pass, [B, R, heads, dim]."""
+    return [torch.randn(NUM_TEXTS, num_rows, heads, DIM, generator=source) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_a_row_sees_what_a_draft_of_its_place_would(window, soft_cap):
+    """Row r of pass n: rows up to r of the first pass, then its own of each since, and nothing out of the window."""
+    source = torch.Generator().manual_seed(0)
+    passes = [random_pass(source, NUM_ROWS - index) for index in range(3)]
+    attend = UnrolledAttention(NUM_TEXTS)
+    for index, parts in enumerate(passes):
+        found = attend(0, *(part.flatten(0, 1) for part in parts), scale=SCALE, window=window, soft_cap=soft_cap)
+        found = found.view(NUM_TEXTS, NUM_ROWS - index, HEADS, DIM)
+        for row in range(NUM_ROWS - index):
+            seen = [
+                torch.cat(
+                    [
+                        passes[0][part][:, : row + 1],
+                        *(later[part][:, row : row + 1] for later in passes[1 : index + 1]),
+                    ],
+                    1,
+                )
+                for part in (1, 2)
+            ]
+            key, value = (part[:, -window:] if window else part for part in seen)
+            expected = attend_dense(
+                parts[0][:, row : row + 1], key, value, mask=None, scale=SCALE, soft_cap=soft_cap, sinks=None
+            )
+            torch.testing.assert_close(found[:, row : row + 1], expected)
+
+
+def test_layers_keep_apart():
+    source = torch.Generator().manual_seed(0)
+    first, second = random_pass(source), random_pass(source)
+    attend = UnrolledAttention(NUM_TEXTS)
+    attend(0, *(part.flatten(0, 1) for part in first), scale=SCALE)
+    found = attend(1, *(part.flatten(0, 1) for part in second), scale=SCALE)
+    alone = UnrolledAttention(NUM_TEXTS)(1, *(part.flatten(0, 1) for part in second), scale=SCALE)
+    torch.testing.assert_close(found, alone)

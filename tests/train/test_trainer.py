@@ -1,0 +1,119 @@
+"""Training changes every tensor of a head, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerun.errors import ConfigError, ModelError
+from forerun.models.loaded import LoadedTarget
+from forerun.models.loader import load_model
+from forerun.train.recipes import RECIPES
+from forerun.train.trainer import TrainSettings, train_head
+from tests.engines import native_target, tiny_llm, tiny_target
+from tests.tiny_models import save_tiny_model
+
+TEXTS = [[(7 * i + j * j) % 97 for j in range(12)] for i in range(6)]
+SHORT = TrainSettings(num_steps=2, batch_size=4, learning_rate=1e-3)
+AUX = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+CONFIGS = {"eagle3": AUX}
+
+
+def assert_all_trained(before, after):
+    assert before.tensors.keys() == after.tensors.keys()
+    for name, tensor in after.tensors.items():
+        if tensor.is_floating_point():
+            assert not torch.equal(tensor, before.tensors[name]), name
+            assert tensor.isfinite().all(), name
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_every_tensor_learns(kind):
+    config = CONFIGS.get(kind)
+    once = train_head(kind, tiny_target(), TEXTS, TrainSettings(num_steps=1, learning_rate=1e-9), config=config)
+    assert_all_trained(once, train_head(kind, tiny_target(), TEXTS, SHORT, config=config))
+
+
+def test_a_reduced_vocabulary_is_that_of_the_most_frequent_tokens():
+    head = train_head(
+        "eagle3", tiny_target(), [[9, 9, 9, 50, 50, 7, 3, 3, 3, 3]], SHORT, config=AUX | {"draft_vocab_size": 3}
+    )
+    assert (head.tensors["d2t"] + torch.arange(3)).tolist() == [3, 9, 50]
+    assert head.tensors["t2d"].nonzero().flatten().tolist() == [3, 9, 50]
+    assert head.tensors["lm_head.weight"].shape == (3, 48)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_seed_gives_the_same_head(kind):
+    one, two = (train_head(kind, tiny_target(), TEXTS, SHORT, config=CONFIGS.get(kind)) for _ in range(2))
+    assert all(torch.equal(one.tensors[name], two.tensors[name]) for name in one.tensors)
+
+
+def test_a_target_in_bf16_trains_masters_in_fp32(tmp_path):
+    model = load_model(save_tiny_model(tmp_path, vocab_size=97), dtype=torch.bfloat16, device=torch.device("cpu"))
+    target = LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset())
+    once = train_head("eagle3", target, TEXTS, TrainSettings(num_steps=1, learning_rate=1e-9), config=AUX)
+    head = train_head("eagle3", target, TEXTS, SHORT, config=AUX)
+    assert_all_trained(once, head)
+    assert {tensor.dtype for tensor in head.tensors.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_what_is_saved_drafts(kind, tmp_path):
+    head = train_head(kind, tiny_target(), TEXTS, SHORT, config=CONFIGS.get(kind))
+    folder = head.save(tmp_path / "new" / "folder")
+    saved = load_file(folder / "model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in head.tensors.items())
+    llm = tiny_llm({"method": kind, "model": str(folder), "num_speculative_tokens": 2})
+    llm.generate([[1, 2, 3]], use_tqdm=False)
+    assert llm.stats.speculation.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "eagle4"}, "kind of head: got 'eagle4'; may be eagle, eagle3"),
+        ({"texts": []}, "texts: got none; each must have 2 to 512"),
+        ({"texts": [[1, 2], [1]]}, "texts: got 1 to 2 tokens"),
+        ({"texts": [[0] * 513]}, "texts: got 513 to 513 tokens"),
+        ({"texts": [[5, 97]]}, "got token ids from 5 to 97; must be from 0 to 96"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(changes, message):
+    arguments = {"kind": "eagle", "target": tiny_target(), "texts": TEXTS} | changes
+    with pytest.raises(ConfigError, match=message):
+        train_head(**arguments)
+
+
+def test_native_kernels_have_no_gradients():
+    with pytest.raises(ConfigError, match="runs on the native kernels"):
+        train_head("eagle", native_target(), TEXTS)
+
+
+def test_a_configuration_that_no_head_can_have_is_refused():
+    with pytest.raises(ModelError, match="input_norm"):
+        train_head("eagle3", tiny_target(), TEXTS, SHORT, config=AUX | {"norm_before_fc": True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_steps": 0}, "num_steps: got 0; must be above 0"),
+        ({"batch_size": -1}, "batch_size: got -1; must be above 0"),
+        ({"learning_rate": 0.0}, "learning_rate: got 0.0; must be above 0"),
+        ({"warm_up": 2.0}, "warm_up: got 2.0; must be from 0 to 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainSettings(**settings)
+
+
+def test_the_rate_warms_up_and_falls_to_zero():
+    settings = TrainSettings(num_steps=100, warm_up=0.1)
+    rates = [settings.rate(step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == pytest.approx(0)
