@@ -11,8 +11,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from forerun.drafters.features import last_features
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.drafters.passes import Passes
+from forerun.models.heads.dflash import DFlashHead
+from forerun.models.mtp import DEEPSEEK
 
 
 def features_from(offset):
@@ -110,3 +113,50 @@ def without_d2t(monkeypatch, head):
     """Draft ids are taken for the target's."""
     offsets, drafted = torch.zeros_like(head.tensors["d2t"]), head.tensors["t2d"].sort(descending=True).values
     return replace(head, tensors={**head.tensors, "d2t": offsets, "t2d": drafted})
+
+
+def renamed(names):
+    """Tensors whose names begin so are taken for others'."""
+
+    def plant(monkeypatch, head):
+        def other(name):
+            return next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name)
+
+        return replace(head, tensors={other(name): tensor for name, tensor in head.tensors.items()})
+
+    return plant
+
+
+def last_features_from(offset, *, reader):
+    """The module `reader` of drafters takes a text's last state `offset` places beside its last computed token."""
+
+    def plant(monkeypatch, head):
+        def beside(features, requests, *, block_size):
+            moved = [replace(request, num_computed=request.num_computed + offset) for request in requests]
+            return last_features(features, moved, block_size=block_size)
+
+        monkeypatch.setattr(f"forerun.drafters.{reader}.last_features", beside)
+        return head
+
+    return plant
+
+
+def mtp_takes_the_stream(monkeypatch, head):
+    """The layer gets the residual stream, not the target's normed state."""
+    monkeypatch.setattr("forerun.models.mtp.DEEPSEEK", replace(DEEPSEEK, takes_normed=False))
+    return head
+
+
+def dflash_features_from(offset):
+    """A place's entry is made of features `offset` places beside."""
+
+    def plant(monkeypatch, head):
+        context = DFlashHead.context
+
+        def beside(self, features, positions):
+            return context(self, [rows.roll(-offset, dims=0) for rows in features], positions)
+
+        monkeypatch.setattr(DFlashHead, "context", beside)
+        return head
+
+    return plant

@@ -43,8 +43,17 @@ def write(count, *, length=LENGTH, seed=0):
     return token_ids[words[:, :length]]
 
 
-def train_target(folder):
-    """Train the Llama and save it; some seconds."""
+def walk(count, *, length=LENGTH, seed=0):
+    """Texts of a simpler language, [count, length]: a word tells the next one, and so all that follow."""
+    after = torch.randperm(NUM_WORDS, generator=torch.Generator().manual_seed(8))
+    words = torch.randint(NUM_WORDS, (count, length), generator=torch.Generator().manual_seed(seed))
+    for place in range(1, length):
+        words[:, place] = after[words[:, place - 1]]
+    return words
+
+
+def train_target(folder, language):
+    """Train the Llama on what `language` writes and save it; some seconds."""
     config = transformers.LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=VOCAB_SIZE,
@@ -66,7 +75,7 @@ def train_target(folder):
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=NUM_STEPS, pct_start=0.1)
     for step in range(NUM_STEPS):
-        texts = write(24, seed=1000 + step)
+        texts = language(24, seed=1000 + step)
         logits = model(input_ids=texts).logits[:, :-1]
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), texts[:, 1:].flatten()).backward()
@@ -78,9 +87,9 @@ def train_target(folder):
 
 
 @functools.cache
-def target_folder():
+def target_folder(language=write):
     """The trained Llama's checkpoint, made once per test process."""
-    return train_target(Path(scratch().name) / "target")
+    return train_target(Path(scratch().name) / language.__name__, language)
 
 
 @functools.cache
@@ -90,18 +99,18 @@ def scratch():
 
 
 @functools.cache
-def trained_target():
+def trained_target(language=write):
     """The Llama in torch, fp32."""
-    model = load_model(target_folder(), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(target_folder(language), dtype=torch.float32, device=torch.device("cpu"))
     return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset({EOS}))
 
 
 @functools.cache
-def native_trained_target():
+def native_trained_target(language=write):
     """The same on the best native kernels, bf16."""
     kernels = next(iter(KERNELS.values()))
     packing = Packing(kernels, weight_dtype=torch.bfloat16)
-    model = load_model(target_folder(), dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
+    model = load_model(target_folder(language), dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
     return LoadedTarget(
         model=model,
         attention=NativeAttention(kernels),

@@ -7,18 +7,33 @@ acceptance and no text, so no comparison of texts would find it. A kind of head 
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from forerun import SamplingParams
 from forerun.models.heads.eagle import EagleHead
+from forerun.models.heads.medusa import MedusaHeads
+from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.train.trainer import TrainSettings, train_head
 from tests.engines import engine_of, tiny_llm
 from tests.train import faults
-from tests.train.language import LAG, LENGTH, NUM_WORDS, native_trained_target, trained_target, write
+from tests.train.language import (
+    LAG,
+    LENGTH,
+    NUM_WORDS,
+    VOCAB_SIZE,
+    native_trained_target,
+    target_folder,
+    trained_target,
+    walk,
+    write,
+)
 
 pytestmark = pytest.mark.xdist_group("trained heads")  # one process trains them, once
 
@@ -40,6 +55,14 @@ class Kind:
     settings: TrainSettings
     config: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, Callable]
+    language: Callable = write
+    floor: float = FLOOR
+    fallen: float = FALLEN
+
+    @property
+    def prompts(self):
+        """Beginnings of texts that no head was trained on."""
+        return self.language(24, length=PROMPT_LENGTH, seed=2).tolist()
 
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -71,20 +94,87 @@ KINDS = {
             "without d2t": faults.without_d2t,
         },
     ),
+    "peagle": Kind(
+        settings=TrainSettings(num_steps=300, learning_rate=8e-3),
+        config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2, AUX: [0, 1, 2]},
+        faults={
+            "features one place early": faults.features_from(-1),
+            "any block is trusted": faults.any_block_is_trusted,
+            "layers counted from one": faults.configured(**{AUX: [1, 2, 3]}),
+        },
+        floor=0.7,  # its tokens are drafted without knowing each other
+        fallen=0.55,
+    ),
+    "mtp": Kind(
+        settings=TrainSettings(num_steps=250, learning_rate=8e-3),
+        faults={
+            **faults.OF_AUTOREGRESSIVE,
+            "before the final norm": faults.mtp_takes_the_stream,
+            "state before embedding": faults.swapped("model.layers.3.eh_proj.weight"),
+        },
+    ),
+    "dflash": Kind(
+        settings=TrainSettings(num_steps=300, learning_rate=8e-3),
+        config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+        faults={
+            "features one place early": faults.dflash_features_from(-1),
+            "any block is trusted": faults.any_block_is_trusted,
+            "layers counted from one": faults.configured(
+                dflash_config={"mask_token_id": VOCAB_SIZE - 1, "target_layer_ids": [1, 2]}
+            ),
+        },
+    ),
+    "medusa": Kind(
+        settings=TrainSettings(num_steps=150, learning_rate=5e-3),
+        faults={
+            "features one place early": faults.last_features_from(-1, reader="medusa"),
+            "another layer": faults.needing(MedusaHeads, "hidden.1"),
+            "heads in another order": faults.renamed({"0.": "1.", "1.": "2.", "2.": "0."}),
+        },
+        language=walk,
+    ),
+    "mlp_speculator": Kind(
+        settings=TrainSettings(num_steps=150, learning_rate=5e-3),
+        faults={
+            "features one place early": faults.last_features_from(-1, reader="mlp_speculator"),
+            "another layer": faults.needing(MLPSpeculator, "hidden.1"),
+            "steps in another order": faults.renamed(
+                {f"{part}.{i}.": f"{part}.{(i + 1) % 3}." for part in ("emb", "proj", "ln", "head") for i in range(3)}
+            ),
+        },
+        language=walk,
+    ),
 }
+AUTOREGRESSIVE = ("eagle", "eagle3")
+"""Kinds that are put to further tests, for all with KV of their own."""
 
 
 @functools.cache
 def trained(kind):
     """A head of this kind for the small language, trained once per test process."""
     own = KINDS[kind]
-    return train_head(kind, trained_target(), write(2000, seed=1).tolist(), own.settings, config=own.config)
+    texts = own.language(2000, seed=1).tolist()
+    return train_head(kind, trained_target(own.language), texts, own.settings, config=own.config)
 
 
 def llm_of(kind, folder, *, head=None, target=None, **changes):
     """An engine that drafts with the trained head, or with `head`."""
-    config = {"method": kind, "model": str((head or trained(kind)).save(folder)), "num_speculative_tokens": K}
-    return tiny_llm(config | changes, target=target or trained_target())
+    head, target = head or trained(kind), target or trained_target(KINDS[kind].language)
+    config = {"method": kind, "num_speculative_tokens": K}
+    if kind == "mtp":
+        target = replace(target, path=beside_target(head, folder))
+    else:
+        config["model"] = str(head.save(folder))
+    return tiny_llm(config | changes, target=target)
+
+
+def beside_target(head, folder):
+    """A folder with the target and the head's tensors beside its own."""
+    shutil.copytree(target_folder(), folder, dirs_exist_ok=True)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(head.config | content))
+    save_file(load_file(folder / "model.safetensors") | dict(head.tensors), folder / "model.safetensors")
+    return folder
 
 
 def acceptance(llm, prompts, sampling=GREEDY):
@@ -94,27 +184,23 @@ def acceptance(llm, prompts, sampling=GREEDY):
     return llm.stats.speculation.acceptance_rate
 
 
-PROMPTS = write(24, length=PROMPT_LENGTH, seed=2).tolist()
-"""Beginnings of texts that no head was trained on."""
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_head_is_accepted(kind, tmp_path):
-    assert acceptance(llm_of(kind, tmp_path), PROMPTS) >= FLOOR
+    assert acceptance(llm_of(kind, tmp_path), KINDS[kind].prompts) >= KINDS[kind].floor
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
 def test_with_a_fault_it_is_not(kind, fault, tmp_path, monkeypatch):
     head = KINDS[kind].faults[fault](monkeypatch, trained(kind))
-    assert acceptance(llm_of(kind, tmp_path, head=head), PROMPTS) < FALLEN
+    assert acceptance(llm_of(kind, tmp_path, head=head), KINDS[kind].prompts) < KINDS[kind].fallen
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
-    llm = llm_of(kind, tmp_path)
-    cold = acceptance(llm, PROMPTS)
+    llm, prompts = llm_of(kind, tmp_path), KINDS[kind].prompts
+    cold = acceptance(llm, prompts)
     assert engine_of(llm).scheduler.num_cached_tokens == 0
-    assert acceptance(llm, PROMPTS) >= cold - ROUNDING
+    assert acceptance(llm, prompts) >= cold - ROUNDING
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
@@ -122,17 +208,18 @@ def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
 def test_nor_does_one_that_was_filled_without_drafts(kind, tmp_path):
     llm = llm_of(kind, tmp_path)
     off = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT_LENGTH, ignore_eos=True, speculation="off")
-    llm.generate(PROMPTS, off, use_tqdm=False)
-    assert acceptance(llm, PROMPTS) >= FLOOR
+    llm.generate(KINDS[kind].prompts, off, use_tqdm=False)
+    assert acceptance(llm, KINDS[kind].prompts) >= KINDS[kind].floor
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, tmp_path):
-    assert acceptance(llm_of(kind, tmp_path, target=native_trained_target()), PROMPTS) >= FLOOR
+    target = native_trained_target(KINDS[kind].language)
+    assert acceptance(llm_of(kind, tmp_path, target=target), KINDS[kind].prompts) >= KINDS[kind].floor
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from forerun.kv.cache import LayerKV
 
 
 class UnrolledAttention:
@@ -54,6 +58,47 @@ class UnrolledAttention:
     def _by_text(self, rows: Tensor) -> Tensor:
         """[B * R, heads, dim] -> [B, R, heads, dim]"""
         return rows.reshape(self._num_texts, -1, *rows.shape[1:])
+
+
+class BlockAttention:
+    """An `Attend` over B texts with A blocks of R rows each, of which block a begins at place a + 1.
+
+    A row sees the context's places before its block, whose keys and values [B, S, num_kv_heads, dim] are given
+    for each layer, and all rows of its own block.
+    """
+
+    def __init__(self, context: Sequence[LayerKV], *, num_blocks: int) -> None:
+        self._context = context
+        self._num_blocks = num_blocks
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        assert (window, soft_cap, sinks) == (None, None, None), "heads that are begun here have none"
+        keys, values = self._context[layer].key, self._context[layer].value
+        num_texts, num_places, num_kv_heads, key_dim = keys.shape
+        blocks = (num_texts, self._num_blocks, -1, num_kv_heads)
+        # [B, A, R, num_kv_heads, query heads of each, key_dim]
+        query = query.reshape(num_texts, self._num_blocks, -1, num_kv_heads, query.shape[1] // num_kv_heads, key_dim)
+        key, value = key.reshape(*blocks, key_dim), value.reshape(*blocks, value.shape[-1])
+        text = torch.einsum("barhgd,bchd->bahgrc", query, keys)
+        own = torch.einsum("barhgd,bachd->bahgrc", query, key)
+        before = torch.arange(num_places) <= torch.arange(self._num_blocks)[:, None]  # [A, S]
+        text = text.masked_fill(~before.to(text.device)[:, None, None, None], float("-inf"))
+        weights = (torch.cat([text, own], dim=-1).float() * scale).softmax(dim=-1).to(value.dtype)
+        attended = torch.einsum("bahgrc,bchd->barhgd", weights[..., :num_places], values)
+        attended = attended + torch.einsum("bahgrc,bachd->barhgd", weights[..., num_places:], value)
+        return attended.flatten(3, 4).flatten(0, 2)
 
 
 def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None) -> Tensor:

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.errors import ConfigError
 from forerun.models.base import TargetModel
+from forerun.models.config import PRE_NORMS, QKNorm
+from forerun.models.decoder import Decoder
 
 NORM_EPS = 1e-5
 MLP_MULTIPLE = 16  # the MLP is about 8/3 as wide as the stream, as Llama's is
@@ -33,6 +36,10 @@ class FirstValues:
     def norm(self, name: str, width: int) -> None:
         """A norm's weight."""
         self.tensors[f"{name}.weight"] = torch.ones(width)
+
+    def near(self, name: str, values: Tensor) -> None:
+        """Given values with a little noise: tensors that are equal are kept once where they are read, and learn as one."""
+        self.tensors[name] = values + 1e-3 * torch.randn(values.shape, generator=self._source)
 
     def layer(self, prefix: str, config: Mapping[str, Any], *, inputs: int) -> None:
         """A decoder layer whose attention reads rows `inputs` wide, but for the norms before its attention."""
@@ -99,4 +106,94 @@ def begin_eagle3(model: TargetModel, changes: Mapping[str, Any], first: FirstVal
         first.norm(name, width)
     if config["draft_vocab_size"] < model.vocab_size:
         first.reduced_head(model, config["draft_vocab_size"])
+    return config
+
+
+def begin_peagle(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """P-EAGLE's: EAGLE-3's, and a state for masks; the mask's token is the vocabulary's last."""
+    config = begin_eagle3(model, {"mask_token_id": model.vocab_size - 1, **changes}, first)
+    num_features = len(config["eagle_aux_hidden_state_layer_ids"])
+    first.tensors["mask_hidden"] = torch.zeros(1, 1, num_features * model.hidden_size)
+    return config
+
+
+def begin_medusa(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """Medusa's: blocks that pass the state on, and the target's own vocabulary (the authors' beginning)."""
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "vocab_size": model.vocab_size, **changes}
+    width = model.hidden_size
+    rows = model.head_rows(torch.arange(model.vocab_size, device=model.device)).cpu().float()
+    for head in range(config["medusa_num_heads"]):
+        for block in range(config["medusa_num_layers"]):
+            first.near(f"{head}.{block}.linear.weight", torch.zeros(width, width))
+            first.near(f"{head}.{block}.linear.bias", torch.zeros(width))
+        first.near(f"{head}.lm_head.weight", rows)
+    return config
+
+
+def begin_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """An MLP speculator, as wide as the target, of three steps."""
+    own = {"n_predict": 3, "emb_dim": model.hidden_size, "inner_dim": 0, "vocab_size": model.vocab_size}
+    config = {**own, "tie_weights": False, "scale_input": True, **changes}
+    inner = config["inner_dim"] or config["emb_dim"]
+    for step in range(config["n_predict"]):
+        first.matrix(f"emb.{step}", model.vocab_size, inner)
+        first.matrix(f"proj.{step}", inner, inner if step else config["emb_dim"])
+        first.matrix(f"head.{step}", model.vocab_size, inner)
+        first.near(f"ln.{step}.weight", torch.ones(inner))
+        first.near(f"ln.{step}.bias", torch.zeros(inner))
+    return config
+
+
+def begin_mtp(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """A multi-token prediction layer in DeepSeek's layout, to lie beside the target's own tensors.
+
+    Raises:
+        ConfigError: the target's layers are of another kind than Llama's, so that one more cannot be made up.
+    """
+    if not isinstance(model, Decoder) or model.config.norms != PRE_NORMS or model.config.qk_norm is not QKNorm.NONE:
+        raise ConfigError(
+            "kind of head: 'mtp' begins from layers like Llama's, this target has others; train another kind"
+        )
+    own = model.config
+    config = {
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": own.norm_eps,
+        "hidden_size": own.hidden_size,
+        "intermediate_size": own.intermediate_size,
+        "head_dim": own.head_dim,
+        "num_attention_heads": own.num_heads,
+        "num_key_value_heads": own.num_kv_heads,
+        **changes,
+    }
+    width, prefix = own.hidden_size, f"model.layers.{model.num_layers}."
+    first.matrix(f"{prefix}eh_proj", width, 2 * width)
+    first.layer(prefix, config, inputs=width)
+    for name in ("input_layernorm", "enorm", "hnorm", "shared_head.norm"):
+        first.norm(f"{prefix}{name}", width)
+    return config
+
+
+def begin_dflash(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """DFlash's: one layer, blocks of four; the mask's token is the vocabulary's last."""
+    layers = sorted({min(1, model.num_layers - 1), model.num_layers // 2, model.num_layers - 1})
+    own = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": 4,
+        "dflash_config": {
+            "mask_token_id": model.vocab_size - 1,
+            "target_layer_ids": [layer - 1 for layer in layers],
+        },
+    }
+    config = {**llama_config(model), **own, **changes}
+    width = config["hidden_size"]
+    first.matrix("fc", width, len(config["dflash_config"]["target_layer_ids"]) * model.hidden_size)
+    for name in ("hidden_norm", "norm"):
+        first.norm(name, width)
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"layers.{index}."
+        first.layer(prefix, config, inputs=width)
+        first.norm(f"{prefix}input_layernorm", width)
+        for name in ("q_norm", "k_norm"):
+            first.norm(f"{prefix}self_attn.{name}", config["head_dim"])
     return config

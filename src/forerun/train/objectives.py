@@ -6,8 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.kv.cache import LayerKV
 from forerun.models.heads.base import DraftHead
-from forerun.train.attention import UnrolledAttention
+from forerun.models.heads.dflash import DFlashHead
+from forerun.models.heads.medusa import MedusaHeads
+from forerun.models.heads.mlp_speculator import MLPSpeculator
+from forerun.models.heads.peagle import PEagleHead
+from forerun.train.attention import BlockAttention, UnrolledAttention
 from forerun.train.batches import Batch
 
 
@@ -35,35 +40,111 @@ def feature_regression(head: DraftHead, batch: Batch, *, token_weight: float) ->
     return _mean(distance, batch.is_text[:, 1:]) + token_weight * _cross_entropy(head, batch, outputs, first=1)
 
 
+def masked(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
+    """P-EAGLE's (arXiv 2602.01469): after every place `num_tokens` are drafted in one pass, of masks but for the first."""
+    attend = UnrolledAttention(len(batch.token_ids))
+    states, mask = _fused(head, batch)[:, :-1], head.mask
+    assert mask.state is not None, "a head's mask has a state"
+    loss = states.new_zeros(())
+    for index in range(min(num_tokens, batch.token_ids.shape[1] - 1)):
+        if index:
+            states = mask.state.expand(*states[:, :-1].shape)
+        outputs = _outputs(head, batch, states, attend, index, token_id=mask.token_id if index else None)
+        loss = loss + _cross_entropy(head, batch, outputs, first=1 + index)
+    return loss
+
+
+def each_depth(heads: MedusaHeads, batch: Batch) -> Tensor:
+    """Medusa's (arXiv 2401.10774): from every place head i predicts the token at depth i + 1 of a draft."""
+    hidden = batch.features["last_hidden"]
+    loss = hidden.new_zeros(())
+    for index, logits in enumerate(heads.logits(hidden.flatten(0, 1), count=heads.num_heads)):
+        outputs = logits.view(*hidden.shape[:2], -1)[:, : -1 - index]
+        loss = loss + _soft_cross_entropy(outputs, batch, heads.target_ids, first=1 + index)
+    return loss
+
+
+def recurrence(speculator: MLPSpeculator, batch: Batch) -> Tensor:
+    """An MLP speculator's (arXiv 2404.19124): from every place as many tokens as it has steps, fed the text's own."""
+    hidden = batch.features["last_hidden"]
+    states, loss = speculator.begin(hidden), hidden.new_zeros(())
+    for index in range(speculator.num_steps):
+        states = states[:, :-1]
+        read = batch.token_ids[:, 1 + index :]
+        logits, flat = speculator.step(index, read.flatten(), states.flatten(0, 1))
+        states = flat.view(*read.shape, -1)
+        loss = loss + _soft_cross_entropy(logits.view(*read.shape, -1), batch, None, first=1 + index)
+    return loss
+
+
+def filled(head: DFlashHead, batch: Batch) -> Tensor:
+    """DFlash's (arXiv 2602.06036): a block is filled in after every place that has room for one behind it."""
+    num_texts, length = batch.token_ids.shape
+    size = head.flags.block_size
+    num_blocks = length - size
+    places = torch.arange(length, device=batch.token_ids.device)
+    features = [batch.features[name].flatten(0, 1) for name in head.needs]
+    context = [
+        LayerKV(
+            kv.key.view(num_texts, length, *kv.key.shape[1:]), kv.value.view(num_texts, length, *kv.value.shape[1:])
+        )
+        for kv in head.context(features, places.repeat(num_texts))
+    ]
+    attend = BlockAttention(context, num_blocks=num_blocks)
+    token_ids = torch.full((num_texts, num_blocks, size), head.flags.mask_token_id, device=places.device)
+    token_ids[:, :, 0] = batch.token_ids[:, 1 : 1 + num_blocks]
+    positions = (1 + places[:num_blocks, None] + places[:size]).expand(num_texts, -1, -1)
+    outputs = head.forward(token_ids.flatten(), positions.flatten(), attend, attend)
+    logits = head.logits(outputs).view(num_texts, num_blocks, size, -1)
+    loss = logits.new_zeros(())
+    for row in range(1, size):  # the mask at place p tells the token of p, which the target tells at p - 1
+        loss = loss + _soft_cross_entropy(logits[:, :, row], batch, head.target_ids, first=row)
+    return loss
+
+
 def _fused(head: DraftHead, batch: Batch) -> Tensor:
     """The states of the text's tokens, [B, S, width]."""
     fused = head.fuse([batch.features[name].flatten(0, 1) for name in head.needs])
     return fused.view(*batch.token_ids.shape, -1)
 
 
-def _outputs(head: DraftHead, batch: Batch, states: Tensor, attend: UnrolledAttention, index: int) -> Tensor:
-    """Pass `index` over states [B, R, width] -> [B, R, hidden_size]: row r reads token r + 1 + index."""
+def _outputs(
+    head: DraftHead,
+    batch: Batch,
+    states: Tensor,
+    attend: UnrolledAttention,
+    index: int,
+    *,
+    token_id: int | None = None,
+) -> Tensor:
+    """Pass `index` over states [B, R, width] -> [B, R, hidden_size]: row r reads token r + 1 + index, or `token_id`."""
     num_texts, num_rows = states.shape[:2]
     token_ids = batch.token_ids[:, 1 + index : 1 + index + num_rows]
+    if token_id is not None:
+        token_ids = torch.full_like(token_ids, token_id)
     positions = torch.arange(index, index + num_rows, device=token_ids.device).repeat(num_texts)
     outputs = head.forward(token_ids.flatten(), states.flatten(0, 1), positions, attend)
     return outputs.view(num_texts, num_rows, -1)
 
 
 def _cross_entropy(head: DraftHead, batch: Batch, outputs: Tensor, *, first: int) -> Tensor:
-    """Between the head's next token at rows [B, R] and the target's at places `first` and on.
+    """Between what the head makes of outputs [B, R, hidden_size] and the target's next token at places `first` and on."""
+    logits = head.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
+    return _soft_cross_entropy(logits, batch, head.target_ids, first=first)
 
-    Where a head drafts part of the vocabulary it learns the target's probabilities of that part, and nothing
-    where the target's own choice lies outside.
+
+def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None, *, first: int) -> Tensor:
+    """Between next tokens by logits [B, R, V] and the target's own at places `first` and on.
+
+    Where a head drafts part of the vocabulary, `target_ids`, it learns the target's probabilities of that part,
+    and nothing where the target's own choice lies outside.
     """
-    places = slice(first, first + outputs.shape[1])
+    places = slice(first, first + logits.shape[1])
     wanted, is_learned = batch.logits[:, places], batch.is_text[:, places]
-    if head.target_ids is not None:
-        is_learned = is_learned & torch.isin(wanted.argmax(-1), head.target_ids)
-        wanted = wanted[..., head.target_ids]
-    logits = head.logits(outputs.flatten(0, 1)).view(wanted.shape)
-    cross_entropy = -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-    return _mean(cross_entropy, is_learned)
+    if target_ids is not None:
+        is_learned = is_learned & torch.isin(wanted.argmax(-1), target_ids)
+        wanted = wanted[..., target_ids]
+    return _mean(-(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), is_learned)
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:

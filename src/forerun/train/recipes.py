@@ -3,41 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from forerun.models.base import TargetModel
+from forerun.models.heads import eagle3, medusa
+from forerun.models.heads.dflash import DFlashHead
 from forerun.models.heads.eagle import EagleHead
-from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
-from forerun.models.heads.reader import HeadReader, Rename
+from forerun.models.heads.eagle3 import Eagle3Head
+from forerun.models.heads.medusa import MedusaHeads
+from forerun.models.heads.mlp_speculator import MLPSpeculator
+from forerun.models.heads.mtp import MTPHead, Part
+from forerun.models.heads.peagle import PEagleHead
+from forerun.models.heads.reader import HeadReader, Rename, Renamed, head_config
+from forerun.models.loaded import LoadedTarget
+from forerun.models.mtp import DEEPSEEK
+from forerun.models.weights import Checkpoint
+from forerun.train import beginnings
 from forerun.train.batches import Batch
-from forerun.train.beginnings import FirstValues, begin_eagle, begin_eagle3
-from forerun.train.objectives import feature_regression, unrolled
+from forerun.train.beginnings import FirstValues
+from forerun.train.objectives import each_depth, feature_regression, filled, masked, recurrence, unrolled
 
 Begin = Callable[[TargetModel, Mapping[str, Any], FirstValues], dict[str, Any]]
 """(target, changes to config.json, values to fill in) -> config.json's content."""
 
+Build = Callable[[Mapping[str, Any], Checkpoint, LoadedTarget], Any]
+"""(config.json's content, tensors, target) -> the module that drafts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How heads of one kind begin, which module they are, and what they learn by.
-
-    `rename` as for `HeadReader.open`.
-    """
+    """How heads of one kind begin, which module they are, and what they learn by."""
 
     begin: Begin
-    head: Callable[[HeadReader], Any]
+    build: Build
     objective: Callable[[Any, Batch], Tensor]
-    rename: Rename = str
+
+
+def reads(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
+    """Builds `head` from its tensors, whose published names `rename` translates."""
+    return lambda content, checkpoint, target: head(HeadReader(content, Renamed(checkpoint, rename), target))
+
+
+def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> MTPHead:
+    layout = replace(DEEPSEEK, prefix=DEEPSEEK.prefix.format(num_layers=target.model.num_layers))
+    part = Part(checkpoint, layout.own_names(checkpoint.names()))
+    return MTPHead(part, layout, target, norm_eps=content["rms_norm_eps"])
+
+
+def _dflash(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> DFlashHead:
+    content = {**content, **content["dflash_config"]}
+    config = replace(head_config(content, architecture="Qwen3ForCausalLM"), root="")
+    return DFlashHead(HeadReader(content, checkpoint, target), config, mask=None)
 
 
 RECIPES: dict[str, Recipe] = {
-    "eagle": Recipe(begin=begin_eagle, head=EagleHead, objective=partial(feature_regression, token_weight=0.1)),
+    "eagle": Recipe(
+        begin=beginnings.begin_eagle,
+        build=reads(EagleHead),
+        objective=partial(feature_regression, token_weight=0.1),
+    ),
     "eagle3": Recipe(
-        begin=begin_eagle3, head=Eagle3Head, objective=partial(unrolled, num_passes=5, decay=0.8), rename=canonical_name
+        begin=beginnings.begin_eagle3,
+        build=reads(Eagle3Head, eagle3.canonical_name),
+        objective=partial(unrolled, num_passes=5, decay=0.8),
+    ),
+    "peagle": Recipe(
+        begin=beginnings.begin_peagle,
+        build=reads(PEagleHead, eagle3.canonical_name),
+        objective=partial(masked, num_tokens=4),
+    ),
+    "medusa": Recipe(
+        begin=beginnings.begin_medusa,
+        build=reads(MedusaHeads, medusa.canonical_name),
+        objective=each_depth,
+    ),
+    "mtp": Recipe(
+        begin=beginnings.begin_mtp,
+        build=_mtp,
+        objective=partial(unrolled, num_passes=3, decay=0.6),
+    ),
+    "mlp_speculator": Recipe(
+        begin=beginnings.begin_mlp_speculator,
+        build=reads(MLPSpeculator),
+        objective=recurrence,
+    ),
+    "dflash": Recipe(
+        begin=beginnings.begin_dflash,
+        build=_dflash,
+        objective=filled,
     ),
 }
 """Method of the drafter -> how its heads are trained."""

@@ -15,7 +15,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.gguf import StateDict
-from forerun.models.heads.reader import HeadReader, Renamed
 from forerun.models.loaded import LoadedTarget
 from forerun.train.batches import observe, shuffled
 from forerun.train.beginnings import FirstValues
@@ -87,7 +86,7 @@ def train_head(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.rate)
     batches = shuffled(texts, size=settings.batch_size, seed=settings.seed)
     for step, chosen in enumerate(islice(batches, settings.num_steps)):
-        head = recipe.head(HeadReader(content, Renamed(StateDict(tensors), recipe.rename), target))
+        head = recipe.build(content, StateDict(tensors), target)
         loss = recipe.objective(head, observe(target, chosen, frozenset(head.needs)))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
