@@ -1,8 +1,8 @@
 """A small language, and a tiny Llama that has learnt to write it.
 
-Words come in groups. The word two places before says of which group the next is, and the word LAG places
-before says which of that group. So who predicts it must look back LAG places, know the last word but one,
-and know where he stands: one place aside is as good as a guess.
+Words come in groups. The words two and three places before a word say of which group it is, and the word LAG
+places before says which of that group. So who predicts it must look back to three places and know exactly
+where they are: one place aside is as good as a guess.
 """
 
 from __future__ import annotations

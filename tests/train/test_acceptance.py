@@ -17,6 +17,7 @@ from forerun import SamplingParams
 from forerun.models.heads.eagle import EagleHead
 from forerun.train.trainer import TrainSettings, train_head
 from tests.engines import engine_of, tiny_llm
+from tests.native import needs_kernels
 from tests.train import faults
 from tests.train.language import LAG, LENGTH, NUM_WORDS, native_trained_target, trained_target, write
 
@@ -127,6 +128,7 @@ def test_nor_does_one_that_was_filled_without_drafts(kind, tmp_path):
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
+@needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, tmp_path):
     assert acceptance(llm_of(kind, tmp_path, target=native_trained_target()), PROMPTS) >= FLOOR

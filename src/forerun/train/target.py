@@ -1,0 +1,26 @@
+"""The target that a head is trained for."""
+
+from __future__ import annotations
+
+import torch
+
+from forerun.models.loaded import LoadedTarget
+from forerun.models.loader import eos_token_ids, load_model
+from forerun.models.store import resolve_model
+
+
+def load_for_training(model: str, *, dtype: torch.dtype | None = None, device: str = "cpu") -> LoadedTarget:
+    """Load a known name, a folder, a .gguf file or a hub id on torch's operations, through which gradients flow.
+
+    `dtype` None: the checkpoint's.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    path = resolve_model(model)
+    return LoadedTarget(
+        model=load_model(path, dtype=dtype, device=torch.device(device)),
+        tokenizer=None,
+        eos_token_ids=eos_token_ids(path),
+        path=path,
+    )
