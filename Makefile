@@ -22,7 +22,7 @@ demo: install
 	$(BIN)/forerun demo
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-slow: install
 	$(BIN)/forerun models pull smollm2-135m

@@ -7,19 +7,9 @@ where they are: one place aside is as good as a guess.
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 import transformers
-
-from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import load_model
-from forerun.models.packing import Packing
-from forerun.ops.native.attention import NativeAttention
-from tests.native import KERNELS
 
 VOCAB_SIZE = 32
 EOS = VOCAB_SIZE - 1
@@ -74,38 +64,3 @@ def train_target(folder):
         optimizer.step()
         schedule.step()
     model.save_pretrained(folder)
-    return folder
-
-
-@functools.cache
-def target_folder():
-    """The trained Llama's checkpoint, made once per test process."""
-    return train_target(Path(scratch().name) / "target")
-
-
-@functools.cache
-def scratch():
-    """Files of this test process."""
-    return tempfile.TemporaryDirectory()
-
-
-@functools.cache
-def trained_target():
-    """The Llama in torch, fp32."""
-    model = load_model(target_folder(), dtype=torch.float32, device=torch.device("cpu"))
-    return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset({EOS}))
-
-
-@functools.cache
-def native_trained_target():
-    """The same on the best native kernels, bf16."""
-    kernels = next(iter(KERNELS.values()))
-    packing = Packing(kernels, weight_dtype=torch.bfloat16)
-    model = load_model(target_folder(), dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
-    return LoadedTarget(
-        model=model,
-        attention=NativeAttention(kernels),
-        tokenizer=None,
-        eos_token_ids=frozenset({EOS}),
-        kernels=kernels,
-    )

@@ -6,7 +6,6 @@ acceptance and no text, so no comparison of texts would find it. A kind of head 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.models.heads.eagle import EagleHead
-from forerun.train.trainer import TrainSettings, train_head
+from forerun.train.trainer import TrainSettings
 from tests.engines import engine_of, tiny_llm
 from tests.native import needs_kernels
 from tests.train import faults
-from tests.train.language import LAG, LENGTH, NUM_WORDS, native_trained_target, trained_target, write
-
-pytestmark = pytest.mark.xdist_group("trained heads")  # one process trains them, once
+from tests.train.language import LAG, LENGTH, NUM_WORDS, write
 
 K = 3
 FLOOR = 0.88
@@ -75,17 +72,26 @@ KINDS = {
 }
 
 
-@functools.cache
-def trained(kind):
-    """A head of this kind for the small language, trained once per test process."""
-    own = KINDS[kind]
-    return train_head(kind, trained_target(), write(2000, seed=1).tolist(), own.settings, config=own.config)
+class Bench:
+    """Serves the heads of `KINDS`."""
+
+    def __init__(self, workshop, folder):
+        self.workshop, self._folder = workshop, folder
+
+    def head(self, kind):
+        """A trained head of this kind."""
+        return self.workshop.head(kind, KINDS[kind].settings, KINDS[kind].config)
+
+    def llm(self, kind, *, head=None, target=None, **changes):
+        """An engine that drafts with it, or with `head`."""
+        folder = (head or self.head(kind)).save(self._folder)
+        config = {"method": kind, "model": str(folder), "num_speculative_tokens": K}
+        return tiny_llm(config | changes, target=target or self.workshop.target)
 
 
-def llm_of(kind, folder, *, head=None, target=None, **changes):
-    """An engine that drafts with the trained head, or with `head`."""
-    config = {"method": kind, "model": str((head or trained(kind)).save(folder)), "num_speculative_tokens": K}
-    return tiny_llm(config | changes, target=target or trained_target())
+@pytest.fixture
+def bench(workshop, tmp_path):
+    return Bench(workshop, tmp_path)
 
 
 def acceptance(llm, prompts, sampling=GREEDY):
@@ -100,19 +106,19 @@ PROMPTS = write(24, length=PROMPT_LENGTH, seed=2).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_head_is_accepted(kind, tmp_path):
-    assert acceptance(llm_of(kind, tmp_path), PROMPTS) >= FLOOR
+def test_a_trained_head_is_accepted(kind, bench):
+    assert acceptance(bench.llm(kind), PROMPTS) >= FLOOR
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
-def test_with_a_fault_it_is_not(kind, fault, tmp_path, monkeypatch):
-    head = KINDS[kind].faults[fault](monkeypatch, trained(kind))
-    assert acceptance(llm_of(kind, tmp_path, head=head), PROMPTS) < FALLEN
+def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
+    head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
+    assert acceptance(bench.llm(kind, head=head), PROMPTS) < FALLEN
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
-    llm = llm_of(kind, tmp_path)
+def test_a_warm_prefix_cache_costs_no_acceptance(kind, bench):
+    llm = bench.llm(kind)
     cold = acceptance(llm, PROMPTS)
     assert engine_of(llm).scheduler.num_cached_tokens == 0
     assert acceptance(llm, PROMPTS) >= cold - ROUNDING
@@ -120,8 +126,8 @@ def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nor_does_one_that_was_filled_without_drafts(kind, tmp_path):
-    llm = llm_of(kind, tmp_path)
+def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
+    llm = bench.llm(kind)
     off = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT_LENGTH, ignore_eos=True, speculation="off")
     llm.generate(PROMPTS, off, use_tqdm=False)
     assert acceptance(llm, PROMPTS) >= FLOOR
@@ -130,19 +136,18 @@ def test_nor_does_one_that_was_filled_without_drafts(kind, tmp_path):
 
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, tmp_path):
-    assert acceptance(llm_of(kind, tmp_path, target=native_trained_target()), PROMPTS) >= FLOOR
+def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
+    assert acceptance(bench.llm(kind, target=bench.workshop.native_target), PROMPTS) >= FLOOR
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )
-def test_drawn_drafts_are_accepted_where_the_next_word_is_open(kind, choice, verifier, floor, tmp_path):
+def test_drawn_drafts_are_accepted_where_the_next_word_is_open(kind, choice, verifier, floor, bench):
     """A text begins with any words: of certain bets on them hardly one in NUM_WORDS stands."""
     beginnings = write(100, length=1, seed=3).tolist()
     sampling = [SamplingParams(temperature=1.0, seed=i, max_tokens=LAG - 1, ignore_eos=True) for i in range(100)]
-    certain = llm_of(kind, tmp_path)
-    assert acceptance(certain, beginnings, sampling) < 0.1
-    drawn = llm_of(kind, tmp_path, draft_sample_method=choice, rejection_sample_method=verifier)
+    assert acceptance(bench.llm(kind), beginnings, sampling) < 0.1
+    drawn = bench.llm(kind, draft_sample_method=choice, rejection_sample_method=verifier)
     assert acceptance(drawn, beginnings, sampling) >= floor
