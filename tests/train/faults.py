@@ -15,7 +15,6 @@ from forerun.drafters.features import last_features
 from forerun.drafters.kv_ledger import KVLedger
 from forerun.drafters.passes import Passes
 from forerun.models.heads.dflash import DFlashHead
-from forerun.models.mtp import DEEPSEEK
 
 
 def features_from(offset):
@@ -139,12 +138,6 @@ def last_features_from(offset, *, reader):
         return head
 
     return plant
-
-
-def mtp_takes_the_stream(monkeypatch, head):
-    """The layer gets the residual stream, not the target's normed state."""
-    monkeypatch.setattr("forerun.models.mtp.DEEPSEEK", replace(DEEPSEEK, takes_normed=False))
-    return head
 
 
 def dflash_features_from(offset):

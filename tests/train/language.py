@@ -1,25 +1,15 @@
 """A small language, and a tiny Llama that has learnt to write it.
 
-Words come in groups. The word two places before says of which group the next is, and the word LAG places
-before says which of that group. So who predicts it must look back LAG places, know the last word but one,
-and know where he stands: one place aside is as good as a guess.
+Words come in groups. The words two and three places before a word say of which group it is, and the word LAG
+places before says which of that group. So who predicts it must look back to three places and know exactly
+where they are: one place aside is as good as a guess.
 """
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 import transformers
-
-from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import load_model
-from forerun.models.packing import Packing
-from forerun.ops.native.attention import NativeAttention
-from tests.native import KERNELS
 
 VOCAB_SIZE = 32
 EOS = VOCAB_SIZE - 1
@@ -52,7 +42,7 @@ def walk(count, *, length=LENGTH, seed=0):
     return words
 
 
-def train_target(folder, language):
+def train_target(folder, language=write):
     """Train the Llama on what `language` writes and save it; some seconds."""
     config = transformers.LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -83,38 +73,3 @@ def train_target(folder, language):
         optimizer.step()
         schedule.step()
     model.save_pretrained(folder)
-    return folder
-
-
-@functools.cache
-def target_folder(language=write):
-    """The trained Llama's checkpoint, made once per test process."""
-    return train_target(Path(scratch().name) / language.__name__, language)
-
-
-@functools.cache
-def scratch():
-    """Files of this test process."""
-    return tempfile.TemporaryDirectory()
-
-
-@functools.cache
-def trained_target(language=write):
-    """The Llama in torch, fp32."""
-    model = load_model(target_folder(language), dtype=torch.float32, device=torch.device("cpu"))
-    return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset({EOS}))
-
-
-@functools.cache
-def native_trained_target(language=write):
-    """The same on the best native kernels, bf16."""
-    kernels = next(iter(KERNELS.values()))
-    packing = Packing(kernels, weight_dtype=torch.bfloat16)
-    model = load_model(target_folder(language), dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
-    return LoadedTarget(
-        model=model,
-        attention=NativeAttention(kernels),
-        tokenizer=None,
-        eos_token_ids=frozenset({EOS}),
-        kernels=kernels,
-    )

@@ -6,7 +6,6 @@ acceptance and no text, so no comparison of texts would find it. A kind of head 
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,24 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from forerun import SamplingParams
 from forerun.models.heads.eagle import EagleHead
-from forerun.models.heads.medusa import MedusaHeads
-from forerun.models.heads.mlp_speculator import MLPSpeculator
-from forerun.train.trainer import TrainSettings, train_head
+from forerun.train.trainer import TrainSettings
 from tests.engines import engine_of, tiny_llm
+from tests.native import needs_kernels
 from tests.train import faults
-from tests.train.language import (
-    LAG,
-    LENGTH,
-    NUM_WORDS,
-    VOCAB_SIZE,
-    native_trained_target,
-    target_folder,
-    trained_target,
-    walk,
-    write,
-)
-
-pytestmark = pytest.mark.xdist_group("trained heads")  # one process trains them, once
+from tests.train.language import LAG, LENGTH, NUM_WORDS, VOCAB_SIZE, walk, write
 
 K = 3
 FLOOR = 0.88
@@ -109,7 +95,6 @@ KINDS = {
         settings=TrainSettings(num_steps=250, learning_rate=8e-3),
         faults={
             **faults.OF_AUTOREGRESSIVE,
-            "before the final norm": faults.mtp_takes_the_stream,
             "state before embedding": faults.swapped("model.layers.3.eh_proj.weight"),
         },
     ),
@@ -119,8 +104,8 @@ KINDS = {
         faults={
             "features one place early": faults.dflash_features_from(-1),
             "any block is trusted": faults.any_block_is_trusted,
-            "layers counted from one": faults.configured(
-                dflash_config={"mask_token_id": VOCAB_SIZE - 1, "target_layer_ids": [1, 2]}
+            "features in another order": faults.configured(
+                dflash_config={"mask_token_id": VOCAB_SIZE - 1, "target_layer_ids": [1, 0]}
             ),
         },
     ),
@@ -128,7 +113,6 @@ KINDS = {
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
             "features one place early": faults.last_features_from(-1, reader="medusa"),
-            "another layer": faults.needing(MedusaHeads, "hidden.1"),
             "heads in another order": faults.renamed({"0.": "1.", "1.": "2.", "2.": "0."}),
         },
         language=walk,
@@ -137,7 +121,6 @@ KINDS = {
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
             "features one place early": faults.last_features_from(-1, reader="mlp_speculator"),
-            "another layer": faults.needing(MLPSpeculator, "hidden.1"),
             "steps in another order": faults.renamed(
                 {f"{part}.{i}.": f"{part}.{(i + 1) % 3}." for part in ("emb", "proj", "ln", "head") for i in range(3)}
             ),
@@ -145,36 +128,43 @@ KINDS = {
         language=walk,
     ),
 }
-AUTOREGRESSIVE = ("eagle", "eagle3")
-"""Kinds that are put to further tests, for all with KV of their own."""
+STATEFUL = ("eagle", "eagle3")
+"""Kinds whose drawn drafts are looked at, for all that are written token by token."""
 
 
-@functools.cache
-def trained(kind):
-    """A head of this kind for the small language, trained once per test process."""
-    own = KINDS[kind]
-    texts = own.language(2000, seed=1).tolist()
-    return train_head(kind, trained_target(own.language), texts, own.settings, config=own.config)
+class Bench:
+    """Serves the heads of `KINDS`."""
+
+    def __init__(self, workshop, folder):
+        self.workshop, self._folder = workshop, folder
+
+    def head(self, kind):
+        """A trained head of this kind."""
+        own = KINDS[kind]
+        return self.workshop.head(kind, own.settings, own.config, own.language)
+
+    def llm(self, kind, *, head=None, target=None, **changes):
+        """An engine that drafts with it, or with `head`."""
+        head, target = head or self.head(kind), target or self.workshop.target_of(KINDS[kind].language)
+        config = {"method": kind, "num_speculative_tokens": K}
+        if kind == "mtp":
+            target = replace(target, path=self._beside_target(head))
+        else:
+            config["model"] = str(head.save(self._folder))
+        return tiny_llm(config | changes, target=target)
+
+    def _beside_target(self, head):
+        """A folder with the target and the head's tensors beside its own."""
+        folder = shutil.copytree(self.workshop.target_folder(write), self._folder, dirs_exist_ok=True)
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(dict(head.config) | content))
+        save_file(load_file(folder / "model.safetensors") | dict(head.tensors), folder / "model.safetensors")
+        return folder
 
 
-def llm_of(kind, folder, *, head=None, target=None, **changes):
-    """An engine that drafts with the trained head, or with `head`."""
-    head, target = head or trained(kind), target or trained_target(KINDS[kind].language)
-    config = {"method": kind, "num_speculative_tokens": K}
-    if kind == "mtp":
-        target = replace(target, path=beside_target(head, folder))
-    else:
-        config["model"] = str(head.save(folder))
-    return tiny_llm(config | changes, target=target)
-
-
-def beside_target(head, folder):
-    """A folder with the target and the head's tensors beside its own."""
-    shutil.copytree(target_folder(), folder, dirs_exist_ok=True)
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(head.config | content))
-    save_file(load_file(folder / "model.safetensors") | dict(head.tensors), folder / "model.safetensors")
-    return folder
+@pytest.fixture
+def bench(workshop, tmp_path):
+    return Bench(workshop, tmp_path)
 
 
 def acceptance(llm, prompts, sampling=GREEDY):
@@ -185,19 +175,19 @@ def acceptance(llm, prompts, sampling=GREEDY):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_head_is_accepted(kind, tmp_path):
-    assert acceptance(llm_of(kind, tmp_path), KINDS[kind].prompts) >= KINDS[kind].floor
+def test_a_trained_head_is_accepted(kind, bench):
+    assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= KINDS[kind].floor
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
-def test_with_a_fault_it_is_not(kind, fault, tmp_path, monkeypatch):
-    head = KINDS[kind].faults[fault](monkeypatch, trained(kind))
-    assert acceptance(llm_of(kind, tmp_path, head=head), KINDS[kind].prompts) < KINDS[kind].fallen
+def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
+    head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
+    assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < KINDS[kind].fallen
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
-    llm, prompts = llm_of(kind, tmp_path), KINDS[kind].prompts
+def test_a_warm_prefix_cache_costs_no_acceptance(kind, bench):
+    llm, prompts = bench.llm(kind), KINDS[kind].prompts
     cold = acceptance(llm, prompts)
     assert engine_of(llm).scheduler.num_cached_tokens == 0
     assert acceptance(llm, prompts) >= cold - ROUNDING
@@ -205,29 +195,29 @@ def test_a_warm_prefix_cache_costs_no_acceptance(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nor_does_one_that_was_filled_without_drafts(kind, tmp_path):
-    llm = llm_of(kind, tmp_path)
+def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
+    llm = bench.llm(kind)
     off = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT_LENGTH, ignore_eos=True, speculation="off")
     llm.generate(KINDS[kind].prompts, off, use_tqdm=False)
     assert acceptance(llm, KINDS[kind].prompts) >= KINDS[kind].floor
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
+@needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, tmp_path):
-    target = native_trained_target(KINDS[kind].language)
-    assert acceptance(llm_of(kind, tmp_path, target=target), KINDS[kind].prompts) >= KINDS[kind].floor
+def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
+    target = bench.workshop.native_target_of(KINDS[kind].language)
+    assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= KINDS[kind].floor
 
 
-@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
+@pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )
-def test_drawn_drafts_are_accepted_where_the_next_word_is_open(kind, choice, verifier, floor, tmp_path):
+def test_drawn_drafts_are_accepted_where_the_next_word_is_open(kind, choice, verifier, floor, bench):
     """A text begins with any words: of certain bets on them hardly one in NUM_WORDS stands."""
     beginnings = write(100, length=1, seed=3).tolist()
     sampling = [SamplingParams(temperature=1.0, seed=i, max_tokens=LAG - 1, ignore_eos=True) for i in range(100)]
-    certain = llm_of(kind, tmp_path)
-    assert acceptance(certain, beginnings, sampling) < 0.1
-    drawn = llm_of(kind, tmp_path, draft_sample_method=choice, rejection_sample_method=verifier)
+    assert acceptance(bench.llm(kind), beginnings, sampling) < 0.1
+    drawn = bench.llm(kind, draft_sample_method=choice, rejection_sample_method=verifier)
     assert acceptance(drawn, beginnings, sampling) >= floor
