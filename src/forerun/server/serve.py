@@ -170,7 +170,7 @@ def banner(model: ServedModel) -> str:
         "num_speculative_tokens": speculative.num_speculative_tokens,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "device": f"{llm.device}, {f'native kernels ({llm.kernels.level})' if llm.kernels else 'torch'}",
-        "KV memory": f"{cache.num_bytes / 2**20:.0f} MiB, {pool.num_blocks * cache.block_size} tokens",
+        "KV memory": f"{cache.num_bytes / 2**20:.1f} MiB, {pool.num_blocks * cache.block_size} tokens",
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.settings.max_num_seqs,
         "API key": "needed" if options.api_key else "none needed",
