@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 import forerun
 from forerun.server import chat, completions, errors, status, tokenization
 from forerun.server.auth import Keys
-from forerun.server.limits import MOST_BODY_BYTES, BodyLimit
+from forerun.server.limits import MOST_BODY_BYTES, MOST_HEADER_BYTES, SizeLimits
 from forerun.server.options import ServerOptions
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -31,7 +31,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(BodyLimit, most=MOST_BODY_BYTES)
+    app.add_middleware(SizeLimits, most_header_bytes=MOST_HEADER_BYTES, most_body_bytes=MOST_BODY_BYTES)
     app.state.model = None
     errors.install(app)
     for module in (status, completions, chat, tokenization):

@@ -34,8 +34,9 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, headers
+        super().__init__(_writable(message))
+        self.status, self.code, self.headers = status, code, headers
+        self.param = None if param is None else _writable(param)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -75,6 +76,11 @@ def malformed(errors: Sequence[Any]) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{name}: is missing; give one", param=path[0])
     return ApiError(400, f"{name}: {', or '.join(causes)}", param=path[0])
+
+
+def _writable(text: str) -> str:
+    """The text without halves of surrogate pairs, which requests may hold and answers must not."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _path(error: Any) -> list[str]:

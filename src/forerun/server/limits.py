@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,21 +54,19 @@ class Admission:
         self.num_inside -= num_completions
 
 
-class BodyLimit:
-    """Refuses bodies of more than `most` bytes, as soon as their length says so or so many have come."""
+class SizeLimits:
+    """Refuses headers and bodies that are too large, a body as soon as its length says so or so much has come."""
 
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
+    def __init__(self, app: ASGIApp, *, most_header_bytes: int, most_body_bytes: int) -> None:
         self._app = app
-        self._most = most
+        self._most_header_bytes = most_header_bytes
+        self._most_body_bytes = most_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or answer 413."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if _announced_length(scope) > self._most:
-            error = ApiError(413, f"body: must be at most {self._most} bytes")
-            await error.response()(scope, receive, send)
+        """Handle a request, or answer 413 or 431."""
+        refusal = self._refusal(scope["headers"]) if scope["type"] == "http" else None
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
             return
         num_bytes = 0
 
@@ -74,13 +74,16 @@ class BodyLimit:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._most:
-                raise HTTPException(413, f"body: must be at most {self._most} bytes")
+            if num_bytes > self._most_body_bytes:
+                raise HTTPException(413, f"body: must be at most {self._most_body_bytes} bytes")
             return message
 
         await self._app(scope, counted, send)
 
-
-def _announced_length(scope: Scope) -> int:
-    """What Content-Length says; h11 has checked that it is a number."""
-    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+        if sum(len(name) + len(value) for name, value in headers) > self._most_header_bytes:
+            return ApiError(431, f"headers: must be at most {self._most_header_bytes} bytes")
+        length = next((int(value) for name, value in headers if name == b"content-length"), 0)  # checked by h11
+        if length > self._most_body_bytes:
+            return ApiError(413, f"body: must be at most {self._most_body_bytes} bytes")
+        return None

@@ -42,7 +42,7 @@ class Server:
         self, load: Callable[[], LLM], options: ServerOptions, *, report: Callable[[str], None] = print
     ) -> None:
         self.app = build_app(options, lifespan=self._lifespan)
-        self.is_ready = threading.Event()
+        self.is_listening, self.is_ready = threading.Event(), threading.Event()
         self._load = load
         self._options = options
         self._report = report
@@ -50,7 +50,7 @@ class Server:
         self._loading: threading.Thread | None = None
         config = uvicorn.Config(
             self.app,
-            http="h11",  # the one that limits headers
+            http="h11",  # the parser that gives up on endless headers
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -70,6 +70,7 @@ class Server:
         """
         with listen(self._options.host, self._options.port) as sock:
             self.port: int = sock.getsockname()[1]
+            self.is_listening.set()
             interval = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             try:
