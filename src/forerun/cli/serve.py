@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, Token
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict, Env
 
@@ -31,6 +31,12 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     if not isinstance(options, Mapping):
         raise ConfigError(f"--config: {path} holds no options; write one a line, e.g. port: 8001")
     plain = {str(name).replace("_", "-"): _flat(value) for name, value in options.items()}
+    model = next(
+        argument for argument in arguments if argument.name == "MODEL"
+    )  # a place, which has no name for `Dict`
+    if "model" in plain and not model.tokens:
+        model.append(Token(keyword="model", value=str(plain["model"]), source=str(path)))
+    plain.pop("model", None)
     Dict(plain, use_commands_as_keys=False, source=str(path))(app, commands, arguments)
 
 
