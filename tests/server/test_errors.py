@@ -63,6 +63,8 @@ def refusal(server, path, body):
         ({"seed": 2**63}, "seed"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": [""]}, "stop"),
+        ({"stop": "a" * 2000}, "stop"),
+        ({"bad_words": ["a" * 2000]}, "bad_words"),
         ({"stop": 5}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),

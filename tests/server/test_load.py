@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.contract.drafters import NGRAM
+from tests.contract.drafters import CASES, NGRAM
 from tests.server.served import NAME, PROMPT, chat_llm, generate, served
 
 LONG = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -108,6 +109,49 @@ def test_many_clients_at_once_get_what_they_would_get_alone(drafting):
     assert [answer["choices"][0]["text"] for answer in answers] == [
         generate(prompt, max_tokens=20, ignore_eos=True).outputs[0].text for prompt in prompts
     ]
+
+
+def test_no_mixture_of_options_drafts_and_departures_hurts_the_server():
+    source = random.Random(5)
+
+    def any_body():
+        choices = {
+            "prompt": [PROMPT, "abc", [70, 71, 72], ["a", "hello hello hello"], [[1, 2, 3]] * 3],
+            "n": [1, 1, 3],
+            "temperature": [0, 0.7, 2.0],
+            "top_k": [-1, 1, 5],
+            "top_p": [1.0, 0.3],
+            "min_p": [0.0, 0.2],
+            "presence_penalty": [0.0, 2.0],
+            "frequency_penalty": [0.0, -2.0],
+            "repetition_penalty": [1.0, 1.5],
+            "logit_bias": [None, {"70": 100, "71": -100}],
+            "bad_words": [None, ["he", "l"]],
+            "allowed_token_ids": [None, [70, 71, 78, 259], [70]],
+            "logprobs": [None, 0, 5],
+            "stop": [None, "l", ["C", "DE"]],
+            "min_tokens": [0, 4],
+            "max_tokens": [1, 5, 20],
+            "ignore_eos": [False, True],
+            "seed": [None, 1],
+            "forerun": [None, {"speculation": "off"}, {"num_speculative_tokens": 1}, {"origins": True}],
+        }
+        return {name: source.choice(values) for name, values in choices.items()}
+
+    bodies = [any_body() for _ in range(80)]
+    with served(chat_llm(CASES["hybrid-self"], num_gpu_blocks_override=80, max_num_seqs=8)) as server:
+
+        def ask(numbered):
+            number, body = numbered
+            if number % 7 == 0:
+                begin(server, body | {"stream": True}).close()
+                return 200
+            return server.send("POST", "/v1/completions", body | {"stream": number % 2 == 0})[0]
+
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(ask, enumerate(bodies))) <= {200, 400}
+        assert server.send("GET", "/health")[0] == 200
+        until(lambda: server.model.admission.num_inside == 0)
 
 
 def test_a_failed_step_ends_the_requests_in_flight_and_no_others():

@@ -64,6 +64,8 @@ def test_the_openapi_description_names_every_endpoint(plain):
     assert {"/health", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(
         description["paths"]
     )
+    responses = description["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "4XX", "5XX"} == set(responses)
     assert plain.send("GET", "/docs")[0] == 404
 
 

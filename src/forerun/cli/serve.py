@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,4 +88,7 @@ def run(
         ) from None
     if not server.disable_log_stats:
         log_stats()
-    Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True)).run()
+    it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
+    it.run()
+    if it.is_loading:
+        os._exit(0)  # a thread deep in loading cannot be ended, and must not lose the interpreter under its feet

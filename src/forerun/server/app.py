@@ -12,6 +12,7 @@ from forerun.server import chat, completions, errors, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.limits import MOST_BODY_BYTES, MOST_HEADER_BYTES, SizeLimits
 from forerun.server.options import ServerOptions
+from forerun.server.protocol import ErrorAnswer
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -26,6 +27,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
         title="forerun",
         version=forerun.__version__,
         dependencies=[Depends(Keys(options.api_key))],
+        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
         docs_url=None,

@@ -64,7 +64,7 @@ class Shape(ABC):
     async def respond(self, request: Request, answers: Answers) -> Response:
         """The answer; the engine's part of it is released when it has been given, or the client goes."""
         if self._body.stream:
-            return EventStream(self._events(answers))
+            return EventStream(self._events(answers), end=answers.close)
         try:
             return JSONResponse(await unless_gone(request, self._whole(answers)))
         except DisconnectError:
@@ -131,8 +131,6 @@ class Shape(ABC):
                 yield event({**self._head, **tail, **self._metrics(answers.outputs, steps)})
         except ApiError as error:
             yield event(error.body)
-        finally:
-            answers.close()
         yield DONE
 
     def _chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ServerOptions:
     """How much answers tell about their drafts: none, summary or detailed (each step)."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info, which shows the chat template."""
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: int = 30
     """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
     disable_log_stats: bool = False
     """Write no line on throughput and acceptance every ten seconds."""

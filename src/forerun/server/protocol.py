@@ -12,12 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.server.limits import (
     LARGEST_BIAS,
+    MOST_BAD_WORD_CHARACTERS,
     MOST_BAD_WORDS,
     MOST_BIASES,
     MOST_COMPLETIONS,
     MOST_LOGPROBS,
     MOST_MESSAGES,
     MOST_PROMPTS,
+    MOST_STOP_CHARACTERS,
     MOST_STOPS,
     MOST_TOKEN_IDS,
 )
@@ -28,7 +30,24 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKEN_IDS)]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
+BadWord = Annotated[str, Field(max_length=MOST_BAD_WORD_CHARACTERS)]
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than 200."""
+
+    error: ErrorDetails
 
 
 class Body(BaseModel):
@@ -74,12 +93,12 @@ class GenerationBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MOST_BIASES)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=MOST_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

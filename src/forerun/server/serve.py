@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -54,7 +52,7 @@ class Server:
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
+            timeout_graceful_shutdown=options.shutdown_timeout,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -79,8 +77,11 @@ class Server:
                 sys.setswitchinterval(interval)
         if self._failure is not None:
             raise self._failure
-        if self._loading is not None and self._loading.is_alive():
-            os._exit(0)  # a thread deep in loading cannot be ended, and must not be torn down under its feet
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is being loaded still; after `run` nobody will use it."""
+        return self._loading is not None and self._loading.is_alive()
 
     def stop(self) -> None:
         """Let what runs finish, then end; for whoever runs the server in a thread."""
@@ -93,10 +94,12 @@ class Server:
         def load() -> None:
             try:
                 model = ServedModel(self._load(), self._options)
-                loop.call_soon_threadsafe(self._begin, app, model)
             except BaseException as error:
                 self._failure = error
                 self.stop()
+                return
+            with suppress(RuntimeError):  # the loop is closed: the server was told to stop meanwhile
+                loop.call_soon_threadsafe(self._begin, app, model)
 
         self._loading = threading.Thread(target=load, name="forerun-loading", daemon=True)
         self._loading.start()
@@ -115,7 +118,7 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """uvicorn, but a signal that was obeyed is not raised again: the process ends with 0."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop at the first signal, at once at the second."""
         if threading.current_thread() is not threading.main_thread():

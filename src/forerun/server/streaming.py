@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -26,15 +26,16 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Events as they come; the generator is closed as soon as the client goes, whether there is something to send or not."""
+    """Events as they come, until the client goes, whether there is something to send or not; then `end` is called."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, end: Callable[[], None]) -> None:
         super().__init__(
             events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._events = events
+        self._end = end  # not left to the generator: one that was never begun has nothing to clear away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events."""
@@ -43,6 +44,7 @@ class EventStream(StreamingResponse):
         except (DisconnectError, OSError):
             pass  # sending to a client that went away may say so first
         finally:
+            self._end()
             await self._events.aclose()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
@@ -26,17 +26,20 @@ async def tokenize(
     refuse_unserved(body)
     tokenizer = model.llm.get_tokenizer()
     if isinstance(body, TokenizeChatBody):
-        conversation = body
-        check_template_variables(conversation, model)
-        token_ids = await model.in_thread(lambda: lay_out(conversation, model))
-    else:
-        text, special = body.prompt, body.add_special_tokens is not False
-        token_ids = await model.in_thread(lambda: tokenizer.encode(text, add_special_tokens=special))
-    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": model.llm.max_model_len, "tokens": token_ids}
-    answer["token_strs"] = (
-        [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-    )
-    return JSONResponse(answer)
+        check_template_variables(body, model)
+
+    def answer() -> JSONResponse:
+        if isinstance(body, TokenizeChatBody):
+            token_ids = lay_out(body, model)
+        else:
+            token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+        length = model.llm.max_model_len
+        return JSONResponse(
+            {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": texts}
+        )
+
+    return await model.in_thread(answer)
 
 
 @router.post("/detokenize")
