@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -81,6 +82,21 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since the start or the last `reset_stats`."""
         return self._engine.stats
+
+    @property
+    def path(self) -> Path | None:
+        """The folder or file that the model comes from; None if it was made in memory."""
+        return self._target.path
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; token ids are below it."""
+        return self._target.model.vocab_size
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be texts."""
+        return self._target.tokenizer is not None
 
     def reset_stats(self) -> None:
         """Count from zero again."""

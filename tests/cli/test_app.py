@@ -26,6 +26,7 @@ PAGES = {
     "drafters": ("drafters",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models pull"),
+    "serve": ("serve",),
     "verify": ("verify",),
 }
 

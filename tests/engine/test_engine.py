@@ -306,3 +306,14 @@ def test_a_request_for_one_token_ends_in_its_first_step_without_drafts():
 def test_a_step_without_requests_does_nothing():
     output = tiny_llm()._engine.step()
     assert (output.deltas, output.finished) == ([], [])
+
+
+def test_deltas_tell_of_their_tokens_and_of_the_draft():
+    llm = tiny_llm(NGRAM)
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
+    whole = llm.generate([PROMPT * 3], sampling, use_tqdm=False)[0].outputs[0]
+    deltas = list(llm.stream([PROMPT * 3], sampling))
+    assert [row for delta in deltas for row in delta.logprobs] == whole.logprobs
+    assert sum(delta.num_draft_tokens for delta in deltas) == whole.speculation.num_draft_tokens > 0
+    assert sum(delta.num_accepted_tokens for delta in deltas) == whole.speculation.num_accepted_tokens
+    assert all(delta.logprobs is None for delta in llm.stream([PROMPT], GREEDY))

@@ -9,7 +9,7 @@ from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from forerun.errors import ModelError, RequestError
-from forerun.models.tokenizer import MOST_HELD_TOKENS, TextStream, Tokenizer, load_tokenizer
+from forerun.models.tokenizer import LONG_TEXT, MOST_HELD_TOKENS, TextStream, Tokenizer, load_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IM_START, IM_END = 1, 2
@@ -280,3 +280,21 @@ class BytePieces:
 def test_the_certain_part_of_a_token_that_ends_within_a_character_is_given_at_once():
     stream = TextStream(BytePieces(b"a", b"b \xf0\x9f", b"\x98\x80!"), [0])
     assert [stream.push(1), stream.push(2)] == ["b ", "\N{GRINNING FACE}!"]
+
+
+def test_a_long_text_is_encoded_as_a_short_one(tmp_path):
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path))
+    short = "hello <|im_end|> ✓ "
+    repeated = short * (LONG_TEXT // len(short) + 2)
+    assert tokenizer.encode(repeated) == tokenizer.encode(short) * (LONG_TEXT // len(short) + 2)
+    with pytest.raises(RequestError):
+        tokenizer.encode("a" * LONG_TEXT + "\ud800")
+
+
+def test_the_variables_of_a_template_are_known(tmp_path):
+    template = (
+        "{%- for message in messages %}{% generation %}{{ message.content if not quiet else bos_token }}"
+        "{% endgeneration %}{% endfor %}{% if add_generation_prompt and enable_thinking %}...{% endif %}"
+    )
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=template))
+    assert tokenizer.template_variables == {"quiet", "enable_thinking"}

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forerun.bench.comparison import PLAIN
+from forerun.cli.yaml_files import read_yaml
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.errors import ConfigError, ForerunError
 
@@ -24,7 +23,7 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
         ConfigError: the file cannot be read, is not YAML, names one thing twice or holds no configuration.
         ForerunError: a configuration is wrong; the message names it.
     """
-    given = _load(path)
+    given = read_yaml(path, option="--configs", example=EXAMPLE)
     listed: list[tuple[str | None, Any]] = []
     if isinstance(given, Mapping):
         listed = [(str(name), config) for name, config in given.items()]
@@ -48,32 +47,6 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
             )
         configs[name] = config
     return configs
-
-
-def _load(path: Path) -> Any:
-    """The file's only document."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--configs: cannot read {path} ({error}); give a YAML or JSON file") from None
-    try:
-        _refuse_twins(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--configs: {path} is neither YAML nor JSON ({error}); write e.g. {EXAMPLE}") from None
-
-
-def _refuse_twins(node: Any, path: Path) -> None:
-    """YAML's reader keeps the last of two equal keys and says nothing."""
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value]
-        for key, value in node.value:
-            if keys.count(key.value) > 1:
-                raise ConfigError(f"--configs: {path} has the key {key.value!r} twice in one place; keep one")
-            _refuse_twins(value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_twins(value, path)
 
 
 def _take_name(config: Any) -> tuple[str | None, Any]:

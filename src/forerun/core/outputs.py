@@ -85,7 +85,9 @@ class StreamDelta:
     """What one step added to one completion of a request.
 
     `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
-    them (it may lag behind while a stop string or a multi-byte character is incomplete).
+    them (it may lag behind while a stop string or a multi-byte character is incomplete). `logprobs`
+    are the tokens' own, where asked for. The step checked a draft of `num_draft_tokens`, by `drafter`
+    where several take turns, and accepted `num_accepted_tokens`, those that a stop rule cut included.
     """
 
     request_id: str
@@ -93,5 +95,9 @@ class StreamDelta:
     text: str
     token_ids: list[int]
     origins: list[Origin]
+    logprobs: list[TokenLogprobs] | None = None
+    drafter: str | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None

@@ -16,7 +16,7 @@ from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
-from forerun.core.verdict import Origin, Verdict
+from forerun.core.verdict import Verdict
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
@@ -119,10 +119,33 @@ class Engine:
         Raises:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        if request_id in self._requests:
-            raise RequestError(f"request_id: {request_id!r} is running already; choose another")
-        request = self._parts.intake.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt)
-        self._requests[request_id] = request
+        self.enqueue(self.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt))
+
+    def accept(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """Check a request and make it ready for `enqueue`; the only method that any thread may call at any time.
+
+        Raises:
+            RequestError: the prompt or a sampling value does not fit.
+        """
+        return self._parts.intake.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt)
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request that `accept` has made.
+
+        Raises:
+            RequestError: its id is in use.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(f"request_id: {request.request_id!r} is running already; choose another")
+        self._requests[request.request_id] = request
         self._parts.scheduler.enqueue(request.generations[0])
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -160,7 +183,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepOutput:
-        parts, clock = self._parts, [time.perf_counter()]
+        parts, clock, start = self._parts, [time.perf_counter()], time.monotonic()
         works = parts.scheduler.schedule()
         clock.append(time.perf_counter())
         if not works:
@@ -174,7 +197,7 @@ class Engine:
         verdicts = self._verify(works, batch, result.logits)
         clock.append(time.perf_counter())
         committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
-        output = self._report(committed, batch, result.logits)
+        output = self._report(committed, batch, result.logits, start=start)
         clock.append(time.perf_counter())
         self._draft(works, batch)
         clock.append(time.perf_counter())
@@ -198,15 +221,15 @@ class Engine:
         verdicts = iter(self._parts.verifier.verify(logits, judged) if judged else ())
         return [next(verdicts) if row >= 0 else None for row in batch.first_rows]
 
-    def _report(self, committed: Sequence[Committed], batch: Batch, logits: Tensor) -> StepOutput:
-        """Logprobs, stream deltas and finished requests of a step; siblings are released here."""
+    def _report(self, committed: Sequence[Committed], batch: Batch, logits: Tensor, *, start: float) -> StepOutput:
+        """Logprobs, stream deltas and finished requests of the step begun at `start`; siblings are released here."""
         output = StepOutput()
         now = time.monotonic()
         for done, first_row, prompt_rows in zip(committed, batch.first_rows, batch.prompt_rows, strict=True):
             generation = done.work.generation
             request = self._requests[generation.request_id]
             metrics = request.metrics
-            metrics.first_scheduled_time = metrics.first_scheduled_time or now
+            metrics.first_scheduled_time = metrics.first_scheduled_time or start
             if prompt_rows:
                 self._note_prompt_logprobs(request, done.work, logits, prompt_rows)
             if first_row < 0:
@@ -217,7 +240,7 @@ class Engine:
             if generation.sequence.sampling.logprobs is not None:
                 self._note_logprobs(done, logits)
             metrics.first_token_time = metrics.first_token_time or now
-            output.deltas.append(_delta(generation, done.token_ids, done.origins))
+            output.deltas.append(_delta(generation, done))
             if generation.finish_reason is not None:
                 self._save_hidden_states(generation)
                 self._retire(generation)
@@ -232,7 +255,7 @@ class Engine:
             request.error = str(failed.stop_reason)
             others = [generation for generation in request.generations if not generation.finished]
             output.finished.append(self._end(request, "error", request.error))
-            output.deltas += (_delta(generation, [], []) for generation in others)
+            output.deltas += map(_delta, others)
         elif request.finished:
             output.finished.append(self._end(request, "stop"))
 
@@ -319,13 +342,20 @@ class Engine:
             self._log.write(stats, self.state)
 
 
-def _delta(generation: Generation, token_ids: list[int], origins: list[Origin]) -> StreamDelta:
+def _delta(generation: Generation, done: Committed | None = None) -> StreamDelta:
+    """What a step added to a generation; None: it ends without one."""
+    token_ids = done.token_ids if done else []
+    draft = done.work.draft if done else NO_DRAFT
     return StreamDelta(
         request_id=generation.request_id,
         index=generation.index,
         text=generation.text.take_delta(finished=generation.finished) if generation.text is not None else "",
         token_ids=token_ids,
-        origins=origins,
+        origins=done.origins if done else [],
+        logprobs=generation.logprobs[len(generation.logprobs) - len(token_ids) :] if generation.logprobs else None,
+        drafter=draft.source,
+        num_draft_tokens=len(draft),
+        num_accepted_tokens=len((done and done.accepted) or ()),
         finish_reason=generation.finish_reason,
         stop_reason=generation.stop_reason,
     )

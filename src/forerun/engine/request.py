@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import random
 import time
+from collections.abc import Iterator, Set
 from collections.abc import Sequence as Listing
-from collections.abc import Set
 from dataclasses import dataclass, field
 
 from forerun.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
@@ -72,7 +73,8 @@ class Intake:
     """Checks requests against what the model can serve and makes their generations.
 
     `eos_token_ids` end a text unless the request ignores them. Requests without a seed draw one
-    from `random_source`. `exporter` saves their hidden states, if there is one.
+    from `random_source`. `exporter` saves their hidden states, if there is one. `accept` may be called
+    from any thread.
     """
 
     tokenizer: Tokenizer | None
@@ -83,7 +85,7 @@ class Intake:
     block_size: int
     random_source: random.Random
     exporter: HiddenStatesExporter | None = None
-    _next_seq_id: int = field(default=0, init=False)
+    _seq_ids: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def accept(
         self,
@@ -163,10 +165,9 @@ class Intake:
             stop_tokens.update(dict.fromkeys(self.eos_token_ids))
         room = self.max_model_len - len(prompt_ids)
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        seq_id, self._next_seq_id = self._next_seq_id, self._next_seq_id + 1
         return Generation(
             sequence=Sequence(
-                seq_id=seq_id,
+                seq_id=next(self._seq_ids),
                 prompt_ids=prompt_ids,
                 output_ids=[],
                 sampling=sampling,

@@ -51,6 +51,12 @@ class KVCache:
             name: _zeros((num_slots, width), dtype, device) for name, width in (feature_widths or {}).items()
         }
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all layers and features; on a CPU it is taken as blocks are first used."""
+        tensors = (*(kv for layer in self.layers for kv in (layer.key, layer.value)), *self.features.values())
+        return sum(tensor.nbytes for tensor in tensors)
+
     def keep(self, slots: Tensor, features: Mapping[str, Tensor]) -> None:
         """Store a pass's features, name -> [T, width], at the slots [T] of its rows."""
         for name, rows in features.items():

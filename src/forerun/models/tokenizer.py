@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import AutoTokenizer
 
 from forerun.errors import ModelError, RequestError
@@ -18,7 +20,22 @@ from forerun.models.vocabulary import Vocabulary, read_vocabulary
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
 CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new token follows
 LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, so at most as many tokens
+LONG_TEXT = 4096  # characters; encoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
+TEMPLATE_GLOBALS = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "range",
+        "dict",
+    }
+)
+TRACKING_TAG = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own; jinja does not know it
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -86,6 +103,35 @@ class Tokenizer:
         """Whether conversations can be laid out without giving a template."""
         return bool(self._transformers.chat_template)
 
+    @property
+    def kind(self) -> str:
+        """The name that transformers has for it."""
+        return type(self._transformers).__name__
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The special tokens by their part: eos_token, bos_token, ..."""
+        return {name: str(token) for name, token in self._transformers.special_tokens_map.items()}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that conversations are laid out by, if there is one."""
+        template: str | None = self._transformers.chat_template
+        return template
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads besides messages and tools (enable_thinking, for one)."""
+        if not isinstance(self.chat_template, str):
+            return frozenset()
+        try:
+            plain = TRACKING_TAG.sub("", self.chat_template)
+            names = find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
+        except TemplateError:
+            return frozenset()
+        special = self._transformers.special_tokens_map
+        return frozenset(names - TEMPLATE_GLOBALS - special.keys())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it count as such.
 
@@ -93,6 +139,8 @@ class Tokenizer:
             RequestError: `text` is not a string of Unicode characters.
         """
         try:
+            if len(text) > LONG_TEXT:  # only the batch call lets other threads run meanwhile
+                return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
             got = "half of a surrogate pair" if isinstance(text, str) else f"a {type(text).__name__}"

@@ -1,0 +1,94 @@
+"""`forerun serve`: OpenAI's HTTP interface over one model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Parameter, Token
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict, Env
+
+from forerun.cli import loading
+from forerun.cli.options import EngineOptions
+from forerun.cli.yaml_files import read_yaml
+from forerun.errors import ConfigError
+from forerun.server.options import ServerOptions
+
+EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "starlette")
+ENGINE, SERVER = EngineOptions(), ServerOptions()
+
+
+def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take what neither the command line nor the environment says from the file that --config names."""
+    given = next((argument.tokens for argument in arguments if argument.name == "--config"), ())
+    if not given:
+        return
+    path = Path(given[-1].value)
+    options = read_yaml(path, option="--config", example="port: 8001")
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"--config: {path} holds no options; write one a line, e.g. port: 8001")
+    plain = {str(name).replace("_", "-"): _flat(value) for name, value in options.items()}
+    model = next(
+        argument for argument in arguments if argument.name == "MODEL"
+    )  # a place, which has no name for `Dict`
+    if "model" in plain and not model.tokens:
+        model.append(Token(keyword="model", value=str(plain["model"]), source=str(path)))
+    plain.pop("model", None)
+    Dict(plain, use_commands_as_keys=False, source=str(path))(app, commands, arguments)
+
+
+def _flat(value: Any) -> Any:
+    """A nested value as the JSON that its option takes."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
+
+
+serve = App(
+    name="serve",
+    help="Serve a model over OpenAI's HTTP interface.",
+    help_epilogue=(
+        "Examples:\n"
+        "  forerun serve smollm2-135m\n"
+        "  forerun serve smollm2-135m --speculative-config.method suffix --port 8001\n"
+        "  FORERUN_API_KEY=secret forerun serve smollm2-135m --host 0.0.0.0\n"
+        "  forerun serve --config server.yaml"
+    ),
+    config=(Env("FORERUN_", command=False, show=False), _from_file),
+)
+
+
+@serve.default
+def run(
+    model: str,
+    /,
+    *,
+    config: Path | None = None,  # noqa: ARG001 - read by `_from_file`
+    server: Annotated[ServerOptions, Parameter(name="*", negative=(), group=Group("Server", sort_key=2))] = SERVER,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Serve a model over OpenAI's HTTP interface.
+
+    An option counts where it is found first: on the command line, in the environment (FORERUN_PORT for
+    --port), in the file of --config, else its default. Ctrl-C or SIGTERM lets what runs finish and stops.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
+        config: A YAML file of options, named as here without the hyphens in front.
+    """
+    try:
+        from forerun.server.serve import Server, log_stats
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise ConfigError(
+            f"serve: needs the package {error.name}, which is not installed; pip install 'forerun[serve]'"
+        ) from None
+    if not server.disable_log_stats:
+        log_stats()
+    it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
+    it.run()
+    if it.is_loading:
+        os._exit(0)  # a thread deep in loading cannot be ended, and must not lose the interpreter under its feet

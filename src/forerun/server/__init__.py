@@ -1,0 +1,1 @@
+"""`forerun serve`: OpenAI's HTTP interface over one engine."""

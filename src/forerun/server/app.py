@@ -1,0 +1,43 @@
+"""The FastAPI application: routes, keys, limits and the shape of errors put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from fastapi import Depends, FastAPI
+
+import forerun
+from forerun.server import chat, completions, errors, status, tokenization
+from forerun.server.auth import Keys
+from forerun.server.limits import MOST_BODY_BYTES, MOST_HEADER_BYTES, SizeLimits
+from forerun.server.options import ServerOptions
+from forerun.server.protocol import ErrorAnswer
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> FastAPI:
+    """The application; `app.state.model` is None until there is a `ServedModel`.
+
+    Every route asks for a key, if there are any, unless its endpoint is marked `open_to_all`. No
+    other origin may read answers (there are no CORS headers), and no page is loaded from elsewhere.
+    """
+    app = FastAPI(
+        title="forerun",
+        version=forerun.__version__,
+        dependencies=[Depends(Keys(options.api_key))],
+        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+        lifespan=lifespan,
+        openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(SizeLimits, most_header_bytes=MOST_HEADER_BYTES, most_body_bytes=MOST_BODY_BYTES)
+    app.state.model = None
+    errors.install(app)
+    for module in (status, completions, chat, tokenization):
+        app.include_router(module.router)
+    if options.enable_tokenizer_info_endpoint:
+        app.include_router(tokenization.info_router)
+    return app

@@ -1,0 +1,105 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from forerun.server.answers import Answers
+from forerun.server.constraints import refuse_unserved
+from forerun.server.errors import ApiError
+from forerun.server.generation import Shape
+from forerun.server.logprobs import chat_logprobs
+from forerun.server.protocol import ChatBody, ConversationBody
+from forerun.server.sampling import sampling_params
+from forerun.server.served_model import ServedModel, served_model
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
+) -> Response:
+    """Answer a conversation, laid out by the model's chat template, by n completions."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs: is given without logprobs; set logprobs to true", param="top_logprobs")
+    check_template_variables(body, model)
+    shape = ChatShape(body, model)
+    answers = await model.answer(
+        lambda: [(None, lay_out(body, model))],
+        sampling_params(
+            body,
+            speculates=model.speculates,
+            max_tokens=_max_tokens(body),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ),
+        num_prompts=1,
+        streams=shape.wants_steps,
+        cache_salt=body.cache_salt,
+    )
+    return await shape.respond(request, answers)
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    """The newer of the two names counts; null is as many as fit."""
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    most: int | None = getattr(body, name)
+    if most == 0:
+        raise ApiError(400, f"{name}: got 0; must be 1 or more, or left out for as many as fit", param=name)
+    return most
+
+
+def check_template_variables(body: ConversationBody, model: ServedModel) -> None:
+    """Raise `ApiError` unless the model's template reads every variable that is given."""
+    for name in body.chat_template_kwargs or {}:
+        if name not in model.template_variables:
+            known = ", ".join(sorted(model.template_variables)) or "none"
+            raise ApiError(
+                400,
+                f"chat_template_kwargs: the template has no variable {name!r:.80}; it has: {known}",
+                param="chat_template_kwargs",
+            )
+
+
+def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
+    """Token ids of the conversation."""
+    return model.llm.get_tokenizer().apply_chat_template(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
+        **(body.chat_template_kwargs or {}),
+    )
+
+
+class ChatShape(Shape):
+    """Messages of the assistant."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: ChatBody, model: ServedModel) -> None:
+        super().__init__(body, model)
+        self._body: ChatBody = body
+
+    def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:  # noqa: ARG002
+        """The whole message."""
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(completion.token_ids, completion.logprobs)}
+
+    def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
+        """A step's text; the first says whose."""
+        message = {"role": "assistant", "content": delta.text} if is_first else {"content": delta.text}
+        return {"delta": message, "logprobs": self._logprobs(delta.token_ids, delta.logprobs)}
+
+    def prompt_ids_of(self, answers: Answers) -> dict[str, Any]:
+        """The one prompt's tokens, where they are asked for."""
+        return {"prompt_token_ids": answers.prompt_ids[0]} if self._body.return_token_ids else {}
+
+    def _logprobs(self, token_ids: list[int], rows: list[TokenLogprobs] | None) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(token_ids, rows or [], num_top=self._body.top_logprobs or 0, spell=self.model.spell)

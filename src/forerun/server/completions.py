@@ -1,0 +1,117 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from forerun.server.answers import Answers
+from forerun.server.constraints import refuse_unserved
+from forerun.server.errors import ApiError
+from forerun.server.generation import Shape
+from forerun.server.logprobs import completion_logprobs
+from forerun.server.protocol import CompletionBody
+from forerun.server.sampling import sampling_params
+from forerun.server.served_model import ServedModel, served_model
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def create_completion(
+    body: CompletionBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
+) -> Response:
+    """Continue prompts, texts or token ids, each by n completions."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    _check(body)
+    shape = CompletionShape(body, model)
+    answers = await model.answer(
+        lambda: [_tokens(prompt, body, model) for prompt in body.prompts],
+        sampling_params(
+            body,
+            speculates=model.speculates,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        ),
+        num_prompts=len(body.prompts),
+        streams=shape.wants_steps,
+        cache_salt=body.cache_salt,
+    )
+    return await shape.respond(request, answers)
+
+
+def _check(body: CompletionBody) -> None:
+    """Refuse fields that do not fit each other."""
+    if body.suffix:
+        raise ApiError(400, "suffix: is not served; leave it out", param="suffix")
+    if not body.prompts:
+        raise ApiError(400, "prompt: got an empty list; give at least one", param="prompt")
+    if body.max_tokens == 0 and not (body.echo and not body.stream):
+        raise ApiError(
+            400, "max_tokens: got 0; must be 1 or more, or 0 with echo and without stream", param="max_tokens"
+        )
+    if body.echo and body.stream and body.logprobs is not None:
+        raise ApiError(400, "echo: got true with logprobs in a stream; set stream to false", param="echo")
+
+
+def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:
+    """A prompt's text, where it is needed, and token ids."""
+    if isinstance(prompt, str):
+        tokenizer = model.llm.get_tokenizer()
+        return prompt, tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    if not body.echo:
+        return None, prompt
+    vocab_size = model.llm.vocab_size
+    known = [token_id for token_id in prompt if token_id < vocab_size]  # others are refused with a better message
+    return model.llm.get_tokenizer().decode(known, skip_special_tokens=False), prompt
+
+
+class CompletionShape(Shape):
+    """Text completions."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, body: CompletionBody, model: ServedModel) -> None:
+        super().__init__(body, model)
+        self._body: CompletionBody = body
+        self._num_characters: dict[tuple[int, int], int] = defaultdict(int)  # sent, by prompt and completion
+
+    def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        """Text and logprobs, after the prompt's if it is echoed."""
+        body = self._body
+        if body.max_tokens == 0:  # the engine always writes a token
+            completion.text, completion.token_ids, completion.logprobs = "", [], []
+        prompt = (output.prompt or "") if body.echo else ""
+        choice: dict[str, Any] = {"text": prompt + completion.text, "logprobs": None}
+        if body.logprobs is not None:
+            token_ids, rows = completion.token_ids, list(completion.logprobs or ())
+            if body.echo:
+                token_ids, rows = output.prompt_token_ids + token_ids, [*(output.prompt_logprobs or ()), *rows]
+            choice["logprobs"] = self._logprobs(token_ids, rows, offset=0)
+        if body.return_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
+
+    def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:
+        """A step's text and logprobs; the first of an echoed prompt begins with it."""
+        body, key = self._body, (place, delta.index)
+        text = answers.prompts[place] + delta.text if body.echo and is_first else delta.text
+        choice: dict[str, Any] = {"text": text, "logprobs": None}
+        if body.logprobs is not None:
+            choice["logprobs"] = self._logprobs(delta.token_ids, delta.logprobs or [], offset=self._num_characters[key])
+        if body.return_token_ids and is_first:
+            choice["prompt_token_ids"] = answers.prompt_ids[place]
+        self._num_characters[key] += len(text)
+        return choice
+
+    def _logprobs(
+        self, token_ids: list[int], rows: list[TokenLogprobs | None] | list[TokenLogprobs], *, offset: int
+    ) -> dict[str, Any]:
+        return completion_logprobs(token_ids, rows, offset=offset, token_text=self.model.token_text)

@@ -1,0 +1,125 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from forerun.errors import RequestError, UnknownKeyError
+
+logger = logging.getLogger(__name__)
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what a RequestError's message begins with
+SHOWN_CAUSES = 3  # of a value that fits none of several types
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(_writable(message))
+        self.status, self.code, self.headers = status, code, headers
+        self.param = None if param is None else _writable(param)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body, status_code=self.status, headers=dict(self.headers or {}))
+
+
+def refused(error: RequestError | UnknownKeyError) -> ApiError:
+    """400 for a value that the engine does not take; its message begins with the value's name."""
+    named = PARAM.match(str(error))
+    return ApiError(400, str(error), param=named.group(1) if named else None)
+
+
+def failed_while_running(message: str) -> ApiError:
+    """For a request that the engine ended with an error: the caller's fault where its rules leave no token."""
+    return ApiError(400 if message.startswith("sampling:") else 500, message)
+
+
+def malformed(errors: Sequence[Any]) -> ApiError:
+    """400 for a body that does not have the shape that the endpoint takes; nothing of the body is repeated."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"body: not JSON ({first['ctx']['error']} at character {first['loc'][-1]}); send JSON")
+    path = _path(first)
+    if not path:
+        return ApiError(400, "body: must be a JSON object with Content-Type: application/json")
+    same = [error for error in errors if _path(error)[:1] == path[:1]]
+    if len(same) > 1:
+        path = path[:1]
+    causes = list(dict.fromkeys(_uncapital(error["msg"]) for error in same))[:SHOWN_CAUSES]
+    name = ".".join(path)
+    if first["type"] == "missing":
+        return ApiError(400, f"{name}: is missing; give one", param=path[0])
+    return ApiError(400, f"{name}: {', or '.join(causes)}", param=path[0])
+
+
+def _writable(text: str) -> str:
+    """The text without halves of surrogate pairs, which requests may hold and answers must not."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _path(error: Any) -> list[str]:
+    """Names that lead to the value in the body."""
+    return [str(part) for part in error["loc"][1:]]
+
+
+def _uncapital(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of the app this shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestError)
+    async def on_request_error(_request: Request, error: RequestError) -> JSONResponse:
+        return refused(error).response()
+
+    @app.exception_handler(UnknownKeyError)
+    async def on_unknown_key(_request: Request, error: UnknownKeyError) -> JSONResponse:
+        return refused(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return malformed(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = {
+            404: "there is no such endpoint; see /openapi.json",
+            405: f"{request.method} is not what this endpoint takes; see /openapi.json",
+        }.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:
+        return ApiError(500, "the server failed on this request; its log has the reason").response()

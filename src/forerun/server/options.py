@@ -1,0 +1,48 @@
+"""What `forerun serve` takes besides the engine's own options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.errors import ConfigError
+
+SpecMetrics = Literal["none", "summary", "detailed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where the server listens, whom it answers and what its answers carry.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every interface of this machine."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    api_key: tuple[str, ...] = ()
+    """Key that requests must bear; may be given several times. Better in the environment: FORERUN_API_KEY."""
+    served_model_name: str | None = None
+    """Name of the model in requests and answers; by default MODEL as it is given."""
+    max_queue: int = 1024
+    """Completions that may wait for a place among --max-num-seqs; beyond these the answer is 429."""
+    per_request_spec_decode_metrics: SpecMetrics = "summary"
+    """How much answers tell about their drafts: none, summary or detailed (each step)."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve /tokenizer_info, which shows the chat template."""
+    shutdown_timeout: int = 30
+    """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
+    disable_log_stats: bool = False
+    """Write no line on throughput and acceptance every ten seconds."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise ConfigError(f"port: got {self.port}; must be from 0 (a free one) to {2**16 - 1}")
+        if self.max_queue < 0:
+            raise ConfigError(f"max_queue: got {self.max_queue}; must be 0 or more")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"shutdown_timeout: got {self.shutdown_timeout}; must be 0 seconds or more")
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("api_key: got an empty one; give a key, or leave it out to serve without keys")

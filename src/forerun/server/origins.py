@@ -1,0 +1,75 @@
+"""How tokens came to be: per token for a page that colours them, per request in vLLM's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forerun.core.outputs import StreamDelta
+from forerun.core.stats import SpeculationStats
+from forerun.core.verdict import Origin
+from forerun.engine.pieces import TokenPieces
+
+
+class Origins:
+    """The `forerun` object of one choice: its tokens' origins, and its text cut at their borders.
+
+    `origins` has one entry per token: accepted, recovered or bonus. `pieces` join to the choice's
+    text; each names its token's origin, and for tokens of a step with a draft the drafter and the
+    position (from 0) in or after the draft. Text may lag behind tokens, and so do pieces.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], *, drafter: str) -> None:
+        self._drafter = drafter
+        self._pieces: TokenPieces[dict[str, Any]] = TokenPieces(decode)
+
+    def of(self, delta: StreamDelta) -> dict[str, Any]:
+        """What to tell of a delta."""
+        drafter = (delta.drafter or self._drafter) if delta.num_draft_tokens else None
+        notes: list[dict[str, Any]] = [
+            {"origin": origin.value, "drafter": drafter, "position": None if drafter is None else position}
+            for position, origin in enumerate(delta.origins)
+        ]
+        pieces = self._pieces.cut(delta.text, zip(delta.token_ids, notes, strict=True))
+        return {
+            "origins": [origin.value for origin in delta.origins],
+            "drafter": drafter,
+            "num_draft_tokens": delta.num_draft_tokens,
+            "num_accepted_tokens": sum(origin is Origin.ACCEPTED for origin in delta.origins),
+            "pieces": [{"text": text, **note} for text, note in pieces],
+        }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The `forerun` object of a whole choice, from those of its steps."""
+    return {
+        "origins": [origin for part in parts for origin in part["origins"]],
+        "num_draft_tokens": sum(part["num_draft_tokens"] for part in parts),
+        "num_accepted_tokens": sum(part["num_accepted_tokens"] for part in parts),
+        "pieces": [piece for part in parts for piece in part["pieces"]],
+    }
+
+
+def speculation_metrics(
+    stats: SpeculationStats, *, num_speculative_tokens: int, steps: Sequence[StreamDelta] | None
+) -> dict[str, Any]:
+    """vLLM's `metrics.speculative_decoding` of one completion; like its own, it counts steps with a draft.
+
+    `steps` adds the numbers of each such step ("detailed").
+    """
+    at_least = [stats.num_drafts, *stats.accepted_per_position]  # steps that accepted j tokens or more
+    at_least += [0] * (num_speculative_tokens + 2 - len(at_least))
+    told: dict[str, Any] = {
+        "mean_acceptance_length": 1 + stats.num_accepted_tokens / max(1, stats.num_drafts),
+        "draft_acceptance_rate": stats.acceptance_rate or 0.0,
+        "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(num_speculative_tokens + 1)],
+        "num_spec_steps": stats.num_drafts,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": num_speculative_tokens,
+    }
+    if steps is not None:
+        drafted = [step for step in steps if step.num_draft_tokens]
+        told["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
+        told["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
+    return told

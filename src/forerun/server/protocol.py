@@ -1,0 +1,210 @@
+"""The bodies of requests: OpenAI's fields, vLLM's further ones, and our own `forerun` object.
+
+Types are strict (no "5" for 5), null means left out, and fields that are not here are kept in
+`model_extra` for `constraints.refuse_unserved` to judge.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forerun.server.limits import (
+    LARGEST_BIAS,
+    MOST_BAD_WORD_CHARACTERS,
+    MOST_BAD_WORDS,
+    MOST_BIASES,
+    MOST_COMPLETIONS,
+    MOST_LOGPROBS,
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    MOST_STOP_CHARACTERS,
+    MOST_STOPS,
+    MOST_TOKEN_IDS,
+)
+
+INT64 = 2**63
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKEN_IDS)]
+Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
+BadWord = Annotated[str, Field(max_length=MOST_BAD_WORD_CHARACTERS)]
+Salt = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than 200."""
+
+    error: ErrorDetails
+
+
+class Body(BaseModel):
+    """A request's JSON object."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class ForerunFields(BaseModel):
+    """What only this server understands, in a namespace of its own.
+
+    `origins` asks for how each token came to be: see `origins.Origins`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    speculation: Literal["on", "off"] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=128)] | None = None
+    origins: bool | None = False
+
+
+class GenerationBody(Body):
+    """What completions and chat completions have in common."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)] | None = 1
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MOST_BIASES)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    cache_salt: Salt | None = None
+    user: str | None = None
+    forerun: ForerunFields | None = None
+
+    @property
+    def own(self) -> ForerunFields:
+        """Our own fields, whether given or not."""
+        return self.forerun or ForerunFields()
+
+    @property
+    def num_completions(self) -> int:
+        """Completions per prompt."""
+        return self.n or 1
+
+
+Prompts = (
+    str
+    | Annotated[list[str], Field(max_length=MOST_PROMPTS)]
+    | list[TokenId]
+    | Annotated[list[list[TokenId]], Field(max_length=MOST_PROMPTS)]
+)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    echo: bool | None = False
+    logprobs: TopLogprobs | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = True
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt: text or token ids."""
+        match self.prompt:
+            case str():
+                return [self.prompt]
+            case [int(), *_]:
+                return [self.prompt]  # type: ignore[list-item]
+            case _:
+                return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TextPart(BaseModel):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation; fields that are not here go to the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message with its text in one piece, as chat templates expect it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        return {"role": self.role, "content": content or "", **(self.model_extra or {})}
+
+
+class ConversationBody(Body):
+    """Messages and how the model's chat template lays them out."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(ConversationBody, GenerationBody):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: TopLogprobs | None = None
+
+
+class TokenizeTextBody(Body):
+    """POST /tokenize, of a text."""
+
+    prompt: str
+    add_special_tokens: bool | None = True
+    return_token_strs: bool | None = False
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize, of a conversation."""
+
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]

@@ -1,0 +1,199 @@
+"""The server's life: it listens, loads, serves, and ends when what runs has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+import forerun
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.server.app import build_app
+from forerun.server.limits import MOST_HEADER_BYTES
+from forerun.server.options import ServerOptions
+from forerun.server.served_model import ServedModel
+
+KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
+SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
+
+
+class Server:
+    """One server.
+
+    Args:
+        load: gives the model; called once, in a thread, while the server answers 503.
+        options: see `ServerOptions`.
+        report: shows a line to whoever started the server.
+    """
+
+    def __init__(
+        self, load: Callable[[], LLM], options: ServerOptions, *, report: Callable[[str], None] = print
+    ) -> None:
+        self.app = build_app(options, lifespan=self._lifespan)
+        self.is_listening, self.is_ready = threading.Event(), threading.Event()
+        self._load = load
+        self._options = options
+        self._report = report
+        self._failure: BaseException | None = None
+        self._loading: threading.Thread | None = None
+        config = uvicorn.Config(
+            self.app,
+            http="h11",  # the parser that gives up on endless headers
+            ws="none",
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=options.shutdown_timeout,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+        self._server = _Uvicorn(config)
+
+    def run(self) -> None:
+        """Serve until SIGTERM, Ctrl-C or `stop`.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+            ForerunError: the model cannot be loaded.
+        """
+        with listen(self._options.host, self._options.port) as sock:
+            self.port: int = sock.getsockname()[1]
+            self.is_listening.set()
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            try:
+                asyncio.run(self._server.serve(sockets=[sock]))
+            finally:
+                sys.setswitchinterval(interval)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is being loaded still; after `run` nobody will use it."""
+        return self._loading is not None and self._loading.is_alive()
+
+    def stop(self) -> None:
+        """Let what runs finish, then end; for whoever runs the server in a thread."""
+        self._server.should_exit = True
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def load() -> None:
+            try:
+                model = ServedModel(self._load(), self._options)
+            except BaseException as error:
+                self._failure = error
+                self.stop()
+                return
+            with suppress(RuntimeError):  # the loop is closed: the server was told to stop meanwhile
+                loop.call_soon_threadsafe(self._begin, app, model)
+
+        self._loading = threading.Thread(target=load, name="forerun-loading", daemon=True)
+        self._loading.start()
+        yield
+        if app.state.model is not None:
+            app.state.model.close()
+
+    def _begin(self, app: FastAPI, model: ServedModel) -> None:
+        model.engine.start()
+        app.state.model = model
+        self._report(banner(model))
+        self._report(f"ready: http://{_url_host(self._options.host)}:{self.port} (Ctrl-C stops)")
+        self.is_ready.set()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, but a signal that was obeyed is not raised again: the process ends with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at the first signal, at once at the second."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def obey(_signal: int, _frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+        before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: the address is taken, or is none of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(socket.SOMAXCONN)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); "
+            "stop what does, or give another --port (0 takes a free one)"
+        ) from None
+    return sock
+
+
+def banner(model: ServedModel) -> str:
+    """What is served and how, a line for each."""
+    llm, options = model.llm, model.options
+    pool, cache = llm.engine.parts.pool, llm.engine.parts.runner.cache
+    speculative = llm.speculative
+    drafter = (llm.settings.speculative_config or {}).get("model")
+    rows = {
+        "target": f"{model.name} ({model.root})" if model.root != model.name else model.name,
+        "drafter": drafter or (speculative.method if model.speculates else "none"),
+        "method": speculative.describe(),
+        "num_speculative_tokens": speculative.num_speculative_tokens,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": f"{llm.device}, {f'native kernels ({llm.kernels.level})' if llm.kernels else 'torch'}",
+        "KV memory": f"{cache.num_bytes / 2**20:.1f} MiB, {pool.num_blocks * cache.block_size} tokens",
+        "max_model_len": llm.max_model_len,
+        "max_num_seqs": llm.settings.max_num_seqs,
+        "API key": "needed" if options.api_key else "none needed",
+    }
+    width = max(map(len, rows))
+    return "\n".join(
+        [f"forerun {forerun.__version__}", *(f"  {name:<{width}}  {value}" for name, value in rows.items())]
+    )
+
+
+def log_stats() -> None:
+    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("forerun.engine.stats")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,131 @@
+"""The loaded model as the endpoints see it: names, prompts on their way into the engine, its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import TypeVar
+
+from fastapi import Request
+
+from forerun.core.sampling_params import SamplingParams
+from forerun.engine.request import Request as EngineRequest
+from forerun.errors import ModelError
+from forerun.llm import LLM
+from forerun.server.answers import Answers
+from forerun.server.engine_thread import EngineError, EngineThread
+from forerun.server.errors import ApiError
+from forerun.server.limits import RETRY_AFTER_S, Admission
+from forerun.server.metrics import ServerMetrics
+from forerun.server.options import ServerOptions
+
+T = TypeVar("T")
+
+NUM_INTAKE_THREADS = 4
+
+Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
+"""Gives each prompt's text (None: it came as token ids) and token ids."""
+
+
+class ServedModel:
+    """A model in service.
+
+    Whatever may take long before the first step (chat templates, tokenising, sampling rules) runs in
+    a few threads of its own: neither the event loop nor the engine waits for it.
+    """
+
+    def __init__(self, llm: LLM, options: ServerOptions) -> None:
+        self.llm = llm
+        self.options = options
+        self.name = options.served_model_name or llm.settings.model
+        self.root = str(llm.path or llm.settings.model)
+        self.created = int(time.time())
+        self.metrics = ServerMetrics(self.name)
+        self.engine = EngineThread(llm.engine, observe=self.metrics.observe)
+        self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
+        self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
+        self._ids = itertools.count()
+        self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is drafted here."""
+        return self.llm.speculative.num_speculative_tokens > 0
+
+    @cached_property
+    def spellings(self) -> Mapping[int, bytes]:
+        """The bytes that each token spells; empty where the tokenizer's notation is not known."""
+        try:
+            return self.llm.get_tokenizer().vocabulary(self.llm.vocab_size).spellings
+        except ModelError:
+            return {}
+
+    def spell(self, token_id: int, text: str) -> bytes:
+        """The bytes of a token, also where they are no whole character."""
+        return self.spellings.get(token_id) or text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token alone."""
+        return self.llm.get_tokenizer().token_text(token_id)
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` (404) unless `asked` is this model, or nothing."""
+        if asked not in (None, self.name, self.root):
+            raise ApiError(
+                404,
+                f"model: {asked!r:.200} is not served here; use {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run something that may take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def answer(
+        self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
+    ) -> Answers:
+        """Put prompts into the engine.
+
+        Raises:
+            ApiError: there is no room, or the engine has ended.
+            RequestError: a prompt or a sampling value does not fit; nothing is in the engine then.
+        """
+        num_completions = num_prompts * sampling.n
+        leave = partial(self.admission.leave, num_completions)
+        self.admission.enter(num_completions)
+        try:
+            requests = await self.in_thread(lambda: self._accept(tokenise, sampling, cache_salt))
+            return Answers(self.engine, requests, streams=streams, when_closed=leave)
+        except BaseException as error:
+            leave()
+            if isinstance(error, EngineError):
+                raise ApiError(503, "the engine has ended; restart the server") from error
+            raise
+
+    def _accept(self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None) -> list[EngineRequest]:
+        return [
+            self.engine.engine.accept(f"{next(self._ids)}", ids, sampling, prompt=text, cache_salt=cache_salt)
+            for text, ids in tokenise()
+        ]
+
+    def close(self) -> None:
+        """End the engine's thread and the others."""
+        self.engine.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def served_model(request: Request) -> ServedModel:
+    """The model, for an endpoint that needs one.
+
+    Raises:
+        ApiError: 503, it is still loading.
+    """
+    model: ServedModel | None = request.app.state.model
+    if model is None:
+        raise ApiError(503, "the model is loading; try again later", headers={"Retry-After": str(RETRY_AFTER_S)})
+    return model

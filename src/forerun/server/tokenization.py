@@ -1,0 +1,71 @@
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from forerun.server.chat import check_template_variables, lay_out
+from forerun.server.constraints import refuse_unserved
+from forerun.server.errors import ApiError
+from forerun.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from forerun.server.served_model import ServedModel, served_model
+
+router = APIRouter()
+info_router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(
+    body: TokenizeTextBody | TokenizeChatBody, model: Annotated[ServedModel, Depends(served_model)]
+) -> JSONResponse:
+    """Token ids of a text, or of a conversation laid out by the chat template."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    tokenizer = model.llm.get_tokenizer()
+    if isinstance(body, TokenizeChatBody):
+        check_template_variables(body, model)
+
+    def answer() -> JSONResponse:
+        if isinstance(body, TokenizeChatBody):
+            token_ids = lay_out(body, model)
+        else:
+            token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+        length = model.llm.max_model_len
+        return JSONResponse(
+            {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": texts}
+        )
+
+    return await model.in_thread(answer)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
+    """The text of token ids, special tokens included."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    tokenizer = model.llm.get_tokenizer()
+    unknown = next((token_id for token_id in body.tokens if token_id >= tokenizer.vocab_size), None)
+    if unknown is not None:
+        raise ApiError(400, f"tokens: got {unknown}; must be below {tokenizer.vocab_size}", param="tokens")
+    text = await model.in_thread(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return JSONResponse({"prompt": text})
+
+
+@info_router.get("/tokenizer_info")
+async def tokenizer_info(model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
+    """What a client needs to lay out prompts by itself."""
+    tokenizer = model.llm.get_tokenizer()
+    return JSONResponse(
+        {
+            "tokenizer_class": tokenizer.kind,
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": model.llm.max_model_len,
+            "vocab_size": tokenizer.vocab_size,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")),
+            **tokenizer.special_tokens,
+        }
+    )

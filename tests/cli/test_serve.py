@@ -1,0 +1,199 @@
+"""`forerun serve` from the command line: where options come from, mistakes, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.cli import loading
+from forerun.cli.app import main
+from forerun.cli.options import EngineOptions
+from forerun.errors import ModelError
+from forerun.server.options import ServerOptions
+from tests.stand_in import save_stand_in
+
+CODE = "import sys; from forerun.cli.app import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a server would have been started with."""
+    seen = SimpleNamespace(model=None, server=None, engine=None)
+
+    class FakeServer:
+        def __init__(self, load: Any, options: ServerOptions, *, report: Any) -> None:
+            seen.server = options
+            load()
+
+        is_loading = False
+
+        def run(self) -> None:
+            pass
+
+    def load_llm(model: str, engine: EngineOptions) -> None:
+        seen.model, seen.engine = model, engine
+
+    monkeypatch.setattr("forerun.server.serve.Server", FakeServer)
+    monkeypatch.setattr("forerun.server.serve.log_stats", lambda: None)
+    monkeypatch.setattr(loading, "load_llm", load_llm)
+    for name in [name for name in os.environ if name.startswith("FORERUN_")]:
+        monkeypatch.delenv(name)
+    return seen
+
+
+def test_defaults(started: SimpleNamespace) -> None:
+    assert main(["serve", "some-model"]) == 0
+    assert started.model == "some-model"
+    assert started.server == ServerOptions()
+    assert started.engine == EngineOptions()
+    assert (started.server.host, started.server.port) == ("127.0.0.1", 8000)
+
+
+def test_the_command_line_comes_before_the_environment_before_the_file(
+    started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("model: of-file\nport: 1\nhost: 1.1.1.1\nmax_queue: 1\nmax-num-seqs: 1\ndtype: float32\n")
+    monkeypatch.setenv("FORERUN_PORT", "2")
+    monkeypatch.setenv("FORERUN_HOST", "2.2.2.2")
+    monkeypatch.setenv("FORERUN_MAX_NUM_SEQS", "2")
+    assert main(["serve", "--config", str(file), "--port", "3"]) == 0
+    assert started.model == "of-file"
+    assert (started.server.port, started.server.host, started.server.max_queue) == (3, "2.2.2.2", 1)
+    assert (started.engine.max_num_seqs, started.engine.dtype) == (2, "float32")
+    assert main(["serve", "of-command-line", "--config", str(file)]) == 0
+    assert started.model == "of-command-line"
+    monkeypatch.setenv("FORERUN_MODEL", "of-environment")
+    assert main(["serve", "--config", str(file)]) == 0
+    assert started.model == "of-environment"
+
+
+def test_a_file_may_hold_everything(started: SimpleNamespace, tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "speculative_config: {method: ngram, num_speculative_tokens: 4}\n"
+        "api_key: [one, two]\n"
+        "enable_tokenizer_info_endpoint: true\n"
+        "per_request_spec_decode_metrics: detailed\n"
+        "shutdown_timeout: 2\n"
+        "served_model_name: null\n"
+    )
+    assert main(["serve", "m", "--config", str(file)]) == 0
+    assert started.engine.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
+    assert started.server.api_key == ("one", "two")
+    assert started.server.enable_tokenizer_info_endpoint is True
+    assert started.server.per_request_spec_decode_metrics == "detailed"
+    assert started.server.shutdown_timeout == 2
+
+
+def test_keys_may_be_given_in_the_environment_and_several_times(
+    started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["serve", "m", "--api-key", "one", "--api-key", "two"])
+    assert started.server.api_key == ("one", "two")
+    monkeypatch.setenv("FORERUN_API_KEY", "secret")
+    main(["serve", "m"])
+    assert started.server.api_key == ("secret",)
+
+
+def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_SPECULATIVE_CONFIG", '{"method": "ngram", "num_speculative_tokens": 3}')
+    main(["serve", "m"])
+    assert started.engine.speculative_config == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prot: 8001\n", "prot"),
+        ("- port\n", "holds no options"),
+        ("port: many\n", "many"),
+        ("port: 1\nport: 2\n", "twice"),
+        ("port: [\n", "neither YAML nor JSON"),
+        ("port: 70000\n", "must be from 0"),
+        ("api_key: ['']\n", "got an empty one"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(
+    text: str, expected: str, started: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    assert main(["serve", "m", "--config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+
+
+def test_a_missing_file_is_told_in_one_line(started: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "m", "--config", "nowhere.yaml"]) == 2
+    assert "cannot read nowhere.yaml" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = f"import sys; sys.modules['fastapi'] = None; {CODE}"
+    program = subprocess.run([sys.executable, "-c", code, "serve", "m"], capture_output=True, text=True, timeout=60)
+    assert program.returncode == 2
+    assert program.stderr.count("\n") == 1
+    assert "pip install 'forerun[serve]'" in program.stderr
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_2(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "m", "--port", str(taken)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"--port {taken}" in error
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: str, options: object) -> None:
+        raise ModelError(f"model {model!r}: there is no such folder")
+
+    monkeypatch.setattr(loading, "load_llm", fail)
+    assert main(["serve", "./nowhere", "--port", "0", "--disable-log-stats"]) == 2
+    assert capsys.readouterr().err == "error: model './nowhere': there is no such folder\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish_and_ends_with_0(number: signal.Signals, tmp_path: Path) -> None:
+    model = save_stand_in(tmp_path)
+    program = subprocess.Popen(
+        [sys.executable, "-c", CODE, "serve", str(model), "--port", "0", "--max-model-len", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    url = next(line for line in program.stdout if line.startswith("ready: ")).split()[1]
+    body = b'{"prompt": "hello", "max_tokens": 900, "ignore_eos": true, "stream": true}'
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.readline()
+        program.send_signal(number)
+        lines = answer.read().decode().strip().split("\n\n")
+    _, errors = program.communicate(timeout=30)
+    assert lines[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in lines[-2]
+    assert program.returncode == 0
+    assert "Traceback" not in errors

@@ -1,0 +1,257 @@
+"""Bad requests: OpenAI's shape, the right status, what to change, and a server that lives on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+
+from forerun.server.constraints import _warned
+from forerun.server.limits import MOST_BODY_BYTES
+from forerun.server.options import ServerOptions
+from forerun.server.serve import Server
+from tests.server.served import CHAT, PROMPT, Served, chat_llm, offline
+
+TEXT = {"prompt": PROMPT, "max_tokens": 1}
+TALK = {"messages": CHAT, "max_tokens": 1}
+
+
+def refusal(server, path, body):
+    """(status, error) of a request that must fail, in the right shape and with nothing private in it."""
+    status, _, answer = server.send("POST", path, body)
+    assert set(answer) == {"error"}
+    error = answer["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    assert len(error["message"]) < 500
+    assert "Traceback" not in error["message"]
+    return status, error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [264]}, "prompt"),
+        ({"prompt": [264], "echo": True}, "prompt"),
+        ({"prompt": "a" * 1000}, "prompt"),
+        ({"prompt": ["a"] * 65}, "prompt"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": "2"}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1, "min_tokens": 2}, "min_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "a" * 2000}, "stop"),
+        ({"bad_words": ["a" * 2000]}, "bad_words"),
+        ({"stop": 5}, "stop"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"suffix": "end"}, "suffix"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"forerun": {"speculatoin": "on"}}, "forerun"),
+        ({"forerun": {"num_speculative_tokens": -1}}, "forerun"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"grammar": "root ::= 'a'"}, "grammar"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": 5}, "response_format"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ],
+)
+def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
+    status, error = refusal(plain, "/v1/completions", TEXT | fields)
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert plain.post("/v1/completions", TEXT)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"content": "hello"}]}, "messages"),
+        ({"messages": [{"role": "", "content": "hello"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ],
+)
+def test_a_bad_chat_request_is_told_what_to_change(plain, fields, param):
+    status, error = refusal(plain, "/v1/chat/completions", TALK | fields)
+    assert (status, error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "none"},
+        {"tools": None, "guided_json": None, "response_format": None},
+        {"response_format": {"type": "text"}},
+        {"user": "somebody", "stream_options": None},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_taken(plain, fields):
+    assert plain.post("/v1/chat/completions", TALK | fields)["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rules_that_leave_no_token_are_the_callers_fault(plain, stream):
+    (token_id,) = offline().get_tokenizer().encode("C")
+    fields = {"allowed_token_ids": [token_id], "bad_words": ["C"]}
+    if stream:
+        (answer,) = plain.stream("/v1/completions", TEXT | fields)
+        assert answer["error"]["type"] == "invalid_request_error"
+    else:
+        status, error = refusal(plain, "/v1/completions", TEXT | fields)
+        assert status == 400
+        assert "forbid every token" in error["message"]
+
+
+def test_an_unknown_field_is_ignored_with_one_warning(plain, caplog):
+    _warned.clear()
+    with caplog.at_level(logging.WARNING, "forerun.server"):
+        for _ in range(3):
+            plain.post("/v1/completions", TEXT | {"made_up\n": 1})
+    (record,) = caplog.records
+    assert "'made_up\\n'" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[]",
+        "5",
+        '"text"',
+        "null",
+        "{'prompt': 'a'}",
+        "[" * 100_000,
+        '{"prompt": "a", "seed": ' + "1" * 5000 + "}",
+        '{"prompt": "\\ud800"}',
+        '{"prompt": "a", "temperature": NaN}',
+        '{"prompt": "a", "logit_bias": {"1": Infinity}}',
+        '{"prompt": "a", "guided_\\ud800": 1}',
+        '{"prompt": "a", "forerun": {"\\ud800": 1}}',
+        '{"prompt": "a", "logit_bias": {"\\ud800": 1}}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(plain, body):
+    status, _ = refusal(plain, "/v1/completions", body)
+    assert status == 400
+    assert plain.post("/v1/completions", TEXT)["choices"]
+
+
+def test_an_unknown_model_is_404(plain):
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", TALK), ("/tokenize", {"prompt": "a"})):
+        status, error = refusal(plain, path, body | {"model": "gpt-9"})
+        assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
+    assert plain.send("GET", "/v1/models/gpt-9")[0] == 404
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/v1/completions", 405)])
+def test_an_unknown_path_or_method_has_the_same_shape(plain, method, path, status):
+    found, _, answer = plain.send(method, path)
+    assert found == status
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_too_large_is_413(plain):
+    status, error = refusal(plain, "/v1/completions", json.dumps({"prompt": "a" * MOST_BODY_BYTES}))
+    assert status == 413
+    assert str(MOST_BODY_BYTES) in error["message"]
+
+
+def test_a_body_that_says_no_length_is_cut_off_too(plain):
+    connection = plain.connection()
+    chunks = iter([b" " * (MOST_BODY_BYTES // 4)] * 5)
+    connection.request("POST", "/v1/completions", chunks, {"Content-Type": "application/json"}, encode_chunked=True)
+    response = connection.getresponse()
+    assert response.status == 413
+    assert "error" in json.loads(response.read())
+    connection.close()
+
+
+def test_headers_that_are_too_large_are_refused(plain):
+    status, _, answer = plain.send("GET", "/health", headers={"X-Large": "a" * 100_000})
+    assert status == 431
+    assert "headers" in answer["error"]["message"]
+    assert plain.send("GET", "/health")[0] == 200
+
+
+def test_while_the_model_loads_the_answer_is_503(tmp_path):
+    may_load = threading.Event()
+
+    def load():
+        may_load.wait(30)
+        return chat_llm()
+
+    lines = []
+    server = Served(Server(load, ServerOptions(port=0), report=lines.append))
+    thread = threading.Thread(target=server.server.run)
+    thread.start()
+    try:
+        assert server.server.is_listening.wait(30)
+        for method, path, body in (
+            ("GET", "/health", None),
+            ("GET", "/v1/models", None),
+            ("POST", "/v1/completions", TEXT),
+        ):
+            status, headers, answer = server.send(method, path, body)
+            assert (status, answer["error"]["type"]) == (503, "service_unavailable_error")
+            assert int(headers["Retry-After"]) > 0
+        assert server.send("GET", "/version")[0] == 200
+        assert server.send("GET", "/metrics")[0] == 200
+        assert lines == []
+        may_load.set()
+        assert server.server.is_ready.wait(30)
+        assert server.send("GET", "/health")[0] == 200
+        assert lines[-1].startswith("ready: http://127.0.0.1:")
+    finally:
+        may_load.set()
+        server.server.stop()
+        thread.join(30)

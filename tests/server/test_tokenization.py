@@ -1,0 +1,77 @@
+"""/tokenize, /detokenize, /tokenizer_info, and what the server says of itself."""
+
+from __future__ import annotations
+
+import forerun
+from tests.server.served import CHAT, NAME, chat_ids, offline
+
+
+def test_a_text_is_tokenised(plain):
+    answer = plain.post("/tokenize", {"model": NAME, "prompt": "hello", "return_token_strs": True})
+    assert answer == {
+        "count": 4,
+        "max_model_len": 256,
+        "tokens": [259, 78, 78, 81],
+        "token_strs": ["he", "l", "l", "o"],
+    }
+
+
+def test_a_conversation_is_tokenised(plain):
+    answer = plain.post("/tokenize", {"messages": CHAT})
+    assert answer["tokens"] == chat_ids(CHAT)
+    assert answer["token_strs"] is None
+    shorter = plain.post("/tokenize", {"messages": CHAT, "add_generation_prompt": False})
+    assert shorter["tokens"] == offline().get_tokenizer().apply_chat_template(CHAT, add_generation_prompt=False)
+
+
+def test_token_ids_become_text_again(plain):
+    tokens = plain.post("/tokenize", {"prompt": "héllo <|im_end|> ✓"})["tokens"]
+    assert plain.post("/detokenize", {"tokens": tokens}) == {"prompt": "héllo <|im_end|> ✓"}
+    assert plain.post("/detokenize", {"tokens": []}) == {"prompt": ""}
+
+
+def test_a_token_that_is_none_is_refused(plain):
+    for tokens in ([9999], [-1], ["a"], 5):
+        assert plain.send("POST", "/detokenize", {"tokens": tokens})[0] == 400
+    assert plain.send("POST", "/tokenize", {"nothing": 1})[0] == 400
+
+
+def test_a_long_text_is_tokenised_while_others_are_served(plain):
+    text = "hello " * 200_000
+    assert plain.post("/tokenize", {"prompt": text})["count"] == 5 * 200_000
+    assert plain.send("GET", "/health")[0] == 200
+
+
+def test_the_tokenizer_is_described_where_that_is_allowed(plain, drafting):
+    _, _, info = plain.send("GET", "/tokenizer_info")
+    assert (info["eos_token"], info["bos_token"]) == ("<|im_end|>", "<|endoftext|>")
+    assert "im_start" in info["chat_template"]
+    assert drafting.send("GET", "/tokenizer_info")[0] == 404
+
+
+def test_the_model_is_described(plain):
+    (card,) = plain.client().models.list().data
+    assert (card.id, card.object, card.owned_by) == (NAME, "model", "forerun")
+    assert card.root
+    assert card.max_model_len == 256
+    assert plain.client().models.retrieve(NAME) == card
+    assert plain.send("GET", "/version")[2] == {"version": forerun.__version__}
+
+
+def test_the_openapi_description_names_every_endpoint(plain):
+    status, _, description = plain.send("GET", "/openapi.json")
+    assert status == 200
+    assert {"/health", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(
+        description["paths"]
+    )
+    responses = description["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "4XX", "5XX"} == set(responses)
+    assert plain.send("GET", "/docs")[0] == 404
+
+
+def test_the_banner_says_what_is_served(plain, drafting):
+    banner, ready = drafting.lines
+    for part in ("target", "drafter", "OracleTreeDrafter, K=4", "bfloat16", "KV memory", "256", "64"):
+        assert part in banner
+    assert "no speculation" in plain.lines[0]
+    assert ready == f"ready: {drafting.url} (Ctrl-C stops)"
