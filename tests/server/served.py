@@ -82,7 +82,9 @@ class Served:
 def served(llm, **options):
     """A server over an LLM, ready, on a free port."""
     it = Served(None)
-    it.server = Server(lambda: llm, ServerOptions(port=0, served_model_name=NAME, **options), report=it.lines.append)
+    it.server = Server(
+        lambda: llm, ServerOptions(**({"port": 0, "served_model_name": NAME} | options)), report=it.lines.append
+    )
     thread = threading.Thread(target=it.server.run)
     thread.start()
     try:

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from forerun.server.auth import Keys
 from tests.server.served import PROMPT, chat_llm, served
 
-OPEN = {"/health", "/metrics"}
+OPEN = {"/health", "/metrics", "/"}
 
 
 @pytest.fixture(scope="module")

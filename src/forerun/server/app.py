@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from fastapi import Depends, FastAPI
 
 import forerun
-from forerun.server import chat, completions, errors, status, tokenization
+from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.limits import MOST_BODY_BYTES, MOST_HEADER_BYTES, SizeLimits
 from forerun.server.options import ServerOptions
@@ -36,7 +36,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
     app.add_middleware(SizeLimits, most_header_bytes=MOST_HEADER_BYTES, most_body_bytes=MOST_BODY_BYTES)
     app.state.model = None
     errors.install(app)
-    for module in (status, completions, chat, tokenization):
+    for module in (status, completions, chat, tokenization, page):
         app.include_router(module.router)
     if options.enable_tokenizer_info_endpoint:
         app.include_router(tokenization.info_router)

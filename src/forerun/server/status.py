@@ -83,4 +83,5 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "root": model.root,
         "parent": None,
         "max_model_len": model.llm.max_model_len,
+        "forerun": {"speculation": model.llm.speculative.describe() if model.speculates else None},
     }

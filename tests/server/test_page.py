@@ -1,0 +1,203 @@
+"""The page at /: whom it is shown to, what it may load, and what its script makes of a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from forerun.server.page import PAGE, policy_of
+from tests.server.served import CHAT, PROMPT, chat_llm, served
+
+ROOT = Path(__file__).parents[2]
+TEXT = PAGE.decode()
+(SCRIPT,) = re.findall("<script>(.*?)</script>", TEXT, re.S)
+NODE = shutil.which("node")
+BODY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "forerun": {"origins": True}}
+
+
+def evaluate(code, data=None):
+    """What the body of an async function returns that sees the script's functions and `data`."""
+    if NODE is None:
+        pytest.skip("node is not installed")
+    program = f"{SCRIPT}\nconst data = {json.dumps(data)};\n(async () => {{ {code} }})().then((it) => console.log(JSON.stringify(it)))"
+    done = subprocess.run([NODE, "-"], input=program, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# --- as it is served ------------------------------------------------------------------------------
+
+
+def test_it_is_served_to_all_with_a_policy():
+    with served(chat_llm(), api_key=("secret",)) as server:
+        status, headers, text = server.send("GET", "/")
+        assert (status, text) == (200, TEXT)
+        assert headers["content-type"] == "text/html; charset=utf-8"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["content-security-policy"] == policy_of(PAGE)
+        assert server.send("GET", "/v1/models")[0] == 401
+
+
+def test_the_policy_allows_its_own_style_and_script_and_nothing_else():
+    policy = dict(part.split(" ", 1) for part in policy_of(PAGE).split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert re.fullmatch(r"'sha256-[\w+/]{43}='", policy["script-src"])
+    assert policy["script-src"] != policy["style-src"]
+    changed = policy_of(PAGE.replace(b"</script>", b";</script>"))
+    assert policy["script-src"] not in changed
+    assert policy["style-src"] in changed
+
+
+def test_nothing_comes_from_elsewhere():
+    assert not re.search(r"https?:|//[\w-]+\.\w|@import|url\(|\bimport\(", TEXT)
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', TEXT)) == {"data:,"}
+
+
+def test_a_models_text_never_becomes_markup():
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", TEXT)
+    assert not re.search(r'<[^>]+ (?:style|on\w+)="', TEXT)
+
+
+class Labels(HTMLParser):
+    """The controls of a page, and those that a label or aria-label names."""
+
+    def __init__(self):
+        super().__init__()
+        self.controls, self.named, self.ids, self.labelling = [], set(), [], False
+        self.feed(TEXT)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "label":
+            self.labelling = "for" not in given
+            self.named.add(given.get("for"))
+        if tag in ("input", "textarea"):
+            self.controls.append(given["id"])
+            if self.labelling or "aria-label" in given:
+                self.named.add(given["id"])
+
+    def handle_endtag(self, tag):
+        self.labelling = self.labelling and tag != "label"
+
+
+def test_every_field_has_a_label_and_every_id_that_the_script_asks_for_is_there():
+    page = Labels()
+    assert page.controls
+    assert set(page.controls) <= page.named
+    assert len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r'\$\("(\w+)"\)', SCRIPT)) <= set(page.ids)
+
+
+def test_the_page_is_part_of_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "page.html" in settings["tool"]["setuptools"]["package-data"]["forerun.server"]
+
+
+@pytest.mark.parametrize(("server", "method"), [("plain", None), ("drafting", "OracleTreeDrafter, K=4")])
+def test_the_models_card_says_whether_there_is_anything_to_switch(request, server, method):
+    (card,) = request.getfixturevalue(server).send("GET", "/v1/models")[2]["data"]
+    assert card["forerun"] == {"speculation": method}
+
+
+# --- its script -----------------------------------------------------------------------------------
+
+READ = """
+const bytes = new TextEncoder().encode(data.text);
+const body = new ReadableStream({ start(into) {
+  for (let i = 0; i < bytes.length; i += data.size) into.enqueue(bytes.slice(i, i + data.size));
+  into.close();
+} });
+const chunks = [];
+try { for await (const chunk of chunksOf(new Response(body))) chunks.push(chunk); }
+catch (error) { return { chunks, error: error.message }; }
+return { chunks, error: null };
+"""
+
+
+@pytest.fixture(scope="module")
+def stream(drafting):
+    """A real stream: its text and its events."""
+    body = BODY | {"messages": CHAT, "stream": True}
+    text = drafting.send("POST", "/v1/chat/completions", body)[2]
+    return text, [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_chunks_are_whole_wherever_the_bytes_are_cut(stream, size):
+    text, events = stream
+    wide = {"choices": [{"delta": {"content": "é🙂"}}]}
+    text = f"data: {json.dumps(wide, ensure_ascii=False)}\n\n{text}"
+    assert evaluate(READ, {"text": text, "size": size}) == {"chunks": [wide, *events], "error": None}
+
+
+def test_an_error_in_a_stream_and_a_cut_stream_are_told(stream):
+    text, events = stream
+    failing = 'data: {"error": {"message": "it broke"}}\n\ndata: [DONE]\n\n'
+    assert evaluate(READ, {"text": failing, "size": 9}) == {"chunks": [], "error": "it broke"}
+    cut = evaluate(READ, {"text": text.removesuffix("data: [DONE]\n\n"), "size": 99})
+    assert cut == {"chunks": events, "error": "the connection ended before the answer did"}
+
+
+def test_speed_and_acceptance_are_those_of_the_stream(stream):
+    own = [event["choices"][0]["forerun"] for event in stream[1]]
+    code = "const t = new Tally(); data.forEach((own, i) => t.add(own, 100 * i)); return [t.speed, t.rate, t.stride, summary(t, true)]"
+    speed, rate, stride, line = evaluate(code, own)
+    num_tokens = [len(step["origins"]) for step in own]
+    num_drafted, num_accepted = (sum(step[f"num_{k}_tokens"] for step in own) for k in ("draft", "accepted"))
+    steps = sum(map(bool, num_tokens))
+    last = max(i for i, count in enumerate(num_tokens) if count)
+    assert sum(num_tokens) == 24
+    assert speed == pytest.approx(10 * (24 - num_tokens[0]) / last)
+    assert (rate, stride) == pytest.approx((num_accepted / num_drafted, 24 / steps))
+    assert line.startswith("speculated, 24 tokens, ")
+    assert line.endswith(f"{num_accepted} of {num_drafted} drafted tokens accepted")
+
+
+def test_nothing_is_divided_by_zero():
+    code = (
+        "const t = new Tally(); return [...Object.keys(shown).map((name) => shown[name](t[name])), summary(t, false)]"
+    )
+    assert evaluate(code) == ["–", "–", "–", "plain, 0 tokens, – tokens/s"]
+
+
+def test_a_token_says_how_it_came():
+    pieces = [
+        {"origin": "accepted", "drafter": "suffix", "position": 0},
+        {"origin": "recovered", "drafter": "suffix", "position": 2},
+        {"origin": "bonus", "drafter": "ngram", "position": 4},
+        {"origin": "bonus", "drafter": None, "position": None},
+    ]
+    assert evaluate("return data.map(describe)", pieces) == [
+        "accepted: drafted by suffix, position 1 in its draft",
+        "recovered: the target's own, it disagreed with suffix at position 3",
+        "bonus: the target's own, after all 4 tokens on the path of ngram's draft",
+        "the target's own: this step had no draft",
+    ]
+
+
+def test_each_drafter_keeps_its_colour():
+    names = ["suffix", "ngram", "suffix"]
+    pieces = [{"origin": "accepted", "drafter": name} for name in names] + [{"origin": "bonus", "drafter": "ngram"}]
+    code = "const colours = new Colours(); return data.map((piece) => classesOf(piece, colours))"
+    assert evaluate(code, pieces) == [["accepted", "by0"], ["accepted", "by1"], ["accepted", "by0"], ["bonus"]]
+
+
+def test_a_hybrids_tokens_name_the_drafter_whose_turn_it_was():
+    members = [{"method": "ngram", "min_draft_tokens": 2}, {"method": "suffix"}]
+    config = {"method": "hybrid", "num_speculative_tokens": 4, "drafters": members}
+    with served(chat_llm(config)) as server:
+        answer = server.post("/v1/completions", BODY | {"prompt": PROMPT, "max_tokens": 64})
+    drafters = {piece["drafter"] for piece in answer["choices"][0]["forerun"]["pieces"]}
+    assert drafters - {None}
+    assert drafters <= {None, "ngram", "suffix"}
