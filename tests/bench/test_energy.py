@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from forerun.bench.energy import Counter, EnergyMeter, RaplDomain, find_gpus, find_rapl
+from forerun.bench.energy import EnergyMeter
+from forerun.bench.sensors import Counter, RaplDomain, find_gpus, find_rapl
 
 
 def save_domain(root, folder, name, energy, most=1000):
@@ -221,8 +222,8 @@ def test_counters_are_looked_at_all_the_time():
 
     meter = EnergyMeter([Counter("cpu", "c", "rapl", read)], sample_seconds=0.01)
     with meter:
-        time.sleep(0.1)
-    assert 4 < meter.energy.samples <= 13
+        time.sleep(0.2)
+    assert meter.energy.samples >= 4
 
 
 def test_a_machine_without_sensors_has_a_meter_that_says_why(tmp_path, monkeypatch):

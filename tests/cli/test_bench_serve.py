@@ -77,8 +77,8 @@ def test_json_has_vllms_keys_and_ours(run, server, tokenizer):
         f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl")
     } <= set(report)
     assert (report["tp"], report["note"], report["request_rate"], report["schema_version"]) == ("1", "a b", "inf", 1)
-    assert (report["model_id"], report["tokenizer_id"]) == ("fake", tokenizer)
-    assert (report["max_output_tokens_per_s"], report["peak_output_token_throughput"]) == (15, pytest.approx(40))
+    assert (report["model_id"], report["tokenizer_id"]) == (tokenizer, tokenizer)
+    assert report["peak_output_token_throughput"] == pytest.approx(report["max_output_tokens_per_s"] * 8 / 3)
     assert report["energy"]["method"] == "unavailable"
     assert report["energy"]["j_per_output_token"] is None
     assert report["environment"]["server"] == {"base_url": server.url, "version": '{"version": "fake 1"}'}
@@ -116,9 +116,9 @@ def test_max_concurrency_holds_at_the_server(run, server):
 def test_a_duration_sends_until_it_is_over(run, server):
     server.delay = 0.01
     report = json.loads(run("--json", "--duration", "0.3", "--max-concurrency", "2").out)
-    assert report["completed"] == len(server.bodies) > 5
+    assert report["completed"] == len(server.bodies) >= 2
     assert (report["target_duration"], report["num_prompts"], report["unsent"]) == (0.3, 5, 0)
-    assert 0.3 <= report["duration"] < 2
+    assert report["duration"] >= 0.3
 
 
 def test_a_ramp_is_in_the_result(run):
@@ -134,6 +134,7 @@ def test_a_chat_needs_no_tokenizer(run, server, tmp_path):
     file = ("--dataset-path", str(tmp_path / "f.jsonl"), "--num-prompts", "2")
     report = json.loads(run("--json", *CHAT, *file, random=False).out)
     assert (report["model_id"], report["total_output_tokens"]) == ("unheard-of", 16)
+    assert server.bodies[0]["model"] == "unheard-of"
     assert {body["messages"][0]["content"] for body in server.bodies} == {"one", "two"}
     assert "ignore_eos" not in server.bodies[0]
 
@@ -150,7 +151,7 @@ def test_results_are_saved_under_vllms_name(run, tmp_path):
     folder = tmp_path / "results"
     run("--save-result", "--result-dir", str(folder), "--max-concurrency", "3", "--label", "try")
     (file,) = folder.iterdir()
-    assert re.fullmatch(r"try-infqps-concurrency3-fake-\d{8}-\d{6}\.json", file.name)
+    assert re.fullmatch(r"try-infqps-concurrency3-tokenizer0-\d{8}-\d{6}\.json", file.name)
     assert "ttfts" not in json.loads(file.read_text())
 
 
@@ -218,6 +219,19 @@ def test_a_server_elsewhere_has_no_energy_of_ours(monkeypatch):
     assert ServerOptions(host="::1").is_local
 
 
+def test_a_server_that_loads_is_waited_for_if_asked(run, server, monkeypatch):
+    monkeypatch.setattr("forerun.bench.load.server.RETRY_SECONDS", 0.01)
+    server.num_loading = 3
+    assert "still loading; give --ready-check-timeout-sec" in run(code=2).err
+    run("--ready-check-timeout-sec", "10")
+    assert (server.num_loading, len(server.bodies)) == (-1, 5)
+
+
+def test_the_models_name_in_requests_may_be_told(run, server, tokenizer):
+    report = json.loads(run("--json", "--model", tokenizer, "--served-model-name", "mine").out)
+    assert (report["model_id"], server.bodies[0]["model"]) == (tokenizer, "mine")
+
+
 def test_without_a_server_it_ends_with_one_line(run):
     error = run("--base-url", "http://127.0.0.1:9", code=2).err
     assert "http://127.0.0.1:9: no server answers" in error
@@ -242,6 +256,7 @@ def test_a_server_without_models_must_be_told_one(run, server):
         (("--extra-body", "[1]"), "--extra-body: got [1]; must be a JSON object"),
         (("--endpoint", "/v1/embeddings"), "--endpoint: got /v1/embeddings; must end in /completions"),
         (("--endpoint", "/v1/chat/completions"), "with --backend openai"),
+        (("--base-url", "127.0.0.1:9"), "--base-url: got '127.0.0.1:9'; must be a URL"),
         (("--save-detailed",), "--save-detailed: nothing is saved"),
         (("--plot", "picture.doc"), "--plot: cannot write picture.doc"),
         (("--dataset-name", "burstgpt"), "burstgpt"),

@@ -16,7 +16,8 @@ from forerun.bench.load.dataset import Dataset
 from forerun.bench.load.traffic import Traffic
 from forerun.cli import loading
 from forerun.cli.bench_report import REPORT, ReportOptions
-from forerun.cli.serve_options import BodyOptions, FigureOptions, ResultOptions, ServerOptions
+from forerun.cli.serve_options import BodyOptions, ServerOptions
+from forerun.cli.serve_results import FigureOptions, ResultOptions
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
 
@@ -117,6 +118,7 @@ def _make_load(
     spare = drawn[dataset.num_prompts :] or requests
     return Load(
         base_url=server.url,
+        model_id=model.root,
         endpoint=Endpoint(
             url=server.url + server.path,
             backend=server.backend,

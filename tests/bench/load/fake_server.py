@@ -25,7 +25,7 @@ class Script:
     break_after: int | None = None  # chunks, then the stream ends without a word
     error_after: int | None = None  # chunks, then an error event
     listed: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "root": "fake-root"}])
-    has_metrics: bool = True
+    num_loading: int = 0  # looks at its health that it is still loading at
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
     on_request: Callable[[], object] = lambda: None
@@ -49,6 +49,10 @@ def serving(script: Script) -> Iterator[Script]:
     async def version(request: web.Request) -> web.Response:
         return web.json_response({"version": "fake 1"})
 
+    async def health(request: web.Request) -> web.Response:
+        script.num_loading = max(script.num_loading - 1, -1)
+        return web.Response(status=503 if script.num_loading >= 0 else 200)
+
     async def metrics(request: web.Request) -> web.Response:
         return _metrics(script)
 
@@ -59,6 +63,7 @@ def serving(script: Script) -> Iterator[Script]:
         app.router.add_get("/v1/models", models)
         app.router.add_get("/version", version)
         app.router.add_get("/metrics", metrics)
+        app.router.add_get("/health", health)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -81,8 +86,6 @@ def serving(script: Script) -> Iterator[Script]:
 
 def _metrics(script: Script) -> web.Response:
     """Each answer is 10 drafts of 3 tokens, of which 2 are accepted."""
-    if not script.has_metrics:
-        return web.Response(status=404)
     lines = [
         f'vllm:spec_decode_num_drafts_total{{engine="0"}} {script.num_drafts}',
         f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {3 * script.num_drafts}',

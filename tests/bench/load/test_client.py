@@ -77,8 +77,9 @@ def test_without_usage_tokens_are_unknown():
 def test_times_are_those_of_the_stream():
     with serving(Script(chunks=[1, 4, 4], first_delay=0.2, delay=0.1)) as script:
         found = answer(script, backend="openai-chat")
-    assert 0.19 < found.ttft < 0.6
-    assert all(0.05 < gap < 0.4 for gap in found.itls)
+    assert 0.19 < found.ttft < found.latency
+    assert found.latency > 0.39
+    assert len(found.itls) == 2
     assert found.latency == pytest.approx(found.ttft + sum(found.itls))
 
 

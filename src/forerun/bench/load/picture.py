@@ -31,7 +31,7 @@ def draw(answers: Sequence[Answer], title: str, file: Path) -> None:
 
 
 def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
-    """Tokens of each second, and requests under way."""
+    """Tokens of each second, and requests that were under way in it."""
     timeline = Timeline.of(answers)
     seconds = np.arange(len(timeline.tokens))
     axes.step(seconds, timeline.tokens, where="post", color=REST_COLOUR)
@@ -39,7 +39,7 @@ def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
     axes.set_ylim(bottom=0)
     beside = axes.twinx()
     beside.step(seconds, timeline.requests, where="post", color=FIRST_COLOUR)
-    beside.set_ylabel("requests under way", color=FIRST_COLOUR)
+    beside.set_ylabel("requests in that second", color=FIRST_COLOUR)
     beside.set_ylim(bottom=0)
     axes.set_title("output, by second")
 
@@ -57,7 +57,7 @@ def _draw_course(axes: Axes, answers: Sequence[Answer]) -> None:
         widths = np.array([end - begin for begin, end in spans])
         axes.barh(np.arange(len(spans)), widths, left=begins, height=1.0, color=colour, label=name)
     axes.set_title("requests, in the order they came; seconds")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="upper right", fontsize=8, frameon=False)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -70,5 +70,5 @@ def _draw_spread(axes: Axes, answers: Sequence[Answer]) -> None:
             axes.step(values, np.arange(1, len(values) + 1) / len(values), where="post", label=METRICS[name].short)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_title("share of latencies up to; milliseconds")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="upper right", fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -40,7 +40,7 @@ class Report:
             "endpoint_type": load.endpoint.backend,
             "backend": load.endpoint.backend,
             "label": self.label,
-            "model_id": load.endpoint.model,
+            "model_id": load.model_id,
             "tokenizer_id": self.tokenizer,
             "num_prompts": len(load.requests),
             **self.metadata,
@@ -122,7 +122,7 @@ class Report:
             rate = f"{traffic.request_rate}qps"
         places = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
         label = self.label or self.load.endpoint.backend
-        model = self.load.endpoint.model.rstrip("/").split("/")[-1]
+        model = self.load.model_id.rstrip("/").split("/")[-1]
         return f"{label}-{rate}{places}-{model}-{self.measurement.started.strftime('%Y%m%d-%H%M%S')}.json"
 
 

@@ -27,8 +27,14 @@ class Run:
     """What came of a load: answers in the order of their requests."""
 
     answers: list[Answer] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # of the answers' requests, as they came
+    num_arrived: int = 0  # requests that came, sent or not
     seconds: float = 0.0  # from the start to the last answer
-    num_unsent: int = 0  # came in time, but no place was free before the time was up
+
+    @property
+    def num_unsent(self) -> int:
+        """Requests that came in time but found no place before the time was up."""
+        return self.num_arrived - len(self.answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +96,8 @@ class Sender:
                 if wait > 0:
                     await asyncio.sleep(wait)
                 tasks.append(group.create_task(send(number, self.clock())))
-        answers = [task.result() for task in tasks]
-        sent = [answer for answer in answers if answer is not None]
-        return Run(answers=sent, num_unsent=len(answers) - len(sent))
+        sent = {number: answer for number, task in enumerate(tasks) if (answer := task.result()) is not None}
+        return Run(list(sent.values()), list(sent), num_arrived=len(tasks))
 
     async def _send_on_answers(self, requests: Sequence[LoadRequest]) -> Run:
         """Keep every place busy until the time is up."""
@@ -109,7 +114,7 @@ class Sender:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.traffic.max_concurrency or 1):
                 group.create_task(keep_busy())
-        return Run(answers=[answers[number] for number in sorted(answers)])
+        return Run([answers[number] for number in sorted(answers)], sorted(answers), num_arrived=len(answers))
 
     def _places(self) -> asyncio.Semaphore:
         return asyncio.Semaphore(self.traffic.max_concurrency or sys.maxsize)

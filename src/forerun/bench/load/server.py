@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -13,6 +15,7 @@ import aiohttp
 from forerun.bench.load.scrape import DraftCounts, count_drafts
 from forerun.errors import ConfigError
 
+TIMEOUT = aiohttp.ClientTimeout(total=10)  # seconds; pages beside the load are short
 RETRY_SECONDS = 1.0
 
 
@@ -32,25 +35,6 @@ class Server:
     base_url: str
     headers: Mapping[str, str]
 
-    async def first_model(self) -> ServedModel:
-        """The first model of `/v1/models`; its root is its name where the server does not say.
-
-        Raises:
-            ConfigError: no server answers, or it lists no model.
-        """
-        try:
-            async with self.session.get(f"{self.base_url}/v1/models", headers=self.headers) as response:
-                listed = await response.json(content_type=None)
-            model = listed["data"][0]
-            return ServedModel(str(model["id"]), str(model.get("root") or model["id"]))
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            raise self._absent(error) from error
-        except (aiohttp.ClientError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"model: {self.base_url}/v1/models names none (status {response.status}); give --model, and the key, "
-                "where one is asked for, by OPENAI_API_KEY or --header"
-            ) from error
-
     async def wait(self, seconds: float = 0) -> None:
         """Wait until the server is there and `/health` does not say that it is loading.
 
@@ -60,21 +44,34 @@ class Server:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                async with self.session.get(f"{self.base_url}/health", headers=self.headers) as response:
+                async with self._get("/health") as response:
                     if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
                         return
-                    problem = ConfigError(
-                        f"{self.base_url}: still loading; give --ready-check-timeout-sec to wait longer"
-                    )
-            except aiohttp.InvalidURL:
-                raise ConfigError(
-                    f"base_url: got {self.base_url!r}; must be a URL such as http://127.0.0.1:8000"
-                ) from None
-            except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                problem = self._absent(error)
+                problem = f"{self.base_url}: still loading; give --ready-check-timeout-sec to wait for it"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = (
+                    f"{self.base_url}: no server answers ({error}); start one there (forerun serve MODEL), "
+                    "or give --host and --port, or --base-url"
+                )
             if time.monotonic() >= deadline:
-                raise problem
+                raise ConfigError(problem)
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def first_model(self) -> ServedModel:
+        """The first model of `/v1/models`; its root is its name where the server does not say.
+
+        Raises:
+            ConfigError: it lists none.
+        """
+        text = await self._page("/v1/models")
+        try:
+            model = json.loads(text or "")["data"][0]
+            return ServedModel(str(model["id"]), str(model.get("root") or model["id"]))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ConfigError(
+                f"model: {self.base_url}/v1/models names none; give --model, and the key, where one is asked for, by "
+                "OPENAI_API_KEY or --header"
+            ) from None
 
     async def version(self) -> str | None:
         """What `/version` says; None where there is no such page."""
@@ -87,14 +84,12 @@ class Server:
         return None if text is None else count_drafts(text)
 
     async def _page(self, path: str) -> str | None:
+        """A page's text; None where there is no such page."""
         try:
-            async with self.session.get(f"{self.base_url}{path}", headers=self.headers) as response:
-                return await response.text() if response.status == 200 else None
+            async with self._get(path) as response:
+                return await response.text() if response.status == HTTPStatus.OK else None
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
             return None
 
-    def _absent(self, error: BaseException) -> ConfigError:
-        return ConfigError(
-            f"{self.base_url}: no server answers ({error}); start one there (forerun serve MODEL), "
-            "or give --host and --port, or --base-url"
-        )
+    def _get(self, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self.session.get(f"{self.base_url}{path}", headers=self.headers, timeout=TIMEOUT)
