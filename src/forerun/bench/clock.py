@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Clock = Callable[[], float]
 """Seconds since some moment."""
@@ -29,4 +31,6 @@ class Stopwatch:
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
+            import torch  # seconds of import that those who only want a clock do not need
+
             torch.cuda.synchronize(self.device)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
+from forerun.bench.processor import describe_processor
 from forerun.llm import LLM
-
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_machine(device: torch.device) -> str:
     """Processor (and GPU, if that is what computes), cores and versions, in one line."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("forerun", "torch", "transformers"))
     gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
-    return f"{gpu}{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
+    return f"{gpu}{describe_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
 
 
 def describe_kernels(llm: LLM) -> str:
@@ -28,12 +26,3 @@ def describe_kernels(llm: LLM) -> str:
         return f"torch{threads}"
     weights = f", {llm.settings.quantization} weights" if llm.settings.quantization else ""
     return f"native {llm.kernels.level}{weights}, {llm.kernels.num_threads} threads"
-
-
-def _processor() -> str:
-    """The processor's name; Linux tells it in /proc/cpuinfo."""
-    if CPUINFO.exists():
-        for line in CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown processor"

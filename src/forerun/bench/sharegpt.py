@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,21 +70,27 @@ def sample_requests(
     Raises:
         ConfigError: fewer conversations than that are of fitting length.
     """
-    requests: list[SampledRequest] = []
-    for exchange in random.Random(seed).sample(exchanges, len(exchanges)):
-        if len(requests) == num_prompts:
-            break
-        prompt = encode(exchange.prompt)
-        num_output = len(encode(exchange.answer)) if output_len is None else output_len
-        fits = len(prompt) <= MOST_PROMPT_TOKENS and len(prompt) + num_output <= min(most_tokens, MOST_TOKENS)
-        if fits and len(prompt) >= FEWEST_TOKENS and (output_len is not None or num_output >= FEWEST_TOKENS):
-            requests.append(SampledRequest(prompt, num_output))
+    shuffled = random.Random(seed).sample(exchanges, len(exchanges))
+    fitting = find_fitting(shuffled, encode, output_len=output_len, most_tokens=most_tokens)
+    requests = [SampledRequest(ids, length) for _, ids, length in islice(fitting, num_prompts)]
     if len(requests) < num_prompts:
         raise ConfigError(
             f"num_prompts: got {num_prompts}; the file has {len(requests)} conversations of fitting length; "
             "ask for fewer prompts or raise max_model_len"
         )
     return requests
+
+
+def find_fitting(
+    exchanges: Iterable[Exchange], encode: Callable[[str], list[int]], *, output_len: int | None, most_tokens: int
+) -> Iterator[tuple[str, list[int], int]]:
+    """The prompts within vLLM's limits: text, token ids, and tokens to write; the arguments are `sample_requests`'."""
+    for exchange in exchanges:
+        prompt = encode(exchange.prompt)
+        num_output = len(encode(exchange.answer)) if output_len is None else output_len
+        fits = len(prompt) <= MOST_PROMPT_TOKENS and len(prompt) + num_output <= min(most_tokens, MOST_TOKENS)
+        if fits and len(prompt) >= FEWEST_TOKENS and (output_len is not None or num_output >= FEWEST_TOKENS):
+            yield exchange.prompt, prompt, num_output
 
 
 def _first_turns(path: Path, index: int, entry: Any) -> list[str]:

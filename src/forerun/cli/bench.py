@@ -1,4 +1,4 @@
-"""`forerun bench`: how fast a model and a configuration are on this machine."""
+"""`forerun bench`: how fast a model and a configuration are on this machine, or a server is anywhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import bench_tables, loading
 from forerun.cli.bench_compare import compare
 from forerun.cli.bench_report import REPORT, WORKLOAD, ReportOptions, status
+from forerun.cli.bench_serve import serve
 from forerun.cli.options import EngineOptions
 from forerun.cli.streaming import speculation_json
 
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
 
 bench = App(
     name="bench",
-    help="Measure speed: of a forward pass by its rows, of one batch, of many requests, of ways to draft.",
+    help="Measure speed: of a forward pass by its rows, of one batch, of many requests, of ways to draft, of a server.",
     help_epilogue=(
         "Examples:\n  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
         "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64\n"
-        "  forerun bench compare smollm2-135m --configs drafters.yaml"
+        "  forerun bench compare smollm2-135m --configs drafters.yaml\n"
+        "  forerun bench serve --num-prompts 64 --request-rate 4 --input-len 128 --output-len 64"
     ),
 )
 bench.command(compare)
+bench.command(serve)
 
 
 def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import compare_tables, loading
 from forerun.cli.bench_report import REPORT, WORKLOAD, ReportOptions, status
 from forerun.cli.options import EngineOptions
+from forerun.cli.pictures import check_picture
 from forerun.cli.prompt_files import Prompt, read_kinds
 from forerun.cli.streaming import speculation_json
 from forerun.errors import ConfigError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forerun.bench.comparison import Comparison
 
 ENGINE, COMPARISON = EngineOptions(), ComparisonWorkload()
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def compare(
@@ -53,7 +52,7 @@ def compare(
     from forerun.engine.settings import EngineSettings
     from forerun.proof.greedy import is_near_tie
 
-    _check_picture(picture)
+    check_picture("--picture", picture)
     _refuse_speculation(engine)
     named = read_configs(configs)
     kinds: Mapping[str, Sequence[Prompt]] = WORKLOADS if prompts is None else read_kinds(prompts)
@@ -80,19 +79,6 @@ def as_json(found: Comparison) -> dict[str, Any]:
         {**outcome.to_json(), "speculation": speculation_json(outcome.speculation)} for outcome in found.outcomes
     ]
     return {**found.to_json(), "outcomes": outcomes}
-
-
-def _check_picture(picture: Path | None) -> None:
-    if picture is None:
-        return
-    if picture.suffix not in PICTURES or picture.is_dir() or not picture.parent.is_dir():
-        raise ConfigError(
-            f"--picture: cannot write {picture}; give a file that ends in {', '.join(PICTURES)}, in a folder that exists"
-        )
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "--picture: matplotlib is not installed; pip install 'forerun[bench]', or leave the picture out"
-        )
 
 
 def _refuse_speculation(engine: EngineOptions) -> None:

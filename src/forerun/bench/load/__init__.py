@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible server, and what it answers: `forerun bench serve`."""
