@@ -1,0 +1,254 @@
+"""Energy of this machine while something runs: GPUs by NVML's counter, processor and memory by RAPL.
+
+Where there is no sensor, or it cannot be read, the answer is None and the reason, never zero.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+from forerun.bench.clock import Clock
+
+POWERCAP = Path("/sys/class/powercap")
+SAMPLE_SECONDS = 1.0  # far more often than a RAPL counter wraps, minutes at the least
+JOULES_PER_KWH = 3.6e6
+
+Part = Literal["gpu", "cpu", "dram"]
+
+
+class Counter(NamedTuple):
+    """A meter of one part of the machine; `read` gives joules since it was first read."""
+
+    part: Part
+    name: str
+    method: str
+    read: Callable[[], float]
+
+
+@dataclass(slots=True)
+class RaplDomain:
+    """One counter of powercap: microjoules that start again at 0 after `max_energy_range_uj`."""
+
+    folder: Path
+    _range: int = field(init=False)
+    _last: int = field(init=False)
+    _total: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._range = int((self.folder / "max_energy_range_uj").read_text())
+        self._last = self._now()
+
+    def joules(self) -> float:
+        """Joules since the first look; right as long as no two wraps lie between looks."""
+        now = self._now()
+        self._total += now - self._last if now >= self._last else now - self._last + self._range
+        self._last = now
+        return self._total / 1e6
+
+    def _now(self) -> int:
+        return int((self.folder / "energy_uj").read_text())
+
+
+def find_rapl(root: Path = POWERCAP) -> tuple[list[Counter], str | None]:
+    """The processor packages and memories that powercap has under `root`, or why there are none.
+
+    A platform's counter ("psys") holds packages too and is left out, as are parts of packages.
+    """
+    counters: list[Counter] = []
+    for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
+        try:
+            name = (folder / "name").read_text().strip()
+            part: Part | None = "cpu" if name.startswith("package") else "dram" if name == "dram" else None
+            if part is not None:
+                counters.append(Counter(part, f"{name} ({folder.name})", "rapl", RaplDomain(folder).joules))
+        except PermissionError as error:
+            return [], f"{error.filename} may be read by root only"
+        except (OSError, ValueError) as error:
+            return [], f"{folder} cannot be read ({error})"
+    return counters, None if counters else f"no RAPL counter under {root}"
+
+
+def find_gpus(visible: str | None = None) -> tuple[list[Counter], str | None]:
+    """The GPUs whose energy NVML counts, or why there are none.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES: indices or UUIDs with commas between them; None: all.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return [], "nvidia-ml-py is not installed (pip install 'forerun[bench]')"
+    try:
+        pynvml.nvmlInit()
+        names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+        counters = [_gpu_counter(pynvml, name.strip()) for name in names if name.strip()]
+    except (pynvml.NVMLError, ValueError) as error:
+        return [], f"NVML: {error}"
+    return counters, None if counters else "no GPU is visible"
+
+
+def _gpu_counter(pynvml: Any, name: str) -> Counter:
+    """A GPU's counter of millijoules, which starts with the driver and never wraps."""
+    if name.isdecimal():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    else:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    start = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+
+    def joules() -> float:
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - start) / 1e3
+
+    return Counter("gpu", str(pynvml.nvmlDeviceGetName(handle)), "nvml_counter", joules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Joules of each part over a window; None where nothing measures it."""
+
+    method: str  # "nvml_counter", "rapl", both with "+" between them, or "unavailable"
+    reason: str | None  # why parts are missing
+    window_s: float
+    samples: int
+    parts: dict[Part, float]
+    idle_w: float | None
+    scope: str | None
+
+    @property
+    def joules(self) -> float | None:
+        """All parts together."""
+        return sum(self.parts.values()) if self.parts else None
+
+    @property
+    def net_joules(self) -> float | None:
+        """What is left after what the machine takes at rest."""
+        return None if self.joules is None or self.idle_w is None else self.joules - self.idle_w * self.window_s
+
+    def to_json(self, *, output_tokens: int, total_tokens: int, requests: int) -> dict[str, Any]:
+        """All of it, and shares by tokens and requests of the gross energy."""
+        joules = self.joules
+
+        def per(count: int) -> float | None:
+            return joules / count if joules is not None and count else None
+
+        per_joule = output_tokens / joules if joules else None
+        return {
+            "method": self.method,
+            "reason": self.reason,
+            "window_s": self.window_s,
+            "samples": self.samples,
+            "gpu_j": self.parts.get("gpu"),
+            "cpu_j": self.parts.get("cpu"),
+            "dram_j": self.parts.get("dram"),
+            "idle_w": self.idle_w,
+            "net_j": self.net_joules,
+            "j_per_output_token": per(output_tokens),
+            "j_per_total_token": per(total_tokens),
+            "j_per_request": per(requests),
+            "tokens_per_j": per_joule,
+            "tokens_per_kwh": None if per_joule is None else per_joule * JOULES_PER_KWH,
+            "scope": self.scope,
+        }
+
+
+class EnergyMeter:
+    """Measures the energy of the `with` block around which it stands; `energy` is there after it."""
+
+    def __init__(
+        self,
+        counters: Sequence[Counter],
+        reason: str | None = None,
+        *,
+        sample_seconds: float = SAMPLE_SECONDS,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """Measure by `counters`; `reason` says why others, or all, are missing."""
+        self._counters = list(counters)
+        self._reason = reason
+        self._sample_seconds = sample_seconds
+        self._clock = clock
+        self._idle_watts: float | None = None
+        self.energy = self._unavailable(reason or "nothing was measured", 0.0, 0)
+
+    @classmethod
+    def of_this_machine(cls, powercap: Path = POWERCAP) -> EnergyMeter:
+        """A meter of every sensor that can be read here."""
+        gpus, no_gpus = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        rapl, no_rapl = find_rapl(powercap)
+        return cls([*gpus, *rapl], "; ".join(reason for reason in (no_gpus, no_rapl) if reason) or None)
+
+    @property
+    def has_sensor(self) -> bool:
+        """Whether anything can be measured."""
+        return bool(self._counters)
+
+    def rest(self, seconds: float, *, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Measure the machine at rest for as long, where there is a sensor, so that net energy can be told."""
+        if not self.has_sensor or not seconds:
+            return
+        with self:
+            sleep(seconds)
+        joules = self.energy.joules
+        self._idle_watts = None if joules is None else joules / self.energy.window_s
+
+    def __enter__(self) -> EnergyMeter:
+        self._stop = threading.Event()
+        self._failure: str | None = None
+        self._num_samples = 0
+        self._first = self._sample()
+        self._started = self._clock()
+        self._thread = threading.Thread(target=self._watch, name="forerun-energy", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        last, window = self._sample(), self._clock() - self._started
+        self.energy = self._measured(last, window)
+
+    def _watch(self) -> None:
+        while self._counters and not self._stop.wait(self._sample_seconds):
+            self._sample()
+
+    def _sample(self) -> list[float]:
+        """Joules of each counter; a counter that fails spoils the measurement."""
+        self._num_samples += 1
+        try:
+            return [counter.read() for counter in self._counters]
+        except Exception as error:  # NVML raises classes of its own, by number
+            self._failure = f"a sensor failed while it ran ({type(error).__name__}: {error})"
+            return []
+
+    def _measured(self, last: list[float], window: float) -> Energy:
+        if self._failure or not self._counters:
+            return self._unavailable(self._failure or self._reason or "no sensor", window, self._num_samples)
+        parts: dict[Part, float] = {}
+        for counter, before, after in zip(self._counters, self._first, last, strict=True):
+            parts[counter.part] = parts.get(counter.part, 0.0) + after - before
+        still = [part for part, joules in parts.items() if joules <= 0]
+        if still:
+            reason = f"the counter of {', '.join(still)} did not move in {window:.2f} s"
+            return self._unavailable(reason, window, self._num_samples)
+        return Energy(
+            method="+".join(dict.fromkeys(counter.method for counter in self._counters)),
+            reason=self._reason,
+            window_s=window,
+            samples=self._num_samples,
+            parts=parts,
+            idle_w=self._idle_watts,
+            scope=", ".join(counter.name for counter in self._counters),
+        )
+
+    def _unavailable(self, reason: str, window: float, samples: int) -> Energy:
+        return Energy(
+            method="unavailable", reason=reason, window_s=window, samples=samples, parts={}, idle_w=None, scope=None
+        )
