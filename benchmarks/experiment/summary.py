@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 Result = dict[str, Any]
@@ -77,33 +76,32 @@ def _beside(result: Result, baseline: Result, plain: Result | None) -> dict[str,
 
 
 def comparison_table(results: Sequence[Result], comparison: Sequence[dict[str, Any]]) -> Table:
-    """One row per run; each ratio stands after what it is of."""
+    """One column per run; each ratio stands under what it is of."""
     table = Table(
         title=f"Compared with {comparison[0]['baseline']}",
-        caption="x: ratio to that; own x: tokens/s to the engine's own plain decoding; "
-        "TTFT, latency: averages in ms; GiB: peak memory",
-        box=SIMPLE_HEAD,
+        caption="x: ratio to that; own x: tokens/s to the engine's own plain decoding; times are averages",
+        box=None,
         padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    for column in ("engine", "method", "tok/s", "x", "own x", "TTFT", "latency", "x", "GiB", "x", "J/tok"):
-        table.add_column(column, justify="left" if column in ("engine", "method") else "right", no_wrap=True)
-    for result, beside in zip(results, comparison, strict=True):
+    table.add_column("", no_wrap=True)
+    for result in results:
         fell_back = result["effective_method"] != result["method"]
-        table.add_row(
-            result["engine"],
-            "fell back!" if fell_back else result["method"],
-            f"{result['busy_throughput']:.1f}",
-            _shown(beside["throughput_ratio"]),
-            _shown(beside["throughput_ratio_to_own_target_ar"]),
-            f"{1e3 * result['avg_ttft']:.0f}",
-            f"{1e3 * result['avg_latency']:.0f}",
-            _shown(beside["latency_ratio"]),
-            f"{memory_of(result) / GIB:.2f}",
-            _shown(beside["memory_ratio"]),
-            _shown(result["energy"]["j_per_output_token"]),
-        )
+        method = "fell back!" if fell_back else result["method"]
+        table.add_column(f"{result['engine']}\n{method}", justify="right", no_wrap=True)
+    rows: list[tuple[str, list[float | None], str]] = [
+        ("tokens/s", [one["busy_throughput"] for one in results], "{:.1f}"),
+        ("  x", [one["throughput_ratio"] for one in comparison], "{:.2f}x"),
+        ("  own x", [one["throughput_ratio_to_own_target_ar"] for one in comparison], "{:.2f}x"),
+        ("TTFT ms", [1e3 * one["avg_ttft"] for one in results], "{:.0f}"),
+        ("  x", [one["ttft_ratio"] for one in comparison], "{:.2f}x"),
+        ("latency ms", [1e3 * one["avg_latency"] for one in results], "{:.0f}"),
+        ("  x", [one["latency_ratio"] for one in comparison], "{:.2f}x"),
+        ("memory GiB", [memory_of(one) / GIB for one in results], "{:.2f}"),
+        ("  x", [one["memory_ratio"] for one in comparison], "{:.2f}x"),
+        ("J/token", [one["energy"]["j_per_output_token"] for one in results], "{:.3f}"),
+        ("  x", [one["energy_ratio"] for one in comparison], "{:.2f}x"),
+    ]
+    for name, values, form in rows:
+        table.add_row(name, *("–" if value is None else form.format(value) for value in values))
     return table
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Energy of this machine while something runs: GPUs by NVML's counter, processor and memory by RAPL.
+"""Energy of this machine while something runs.
 
 Where there is no sensor, or it cannot be read, the answer is None and the reason, never zero.
 """
@@ -9,103 +9,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from forerun.bench.clock import Clock
+from forerun.bench.sensors import POWERCAP, Counter, Part, find_gpus, find_rapl
 
-POWERCAP = Path("/sys/class/powercap")
 SAMPLE_SECONDS = 1.0  # far more often than a RAPL counter wraps, minutes at the least
 JOULES_PER_KWH = 3.6e6
-
-Part = Literal["gpu", "cpu", "dram"]
-
-
-class Counter(NamedTuple):
-    """A meter of one part of the machine; `read` gives joules since it was first read."""
-
-    part: Part
-    name: str
-    method: str
-    read: Callable[[], float]
-
-
-@dataclass(slots=True)
-class RaplDomain:
-    """One counter of powercap: microjoules that start again at 0 after `max_energy_range_uj`."""
-
-    folder: Path
-    _range: int = field(init=False)
-    _last: int = field(init=False)
-    _total: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._range = int((self.folder / "max_energy_range_uj").read_text())
-        self._last = self._now()
-
-    def joules(self) -> float:
-        """Joules since the first look; right as long as no two wraps lie between looks."""
-        now = self._now()
-        self._total += now - self._last if now >= self._last else now - self._last + self._range
-        self._last = now
-        return self._total / 1e6
-
-    def _now(self) -> int:
-        return int((self.folder / "energy_uj").read_text())
-
-
-def find_rapl(root: Path = POWERCAP) -> tuple[list[Counter], str | None]:
-    """The processor packages and memories that powercap has under `root`, or why there are none.
-
-    A platform's counter ("psys") holds packages too and is left out, as are parts of packages.
-    """
-    counters: list[Counter] = []
-    for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
-        try:
-            name = (folder / "name").read_text().strip()
-            part: Part | None = "cpu" if name.startswith("package") else "dram" if name == "dram" else None
-            if part is not None:
-                counters.append(Counter(part, f"{name} ({folder.name})", "rapl", RaplDomain(folder).joules))
-        except PermissionError as error:
-            return [], f"{error.filename} may be read by root only"
-        except (OSError, ValueError) as error:
-            return [], f"{folder} cannot be read ({error})"
-    return counters, None if counters else f"no RAPL counter under {root}"
-
-
-def find_gpus(visible: str | None = None) -> tuple[list[Counter], str | None]:
-    """The GPUs whose energy NVML counts, or why there are none.
-
-    Args:
-        visible: CUDA_VISIBLE_DEVICES: indices or UUIDs with commas between them; None: all.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return [], "nvidia-ml-py is not installed (pip install 'forerun[bench]')"
-    try:
-        pynvml.nvmlInit()
-        names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
-        counters = [_gpu_counter(pynvml, name.strip()) for name in names if name.strip()]
-    except (pynvml.NVMLError, ValueError) as error:
-        return [], f"NVML: {error}"
-    return counters, None if counters else "no GPU is visible"
-
-
-def _gpu_counter(pynvml: Any, name: str) -> Counter:
-    """A GPU's counter of millijoules, which starts with the driver and never wraps."""
-    if name.isdecimal():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    else:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-    start = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-
-    def joules() -> float:
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - start) / 1e3
-
-    return Counter("gpu", str(pynvml.nvmlDeviceGetName(handle)), "nvml_counter", joules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

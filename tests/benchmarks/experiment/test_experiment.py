@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 
 import pytest
+from rich.console import Console
 
 from benchmarks.experiment import __main__ as command
 from benchmarks.experiment import plan
@@ -14,7 +16,7 @@ from benchmarks.experiment.placement import Placement
 from benchmarks.experiment.results import Measured
 from benchmarks.experiment.settings import Settings, read_settings, variable
 from benchmarks.experiment.start import Launch, Run, Started, start
-from benchmarks.experiment.summary import compare
+from benchmarks.experiment.summary import compare, comparison_table
 from benchmarks.experiment.voice import Voice
 from benchmarks.peers.channel import WorkerProcess
 from benchmarks.peers.install import InstallError
@@ -164,7 +166,7 @@ def test_an_engine_that_is_not_installed_is_an_error_alone_and_left_out_of_compa
     monkeypatch.setattr(plan, "find_python", missing)
     monkeypatch.setattr("benchmarks.experiment.experiment.find_python", missing)
     assert run(INFERENCE_ENGINE="vllm")[0] == 2
-    voice = Voice(command.Console())
+    voice = Voice(Console())
     runs = [(one.engine, one.method) for one in plan.plan_comparison(voice)]
     assert runs == [
         ("transformers", "speculative"),
@@ -225,6 +227,19 @@ def test_ratios_are_to_transformers_speculation_and_to_the_engine_s_own_plain_de
     assert [row["throughput_ratio_to_own_target_ar"] for row in rows] == [1.0, 3.0, None]
     assert [row["energy_ratio"] for row in rows] == [None, 0.5, 1.0]
     assert rows[1]["latency_ratio"] == pytest.approx(1 / 6)
+
+
+def test_a_comparison_of_every_engine_fits_a_terminal():
+    results = [
+        result(engine, method, 1234.56, 0.123)
+        for engine in ("transformers", "forerun", "vllm")
+        for method in ("speculative", "target_ar")
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(comparison_table(results, compare(results)))
+    printed = console.file.getvalue()
+    assert "…" not in printed
+    assert printed.count("1234.6") == 6
 
 
 def test_keys_are_the_original_s_for_transformers():
