@@ -13,6 +13,7 @@ from typing import Any
 from forerun.errors import ForerunError
 
 ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join(map(str, (ROOT, ROOT / "src")))  # workers run this checkout, wherever forerun is installed
 INHERITED_NOT = ("OMP_", "GOMP_", "KMP_", "VLLM_", "LD_PRELOAD", "FORERUN_", "PYTHONPATH")
 """Beginnings of environment variables that would change what is measured."""
 
@@ -43,7 +44,7 @@ class WorkerProcess:
                 stderr=errors,
                 text=True,
                 cwd=ROOT,
-                env={**inherited, **environment, "PYTHONPATH": str(ROOT)},
+                env={**inherited, **environment, "PYTHONPATH": SOURCES},
                 start_new_session=True,
             )
         self._signal(signal.SIGSTOP)

@@ -61,24 +61,33 @@ class Worker:
 
 def serve(start: Callable[[Load], Worker]) -> None:
     """Answer requests until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
     worker: Worker | None = None
-    answer: dict[str, Any] | None
+
+    def answer(request: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        nonlocal worker
+        if request != "load":
+            return _answer(worker, request, arguments)
+        worker, loaded = _load(start, Load(**arguments))
+        return loaded
+
+    exchange(answer)
+
+
+def exchange(answer: Callable[[str, dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Reply to each line of standard input with what `answer` makes of its request and arguments."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     reply: dict[str, Any]
     for line in sys.stdin:
         ((request, arguments),) = json.loads(line).items()
         try:
-            if request == "load":
-                worker, answer = _load(start, Load(**arguments))
-            else:
-                answer = _answer(worker, request, arguments)
+            answered = answer(request, arguments)
         except Exception as error:
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
         else:
-            reply = {"ok": {**answer, "peak_bytes": peak_bytes()}} if answer else {"unsupported": request}
-        answers.write(json.dumps(reply) + "\n")
+            reply = {"ok": {**answered, "peak_bytes": peak_bytes()}} if answered else {"unsupported": request}
+        replies.write(json.dumps(reply) + "\n")
 
 
 def _load(start: Callable[[Load], Worker], load: Load) -> tuple[Worker, dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""One script per engine, run in a process of its own, in that engine's virtual environment."""

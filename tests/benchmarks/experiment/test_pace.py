@@ -1,0 +1,43 @@
+"""Batches come by count, or when they are due; one at a time."""
+
+from __future__ import annotations
+
+from benchmarks.experiment.pace import Turn, turns
+from benchmarks.experiment.settings import read_settings
+
+
+class Time:
+    def __init__(self):
+        self.now = 100.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def given(answer_seconds, **variables):
+    time, all_turns = Time(), []
+    for turn in turns(read_settings(variables), time.clock, time.sleep):
+        all_turns.append(turn)
+        time.sleep(answer_seconds)
+    return all_turns, time.now - 100.0
+
+
+def test_by_count_the_last_batch_is_smaller():
+    all_turns, seconds = given(2.0, NUM_PROMPTS="6", BATCH_SIZE="4")
+    assert all_turns == [Turn(4, 0.0, 0.0), Turn(2, 2.0, 0.0)]
+    assert seconds == 4.0
+
+
+def test_at_a_rate_batches_start_when_they_are_due():
+    all_turns, seconds = given(0.5, AUTO_RATE="2", AUTO_DURATION="7", BATCH_SIZE="4")
+    assert all_turns == [Turn(4, due, 0.0) for due in (0.0, 2.0, 4.0, 6.0)]
+    assert seconds == 7.0
+
+
+def test_a_slow_engine_gets_late_batches_at_once_and_none_after_the_end():
+    all_turns, seconds = given(3.0, AUTO_RATE="1", AUTO_DURATION="8", ENABLE_BATCH="false")
+    assert all_turns == [Turn(1, 0.0, 0.0), Turn(1, 3.0, 2.0), Turn(1, 6.0, 4.0)]
+    assert seconds == 9.0
