@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from forerun.core.outputs import CompletionOutput as CompletionOutput
     from forerun.core.outputs import RequestOutput as RequestOutput
     from forerun.core.sampling_params import SamplingParams as SamplingParams
+    from forerun.core.structured_outputs import StructuredOutputs as StructuredOutputs
     from forerun.errors import ForerunError as ForerunError
     from forerun.llm import LLM as LLM
 
@@ -23,6 +24,7 @@ logging.getLogger("forerun").addHandler(logging.NullHandler())
 _HOMES = {
     "LLM": "forerun.llm",
     "SamplingParams": "forerun.core.sampling_params",
+    "StructuredOutputs": "forerun.core.structured_outputs",
     "RequestOutput": "forerun.core.outputs",
     "CompletionOutput": "forerun.core.outputs",
     "Draft": "forerun.core.draft",
@@ -30,7 +32,16 @@ _HOMES = {
     "ForerunError": "forerun.errors",
 }
 
-__all__ = ["LLM", "NO_DRAFT", "CompletionOutput", "Draft", "ForerunError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "NO_DRAFT",
+    "CompletionOutput",
+    "Draft",
+    "ForerunError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+]
 
 
 def __getattr__(name: str) -> Any:

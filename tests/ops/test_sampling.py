@@ -15,14 +15,24 @@ VOCAB_SIZE = 8
 ROW = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.5, 0.0, -2.0, 1.0])
 
 
-def rules_of(*, prompt_ids=(0,), stop_ids=frozenset(), bad_words_ids=(), vocab_size=VOCAB_SIZE, **params):
+def rules_of(*, prompt_ids=(0,), stop_ids=frozenset(), bad_words_ids=(), vocab_size=VOCAB_SIZE, grammar=None, **params):
     return SamplingRules(
         SamplingParams(**params),
         prompt_ids=prompt_ids,
         vocab_size=vocab_size,
         stop_token_ids=stop_ids,
         bad_words_ids=bad_words_ids,
+        grammar=grammar,
     )
+
+
+class OddAndEven:
+    """Allows the tokens 1, 3 and 5 after text of odd length, 0 and 2 after others."""
+
+    def allowed(self, output_ids, path=()):
+        allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+        allowed[[1, 3, 5] if (len(output_ids) + len(path)) % 2 else [0, 2]] = True
+        return allowed
 
 
 def forbidden(shaped):
@@ -140,6 +150,36 @@ def test_greedy_takes_the_lowest_of_equal_tokens():
 )
 def test_plain_greedy_is_recognised(params, num_output, expected):
     assert rules_of(stop_ids=frozenset({7}), **params).is_plain_greedy_at(num_output) is expected
+
+
+@pytest.mark.parametrize(("output_ids", "path", "expected"), [([], (), 0), ([4], (), 1), ([4], (4,), 0), ([], (4,), 1)])
+def test_a_grammar_sees_output_and_path(output_ids, path, expected):
+    rules = rules_of(temperature=0, grammar=OddAndEven())
+    assert not rules.is_plain_greedy_at(0)
+    assert target_token(rules, ROW, output_ids, path, seed=0, position=0) == expected
+
+
+def test_a_grammar_is_obeyed_whatever_other_rules_add():
+    def prefer_six(output_ids, logits):
+        assert forbidden(logits) == [0, 2, 4, 6, 7]
+        return torch.zeros_like(logits).index_fill(0, torch.tensor([6]), 50.0)
+
+    rules = rules_of(grammar=OddAndEven(), logit_bias={4: 99.0}, repetition_penalty=2.0, logits_processors=[prefer_six])
+    probs = target_probs(rules, ROW, [4])
+    assert probs.nonzero().flatten().tolist() == [1, 3, 5]
+
+
+def test_a_grammar_leaves_few_candidates():
+    assert rules_of(grammar=OddAndEven()).candidates(ROW, [4]).token_ids.tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    "others", [{"allowed_token_ids": [1]}, {"min_tokens": 3, "stop_ids": {0, 2}}, {"bad_words_ids": [[0], [2]]}]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_that_other_rules_contradict_is_an_error(others, temperature):
+    with pytest.raises(RequestError, match="the rules forbid every token; loosen structured_outputs"):
+        target_token(rules_of(grammar=OddAndEven(), temperature=temperature, **others), ROW, [], seed=0, position=0)
 
 
 def test_min_tokens_without_stop_tokens_cost_nothing():

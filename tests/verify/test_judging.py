@@ -44,6 +44,22 @@ def test_a_failing_rule_ends_its_own_sequence_only(verifier, draft):
 
 
 @every_verifier
+@pytest.mark.parametrize("probs", [None, SAMPLED], ids=["certain", "sampled"])
+def test_a_rule_that_fails_along_a_draft_gives_the_token_of_plain_decoding(verifier, probs):
+    def fails_after_five(output_ids, logits):
+        if output_ids:
+            raise RuntimeError("no")
+        return logits.index_fill(0, torch.tensor([5]), 50.0)
+
+    logits = random_rows(4)
+    plain, drafted = (
+        judged_of(d, logits_processors=[fails_after_five]) for d in (Draft(), Draft((5, 1, 2), None, probs))
+    )
+    verdicts = verifier.verify(logits, [plain, drafted])
+    assert verdicts == [Verdict((), 5), Verdict((), 5)]
+
+
+@every_verifier
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_broken_logits_end_their_own_sequence_only(verifier, temperature):
     logits = rows_preferring(1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,20 @@ class Draft:
             self.token_ids[:num_nodes],
             None if self.parents is None else self.parents[:num_nodes],
             None if self.probs is None else self.probs[:num_nodes],
+            self.source,
+        )
+
+    def only(self, nodes: Sequence[int]) -> Draft:
+        """The draft made of `nodes`, in rising order; the parent of each must be among them."""
+        if len(nodes) == len(self):
+            return self
+        if self.parents is None:
+            return self.first(len(nodes))
+        place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
+        return Draft(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            None if self.probs is None else self.probs[list(nodes)],
             self.source,
         )
 

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from forerun.errors import RequestError, UnknownKeyError, refuse_unknown_keys
+from forerun.core.keywords import strict_keywords
+from forerun.core.structured_outputs import StructuredOutputs, resolve_structured_outputs
+from forerun.errors import RequestError, refuse_unknown_keys
 
 LogitsProcessor = Callable[..., Tensor]
 """`f(output_ids, logits)` or `f(prompt_ids, output_ids, logits)` -> logits, over one row [vocab_size]."""
-
-T = TypeVar("T")
-
-
-def _strict_keywords(cls: type[T]) -> type[T]:
-    """Make the dataclass name an unknown keyword and the one that was probably meant."""
-    plain_init = cls.__init__
-    known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
-
-    @functools.wraps(plain_init)
-    def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
-        if args:
-            raise UnknownKeyError(f"{cls.__name__}: got {args[0]!r:.80} without a name; must be name=value")
-        refuse_unknown_keys(kwargs, known, where=cls.__name__)
-        plain_init(self, **kwargs)
-
-    setattr(cls, "__init__", checked_init)  # noqa: B010 - mypy refuses the plain assignment
-    return cls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +53,7 @@ LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 SPECULATION_OFF = RequestSpeculation(num_speculative_tokens=0)
 
 
-@_strict_keywords
+@strict_keywords
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Sampling settings of one request, with vLLM's names, meanings and defaults.
@@ -106,11 +89,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     logits_processors: list[LogitsProcessor] | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     speculation: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None = None
     extra_args: Mapping[str, Any] | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False)  # `stop`, always a tuple
     request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
     kv_transfer: KVTransferParams | None = field(init=False, repr=False)  # `extra_args`, resolved
+    constraint: StructuredOutputs | None = field(init=False, repr=False)  # `structured_outputs`, resolved
 
     def __post_init__(self) -> None:
         for name in SCALARS:
@@ -127,6 +112,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_strings", stop)
         object.__setattr__(self, "request_speculation", _resolve_speculation(self.speculation))
         object.__setattr__(self, "kv_transfer", _resolve_extra_args(self.extra_args))
+        object.__setattr__(self, "constraint", resolve_structured_outputs(self.structured_outputs))
+        if self.constraint is not None and self.ignore_eos:
+            raise RequestError(
+                "ignore_eos: got True with structured_outputs, where nothing can follow the end; leave one of them out"
+            )
 
     @property
     def is_greedy(self) -> bool:

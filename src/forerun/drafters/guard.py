@@ -132,11 +132,4 @@ def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
     depths = draft.depths()
     if max(depths) <= max_depth:
         return draft.first(max_tokens)
-    kept = [node for node in range(len(draft)) if depths[node] <= max_depth][:max_tokens]
-    new_index = {node: i for i, node in enumerate(kept)}
-    return Draft(
-        tuple(draft.token_ids[node] for node in kept),
-        tuple(new_index.get(draft.parent(node), -1) for node in kept),
-        None if draft.probs is None else draft.probs[kept],
-        draft.source,
-    )
+    return draft.only([node for node in range(len(draft)) if depths[node] <= max_depth][:max_tokens])

@@ -14,6 +14,7 @@ from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batcher
 from forerun.engine.engine import Engine, EngineParts
+from forerun.engine.grammars import Grammars
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.memory import KVBudget, feature_widths, plan_kv
 from forerun.engine.request import Intake
@@ -139,6 +140,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     parts = EngineParts(
         intake=Intake(
             tokenizer=target.tokenizer,
+            grammars=Grammars(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
             vocab_size=model.vocab_size,
             max_model_len=kv.max_model_len,
             eos_token_ids=target.eos_token_ids,

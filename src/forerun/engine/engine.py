@@ -20,6 +20,7 @@ from forerun.core.verdict import Verdict
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
+from forerun.engine.drafting import propose
 from forerun.engine.generation import Generation, Work
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.logprobs import describe_logprobs
@@ -147,6 +148,19 @@ class Engine:
             raise RequestError(f"request_id: {request.request_id!r} is running already; choose another")
         self._requests[request.request_id] = request
         self._parts.scheduler.enqueue(request.generations[0])
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Compile what a request's text must match, so that `add_request` finds it ready.
+
+        Another thread may call it, beside a step; a second per model and some tenths per grammar are
+        then nobody's wait.
+
+        Raises:
+            RequestError: it cannot be compiled.
+            ConfigError: llguidance is not installed.
+        """
+        if sampling.constraint is not None:
+            self._parts.intake.grammars.prepare(sampling.constraint)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; return what it has given, or None if it is not running."""
@@ -321,7 +335,9 @@ class Engine:
         if not requests:
             return
         by_id = {generation.sequence.seq_id: generation for generation in running}
-        for request, draft in zip(requests, drafting.propose(requests, self._parts.runner.cache.features), strict=True):
+        for request, draft in zip(
+            requests, propose(drafting, requests, self._parts.runner.cache.features), strict=True
+        ):
             by_id[request.sequence.seq_id].draft = draft
 
     def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:

@@ -15,6 +15,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.stats import SpeculationStats
 from forerun.engine.generation import Generation
+from forerun.engine.grammars import Grammars
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.text import CompletionText
 from forerun.errors import RequestError
@@ -72,12 +73,13 @@ class Request:
 class Intake:
     """Checks requests against what the model can serve and makes their generations.
 
-    `eos_token_ids` end a text unless the request ignores them. Requests without a seed draw one
-    from `random_source`. `exporter` saves their hidden states, if there is one. `accept` may be called
+    `grammars` compile what texts must match. `eos_token_ids` end a text unless the request ignores
+    them. Requests without a seed draw one from `random_source`. `exporter` saves their hidden states, if there is one. `accept` may be called
     from any thread.
     """
 
     tokenizer: Tokenizer | None
+    grammars: Grammars
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
@@ -101,6 +103,7 @@ class Intake:
         Raises:
             RequestError: the prompt is empty, too long or holds ids outside the vocabulary, or a
                 sampling value does not fit the model or the engine.
+            ConfigError: what a sampling value needs is not installed.
         """
         ids = _as_token_ids(prompt_ids)
         self._check_prompt(ids)
@@ -183,6 +186,7 @@ class Intake:
                 vocab_size=self.vocab_size,
                 stop_token_ids=frozenset(stop_tokens),
                 bad_words_ids=self._bad_words(sampling),
+                grammar=None if sampling.constraint is None else self.grammars.begin(sampling.constraint),
             ),
             stop_tokens=stop_tokens,
             max_length=len(prompt_ids) + max_tokens,

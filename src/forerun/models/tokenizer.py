@@ -84,6 +84,12 @@ class Tokenizer:
         tokens: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return tokens
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer as the text of its tokenizer.json, added tokens included."""
+        text: str = self._backend.to_str()
+        return text
+
     def vocabulary(self, vocab_size: int) -> Vocabulary:
         """What the tokens spell; ids from `vocab_size`, the width of the model's logits, on are left out.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ModelError, RequestError
+from forerun.ops.grammar import Grammar
 from forerun.ops.noise import Stream, exponential, exponential_row
 from forerun.ops.penalties import LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
@@ -22,8 +23,8 @@ _GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
 class SamplingRules:
     """All rules of one request, in vLLM's order and meaning.
 
-    Allowed token ids, bad words, min_tokens, logit bias, logits processors, penalties; then, unless
-    the request is greedy, temperature, min-p, top-k, top-p. One object serves one sequence: it
+    Grammar, allowed token ids, bad words, min_tokens, logit bias, logits processors, penalties; then,
+    unless the request is greedy, temperature, min-p, top-k, top-p. One object serves one sequence: it
     keeps running counts of a list of output ids that only grows.
 
     Args:
@@ -32,6 +33,7 @@ class SamplingRules:
         vocab_size: width of the logits.
         stop_token_ids: tokens that end the text, which `min_tokens` forbids at first.
         bad_words_ids: the token ids of each bad word.
+        grammar: what the text must match; of this sequence alone.
 
     Raises:
         RequestError: a token id is outside the vocabulary, or a processor cannot be called.
@@ -45,10 +47,12 @@ class SamplingRules:
         vocab_size: int,
         stop_token_ids: frozenset[int] = frozenset(),
         bad_words_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         _check_token_ids(params, bad_words_ids, vocab_size=vocab_size)
         self.vocab_size = vocab_size
         self.is_greedy = params.temperature < _GREEDY_BELOW
+        self.grammar = grammar
         self._params = params
         self._bad_words = [tuple(word) for word in bad_words_ids]
         self._longest_bad_word = max(map(len, self._bad_words), default=0)
@@ -61,7 +65,8 @@ class SamplingRules:
         self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
         self._processors = as_processors(params.logits_processors, prompt_ids=prompt_ids)
         self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size) if penalises(params) else None
-        edits = (self._allowed, self._bias, self._penalties)
+        self._leaves_few = self._allowed is not None or grammar is not None
+        edits = (grammar, self._allowed, self._bias, self._penalties)
         self._always_changes_logits = bool(self._bad_words or self._processors) or any(e is not None for e in edits)
 
     def is_plain_greedy_at(self, num_output: int) -> bool:
@@ -96,7 +101,7 @@ class SamplingRules:
         params = self._params
         logits = (logits - _checked_largest(logits)) / params.temperature
         kept = truncate(logits, min_p=params.min_p, top_k=max(params.top_k, 0), top_p=params.top_p)
-        return kept if self._allowed is None else kept.without_forbidden()
+        return kept.without_forbidden() if self._leaves_few else kept
 
     def _changes_logits_at(self, num_output: int) -> bool:
         return self._always_changes_logits or num_output < self._num_forbidding_stop
@@ -107,6 +112,9 @@ class SamplingRules:
         if not self._changes_logits_at(num_output):
             return row.float()
         logits = self._keep_allowed(row)
+        if self.grammar is not None:
+            grammatical = self.grammar.allowed(output_ids, path).to(logits.device)
+            logits = logits.where(grammatical, -math.inf)
         self._forbid_bad_words(logits, output_ids, path)
         if num_output < self._num_forbidding_stop:
             logits[self._stop_token_ids] = -math.inf
@@ -116,6 +124,8 @@ class SamplingRules:
             output_and_path = [*output_ids, *path]
             for processor in self._processors:
                 logits = processor(output_and_path, logits)
+            if self.grammar is not None:  # no processor may bring back what cannot be
+                logits = logits.where(grammatical, -math.inf)
         if self._penalties is not None:
             self._penalties.apply(logits, output_ids, path)
         return logits
@@ -228,7 +238,8 @@ def check_largest(logit: float) -> None:
         return
     if logit == -math.inf:
         raise RequestError(
-            "sampling: the rules forbid every token; loosen allowed_token_ids, bad_words, bias or processors"
+            "sampling: the rules forbid every token; loosen structured_outputs, allowed_token_ids, bad_words, "
+            "min_tokens, bias or processors"
         )
     raise ModelError(f"logits: the largest is {logit}; must be finite; check the weights and the dtype")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.verdict import Verdict
 from forerun.errors import ForerunError
 from forerun.ops.noise import Stream, uniform
@@ -54,7 +54,11 @@ Judge = Callable[[Draft, Target, Chance], Verdict]
 
 @dataclass(slots=True)
 class IndependentVerifier:
-    """A verifier that judges every sequence of a step by itself, with `judge`."""
+    """A verifier that judges every sequence of a step by itself, with `judge`.
+
+    Rules that raise somewhere along a draft are met without it: the text then gets as far as it would
+    have got by plain decoding, which may be its end.
+    """
 
     judge: Judge
     is_lossless: bool
@@ -62,13 +66,16 @@ class IndependentVerifier:
     def verify(self, logits: Tensor, judged: Sequence[Judged]) -> list[Verdict]:
         """Judge every sequence; one whose rules raise gets an error verdict (see `Verifier`)."""
         most_likely = MostLikely(logits)
-        return [self._verdict(SequenceTarget(logits, one, most_likely), one) for one in judged]
+        return [self._verdict(logits, one, most_likely) for one in judged]
 
-    def _verdict(self, target: SequenceTarget, one: Judged) -> Verdict:
+    def _verdict(self, logits: Tensor, one: Judged, most_likely: MostLikely) -> Verdict:
+        target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
         try:
-            return self.judge(one.draft, target, SeededChance(one.seed, one.position))
+            return self.judge(one.draft, target, chance)
         except ForerunError as error:
-            return Verdict((), 0, error=str(error))
+            if not len(one.draft):
+                return Verdict((), 0, error=str(error))
+            return self._verdict(logits, replace(one, draft=NO_DRAFT), most_likely)
 
 
 class MostLikely:

@@ -1,0 +1,117 @@
+"""A sequence's place in its grammar is a function of the text, wherever the matcher was sent before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from forerun.errors import RequestError
+from tests.grammars import EOS, SCHEMA, begin, encode
+
+HEAVY = {"regex": "[x-z]{3}" + "(.?a?)" * 300 + "(.?b?)" * 300}
+"""Soon takes more work than a grammar may."""
+
+
+def allowed(grammar, output_ids, path=()):
+    return grammar.allowed(output_ids, path).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "following"),
+    [("", "ab"), ("a", "ab"), ("aa", "ab"), ("b", "c"), ("bc", "")],
+)
+def test_only_tokens_that_lead_on_are_allowed(text, following):
+    ends = [EOS] if text == "bc" else []
+    assert allowed(begin(regex="a*bc"), encode(text)) == sorted(encode(following) + ends)
+
+
+def test_the_end_is_allowed_where_the_text_is_complete():
+    grammar = begin(regex="ab?")
+    assert allowed(grammar, encode("")) == encode("a")
+    assert allowed(grammar, encode("a")) == sorted([EOS, *encode("b")])
+    assert allowed(grammar, encode("a"), encode("b")) == [EOS]
+
+
+def test_after_the_end_comes_only_the_end():
+    grammar = begin(regex="ab?")
+    assert allowed(grammar, encode("a"), [EOS]) == [EOS]
+    assert allowed(grammar, encode("a"), [EOS, *encode("b")]) == [EOS]
+    assert allowed(grammar, encode("a"), encode("b")) == [EOS]
+
+
+def test_nothing_is_allowed_after_what_cannot_be():
+    grammar = begin(regex="abc")
+    assert allowed(grammar, encode("a"), encode("xy")) == []
+    assert allowed(grammar, encode("a"), encode("b")) == encode("c")
+
+
+def test_a_walk_along_drafts_and_back_is_as_good_as_a_fresh_start():
+    source, walked, output_ids = random.Random(0), begin(json=SCHEMA), []
+    for _ in range(40):
+        choices = [t for t in allowed(walked, output_ids) if t != EOS]
+        if not choices:
+            break
+        for _ in range(3):  # questions about drafts, right and wrong
+            path = []
+            for _ in range(source.randrange(4)):
+                following = allowed(walked, output_ids, path)
+                assert following == allowed(begin(json=SCHEMA), output_ids, path)
+                path.append(source.choice(following) if source.random() < 0.8 and following else source.randrange(264))
+            fresh = begin(json=SCHEMA)
+            assert walked.num_possible(output_ids, path) == fresh.num_possible(output_ids, path)
+            assert walked.forced(output_ids) == fresh.forced(output_ids)
+        output_ids = [*output_ids, source.choice(choices)]
+    assert len(output_ids) > 20
+
+
+def test_drafts_are_possible_as_far_as_they_lead():
+    grammar, start = begin(regex="abc|abe"), encode("a")
+    assert grammar.num_possible(start, encode("bcx")) == 2
+    assert grammar.num_possible(start, [*encode("bc"), EOS, EOS]) == 3
+    assert grammar.num_possible(start, encode("x")) == 0
+    assert grammar.num_possible(start, [EOS]) == 0
+    assert grammar.num_possible(start, []) == 0
+
+
+def test_what_must_come_is_forced():
+    grammar = begin(choice=["yes please", "yes sir"])
+    assert grammar.forced([]) == encode("yes ")
+    assert grammar.forced(encode("yes ")) == []
+    assert grammar.forced(encode("yes s")) == encode("ir")
+    assert grammar.forced(encode("yes sir")) == []
+
+
+def write(grammar, output_ids):
+    """Write tokens that are allowed, at random."""
+    source = random.Random(0)
+    while len(output_ids) < 100:
+        output_ids.append(source.choice([t for t in allowed(grammar, output_ids) if t != EOS]))
+
+
+def last_words(grammar):
+    """What is written before the grammar gives up."""
+    output_ids = []
+    with pytest.raises(RequestError, match=r"^structured_outputs: the grammar takes too much work here \(lexer error"):
+        write(grammar, output_ids)
+    return output_ids
+
+
+def test_what_one_sequence_wears_out_the_next_gets_anew():
+    assert last_words(begin(**HEAVY)) == last_words(begin(**HEAVY)) != []
+
+
+def test_a_sequence_that_meets_another_ones_limit_goes_on_without_drafts():
+    first, second = begin(**HEAVY), begin(**HEAVY)
+    last_words(first)
+    assert second.num_possible([], encode("zzzz")) == 0
+    assert allowed(second, encode("zz")) == allowed(begin(**HEAVY), encode("zz")) == encode("xyz")
+    assert second.num_possible([], encode("x")) == 0
+    assert begin(**HEAVY).num_possible([], encode("x")) == 1
+
+
+def test_a_draft_that_takes_too_much_work_costs_only_drafts():
+    grammar = begin(**HEAVY)
+    assert grammar.num_possible(encode("x"), encode("yz..............")) < 16
+    assert allowed(grammar, encode("x")) == encode("xyz")
+    assert grammar.num_possible(encode("x"), encode("yz")) == 0
