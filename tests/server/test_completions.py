@@ -198,3 +198,30 @@ def test_a_salt_keeps_prefixes_apart(plain):
 @pytest.mark.parametrize("best_of", [1, None])
 def test_best_of_one_is_taken(plain, best_of):
     assert create(plain, best_of=best_of).choices[0].text
+
+
+SCHEMA = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_right"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
+        ({"structured_outputs": {"regex": "a{3}b?"}}, lambda text: text in ("aaa", "aaab")),
+        ({"response_format": {"type": "regex", "regex": "[0-9]{4}"}}, lambda text: len(text) == 4 and text.isdigit()),
+        ({"response_format": {"type": "choice", "choice": ["red"]}}, lambda text: text == "red"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_matches_what_is_asked(either, fields, is_right, stream):
+    answer = create(either, max_tokens=30, stream=stream, extra_body=fields)
+    text = "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+    assert is_right(text)
+
+
+def test_an_answer_of_a_schema_is_what_the_offline_engine_writes(either):
+    schema = {"type": "json_schema", "json_schema": {"name": "size", "schema": SCHEMA}}
+    answer = create(either, max_tokens=40, extra_body={"response_format": schema})
+    expected = generate(PROMPT, max_tokens=40, structured_outputs={"json": SCHEMA}).outputs[0]
+    assert answer.choices[0].text == expected.text
+    assert expected.text.lstrip().startswith("{")

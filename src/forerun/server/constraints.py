@@ -1,7 +1,7 @@
-"""What a request may not ask for: constraints and changes of the answer that this server does not make.
+"""What a request's answer must match, and what a request may not ask for.
 
-A field that nobody knows is ignored with one warning. A field that would constrain the answer is
-refused, for whoever sends it relies on it.
+A field that nobody knows is ignored with one warning. A field that would constrain the answer in a way
+that is not served is refused, for whoever sends it relies on it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 CONSTRAINING = ("guided", "grammar", "structural", "json_schema", "regex", "ebnf", "logits_processor")
 """Fields whose names begin so say what the answer must look like."""
 
+STRUCTURING = ("response_format", "structured_outputs")
+"""Fields that say what the answer must match and that are served."""
+
 UNSERVED = {
     "chat_template": "templates come with the model, not with requests; lay the prompt out and use /v1/completions",
     "documents": "put them into a message",
@@ -26,7 +29,6 @@ UNSERVED = {
     "modalities": "only text is served",
     "audio": "only text is served",
     "prompt_embeds": "send text or token ids",
-    "structured_outputs": "answers cannot be constrained; ask for the form in the prompt",
     "tool_choice": "tools are not served",
     "tools": "tools are not served",
     "truncate_prompt_tokens": "shorten the prompt",
@@ -50,27 +52,64 @@ def refuse_unserved(body: Body) -> None:
         ApiError: 400, a field constrains the answer.
     """
     for name, value in (body.model_extra or {}).items():
-        if value in MEANINGLESS:
+        if value in MEANINGLESS or name in STRUCTURING:
             continue
-        if name == "response_format":
-            _refuse_format(value)
-        elif name in UNSERVED:
+        if name in UNSERVED:
             raise ApiError(400, f"{name}: is not served; leave it out ({UNSERVED[name]})", param=name)
-        elif name.startswith(CONSTRAINING):
-            raise ApiError(400, f"{name:.80}: answers cannot be constrained so; leave it out", param=name[:80])
-        else:
-            _warn_once(name)
+        if name.startswith(CONSTRAINING):
+            raise ApiError(
+                400,
+                f"{name:.80}: answers cannot be constrained so; write response_format or structured_outputs",
+                param=name[:80],
+            )
+        _warn_once(name)
 
 
-def _refuse_format(wanted: Any) -> None:
-    """The place where `response_format` is to become sampling parameters."""
+def wanted_structure(body: Body) -> Mapping[str, Any] | None:
+    """What `SamplingParams.structured_outputs` takes, from OpenAI's `response_format` or vLLM's `structured_outputs`.
+
+    Raises:
+        ApiError: 400, both are given, or one is not what it may be.
+    """
+    extra = body.model_extra or {}
+    given = {name: extra[name] for name in STRUCTURING if extra.get(name) is not None}
+    if len(given) > 1:
+        raise ApiError(
+            400, "response_format: is given with structured_outputs; leave one of them out", param="response_format"
+        )
+    if "structured_outputs" in given:
+        wanted = given["structured_outputs"]
+        if not isinstance(wanted, Mapping):
+            raise ApiError(
+                400, f"structured_outputs: got {wanted!r:.80}; must be an object", param="structured_outputs"
+            )
+        return wanted
+    return _of_format(given["response_format"]) if given else None
+
+
+def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
-    if kind != "text":
+    if isinstance(wanted, Mapping) and kind == "text":
+        return None
+    if isinstance(wanted, Mapping) and kind == "json_object":
+        return {"json_object": True}
+    if isinstance(wanted, Mapping) and kind == "json_schema":
+        named = wanted.get("json_schema")
+        if isinstance(named, Mapping) and isinstance(named.get("schema"), Mapping):
+            return {"json": named["schema"]}
         raise ApiError(
             400,
-            f"response_format: got type {kind!r:.80}; may be 'text'; ask for the form in the prompt",
+            "response_format: type 'json_schema' needs json_schema.schema, an object; give the schema there",
             param="response_format",
         )
+    if isinstance(wanted, Mapping) and kind in ("regex", "choice") and wanted.get(kind) is not None:
+        return {kind: wanted[kind]}
+    raise ApiError(
+        400,
+        f"response_format: got type {kind!r:.80}; may be 'text', 'json_object', 'json_schema', 'regex' or 'choice', "
+        "the last two with a field of that name",
+        param="response_format",
+    )
 
 
 def _warn_once(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.core.sampling_params import SamplingParams
+from forerun.server.constraints import wanted_structure
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ForerunFields, GenerationBody
 
@@ -31,6 +32,7 @@ def sampling_params(body: GenerationBody, *, speculates: bool, **more: Any) -> S
     return SamplingParams(
         n=body.num_completions,
         logit_bias=_bias(body.logit_bias),
+        structured_outputs=wanted_structure(body),
         speculation=_speculation(body.own, speculates=speculates),
         **given,
         **more,
