@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests.contract.test_contract import PROMPTS, TIGHT
+from tests.drafters.recording import recorded
 from tests.engines import VOCAB_SIZE, engine_of, native_target, tiny_drafter, tiny_llm, tiny_target
 from tests.heads_dflash import (
     BLOCK_SIZE,
@@ -34,21 +35,6 @@ ALIKE = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 
 
 def dflash(**settings):
     return {"method": "dflash", "model": tiny_dflash(VOCAB_SIZE), "num_speculative_tokens": 4, **settings}
-
-
-def recorded(llm):
-    """A list that gets the text and the draft of every bet that the engine's drafter makes."""
-    drafter, bets = engine_of(llm).drafting.drafter, []
-    propose = drafter.propose
-
-    def recording(context):
-        texts = [request.sequence.tokens_from(0) for request in context.requests]
-        drafts = propose(context)
-        bets.extend(zip(texts, (list(draft.token_ids) for draft in drafts), strict=True))
-        return drafts
-
-    drafter.propose = recording
-    return bets
 
 
 @functools.cache
@@ -77,7 +63,7 @@ def dense_draft(text, num_tokens):
 
 
 def assert_dense(bets, *, at_least):
-    drafted = [(text, draft) for text, draft in bets if draft]
+    drafted = [(text, list(draft.token_ids)) for text, draft in bets if draft]
     assert len(drafted) >= at_least
     assert [draft for _, draft in drafted] == [dense_draft(text, len(draft)) for text, draft in drafted]
 
@@ -156,7 +142,7 @@ def test_a_reduced_vocabulary_drafts_tokens_of_the_target(tmp_path):
         llm = tiny_llm(dflash(model=folder, draft_sample_method=method))
         bets = recorded(llm)
         llm.generate(PROMPTS[:4], sampling, use_tqdm=False)
-        tokens = {token for _, draft in bets for token in draft}
+        tokens = {token for _, draft in bets for token in draft.token_ids}
         assert len(tokens) > 3
         assert tokens <= set(drafted.tolist())
 

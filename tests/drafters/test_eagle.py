@@ -11,6 +11,7 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle
 from tests.contract.test_contract import PROMPTS, TIGHT
+from tests.drafters.recording import recorded
 from tests.engines import engine_of, tiny_llm, tiny_target
 from tests.models.heads import dense
 from tests.models.paged_run import PagedRun
@@ -51,22 +52,6 @@ def dense_twin(kind):
     if method == "eagle":
         return dense.DenseEagle(config, weights, embed=model.embed(ids), head=model.head_rows(ids))
     return dense.DenseEagle3(config, weights, embed=model.embed(ids))
-
-
-def recorded(llm):
-    """Lets the engine tell every draft: (committed text, drafted tokens) in the list that is returned."""
-    seen = []
-    drafter = engine_of(llm).drafting.drafter
-    propose = drafter.propose
-
-    def spy(context):
-        drafts = propose(context)
-        for request, draft in zip(context.requests, drafts, strict=True):
-            seen.append((tuple(request.sequence.tokens_from(0)), draft))
-        return drafts
-
-    drafter.propose = spy
-    return seen
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle, heads_medusa
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.test_eagle import features_of, recorded
+from tests.drafters.recording import recorded
+from tests.drafters.test_eagle import features_of
 from tests.engines import engine_of, tiny_llm, tiny_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

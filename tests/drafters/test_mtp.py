@@ -12,6 +12,7 @@ from forerun.errors import ConfigError
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
 from tests.contract.test_contract import PROMPTS, TIGHT
+from tests.drafters.recording import recorded
 from tests.engines import engine_of, mtp_folder, tiny_llm
 from tests.heads_mtp import KINDS, Reference, save_mtp_target
 from tests.native import needs_kernels
@@ -33,21 +34,6 @@ def load(tmp_path_factory):
         return target, Reference(folder, name)
 
     return load
-
-
-def recorded(llm):
-    """A list that fills with the engine's drafts, each beside the text before it."""
-    drafter, drafts = engine_of(llm).drafting.drafter, []
-    propose = drafter.propose
-
-    def note(context):
-        found = propose(context)
-        for request, draft in zip(context.requests, found, strict=True):
-            drafts.append((request.sequence.tokens_between(0, len(request.sequence)), draft))
-        return found
-
-    drafter.propose = note
-    return drafts
 
 
 @torch.inference_mode()

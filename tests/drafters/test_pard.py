@@ -14,7 +14,7 @@ from forerun.models.loader import load_model, read_config
 from forerun.models.mapped_vocabulary import map_vocabulary
 from forerun.models.tokenizer import load_tokenizer
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.test_eagle import recorded
+from tests.drafters.recording import recorded
 from tests.engines import (
     VOCAB_SIZE,
     engine_of,

@@ -11,7 +11,8 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.test_eagle import features_of, recorded
+from tests.drafters.recording import recorded
+from tests.drafters.test_eagle import features_of
 from tests.engines import engine_of, tiny_llm, tiny_target
 from tests.models.heads import dense
 

@@ -10,7 +10,8 @@ import torch
 from forerun.models.gguf import StateDict
 from forerun.models.heads.eagle import EagleHead
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
-from forerun.models.heads.reader import HeadReader, Renamed
+from forerun.models.heads.reader import HeadReader
+from forerun.models.weights import renamed
 from forerun.train.batches import observe
 from forerun.train.objectives import feature_regression, unrolled
 from tests import heads_eagle
@@ -22,7 +23,7 @@ TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8]]
 
 def read(head, made):
     config, tensors = made
-    return head(HeadReader(config, Renamed(StateDict(tensors), canonical_name), tiny_target()))
+    return head(HeadReader(config, renamed(StateDict(tensors), canonical_name), tiny_target()))
 
 
 def soft_cross_entropy(logits, wanted):

@@ -37,6 +37,8 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
         self.drafter = drafter
+        # asked once: whether it fits a protocol takes long to find out, and the engine counts in each step
+        self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
         self._started: set[int] = set()  # seq_ids
@@ -44,8 +46,7 @@ class GuardedDrafter:
     @property
     def num_failures(self) -> int:
         """What was caught so far, here and by the guards of the drafter's members."""
-        inner = self.drafter.num_member_failures if isinstance(self.drafter, GuardsMembers) else 0
-        return self._num_caught + inner
+        return self._num_caught + (0 if self._group is None else self._group.num_member_failures)
 
     def start(self, sequence: Sequence) -> None:
         """Tell the drafter of a new sequence."""

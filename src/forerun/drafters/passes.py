@@ -112,7 +112,8 @@ class Passes:
 
     def _text(self, line: Line, end: int, features: Mapping[str, Tensor], *, num_wanted: int) -> Rows:
         """Committed tokens from the line's start to `end`."""
-        slots_before = self._slots(line, np.arange(line.start - 1, end - 1)) if features else np.empty(0, np.int64)
+        needs = self.predictor.needs
+        slots_before = self._slots(line, np.arange(line.start - 1, end - 1)) if needs else np.empty(0, np.int64)
         return Rows(
             line=line,
             token_ids=line.request.sequence.tokens_between(line.start, end),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -14,6 +14,10 @@ from forerun.errors import ModelError
 from forerun.ops.linear import Linear
 
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
+
+
+Rename = Callable[[str], str]
+"""The name that a tensor's reader has for it, from the one it is stored under."""
 
 
 class Checkpoint(Protocol):
@@ -30,6 +34,47 @@ class Checkpoint(Protocol):
     def load(self, name: str) -> Tensor:
         """One tensor, on the CPU, in the dtype it is stored in."""
         ...
+
+
+class Part:
+    """A `Checkpoint` of some of another's tensors, by names of its own: own name -> stored name."""
+
+    def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+        self._checkpoint = checkpoint
+        self._stored = stored
+
+    def names(self) -> frozenset[str]:
+        """See `Checkpoint`."""
+        return frozenset(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Checkpoint`."""
+        return self._checkpoint.shape(self._stored[name])
+
+    def load(self, name: str) -> Tensor:
+        """See `Checkpoint`."""
+        return self._checkpoint.load(self._stored[name])
+
+    def split(self, prefix: str) -> tuple[Part, Part]:
+        """Tensors whose names begin with `prefix`, and the others."""
+        inside = {own: stored for own, stored in self._stored.items() if own.startswith(prefix)}
+        outside = {own: stored for own, stored in self._stored.items() if own not in inside}
+        return Part(self._checkpoint, inside), Part(self._checkpoint, outside)
+
+
+def renamed(checkpoint: Checkpoint, rename: Rename) -> Part:
+    """The whole of a checkpoint by other names.
+
+    Raises:
+        ModelError: two tensors get the same name.
+    """
+    stored: dict[str, str] = {}
+    for name in sorted(checkpoint.names()):
+        own = rename(name)
+        if own in stored:
+            raise ModelError(f"checkpoint: tensors {stored[own]!r} and {name!r} are for the same place")
+        stored[own] = name
+    return Part(checkpoint, stored)
 
 
 class WeightReader:

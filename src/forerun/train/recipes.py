@@ -11,17 +11,17 @@ from torch import Tensor
 
 from forerun.models.base import TargetModel
 from forerun.models.heads import eagle3, medusa
-from forerun.models.heads.dflash import DFlashHead
+from forerun.models.heads.dflash import build_dflash
 from forerun.models.heads.eagle import EagleHead
 from forerun.models.heads.eagle3 import Eagle3Head
 from forerun.models.heads.medusa import MedusaHeads
 from forerun.models.heads.mlp_speculator import MLPSpeculator
-from forerun.models.heads.mtp import MTPHead, Part
+from forerun.models.heads.mtp import MTPHead
 from forerun.models.heads.peagle import PEagleHead
-from forerun.models.heads.reader import HeadReader, Rename, Renamed, head_config
+from forerun.models.heads.reader import HeadReader
 from forerun.models.loaded import LoadedTarget
 from forerun.models.mtp import DEEPSEEK
-from forerun.models.weights import Checkpoint
+from forerun.models.weights import Checkpoint, Part, Rename, renamed
 from forerun.train import beginnings
 from forerun.train.batches import Batch
 from forerun.train.beginnings import FirstValues
@@ -45,19 +45,13 @@ class Recipe:
 
 def reads(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
     """Builds `head` from its tensors, whose published names `rename` translates."""
-    return lambda content, checkpoint, target: head(HeadReader(content, Renamed(checkpoint, rename), target))
+    return lambda content, checkpoint, target: head(HeadReader(content, renamed(checkpoint, rename), target))
 
 
 def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> MTPHead:
     layout = replace(DEEPSEEK, prefix=DEEPSEEK.prefix.format(num_layers=target.model.num_layers))
     part = Part(checkpoint, layout.own_names(checkpoint.names()))
     return MTPHead(part, layout, target, norm_eps=content["rms_norm_eps"])
-
-
-def _dflash(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> DFlashHead:
-    content = {**content, **content["dflash_config"]}
-    config = replace(head_config(content, architecture="Qwen3ForCausalLM"), root="")
-    return DFlashHead(HeadReader(content, checkpoint, target), config, mask=None)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -93,7 +87,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dflash": Recipe(
         begin=beginnings.begin_dflash,
-        build=_dflash,
+        build=build_dflash,
         objective=filled,
     ),
 }

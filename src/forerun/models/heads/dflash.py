@@ -6,10 +6,11 @@ are Qwen3's, whatever the target is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +27,11 @@ from forerun.models.heads.dflash_checkpoint import (
     read_flags,
     read_mask,
 )
-from forerun.models.heads.reader import HeadReader, Renamed, head_config
+from forerun.models.heads.reader import HeadReader, head_config
 from forerun.models.heads.vocabulary import read_target_ids
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import CONFIG_FILE, read_json
-from forerun.models.weights import Checkpoint
+from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
 from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import rotate
@@ -48,14 +49,24 @@ def load_dflash(folder: Path, target: LoadedTarget) -> DFlashHead:
         raise ModelError(
             f"{CONFIG_FILE} of the head: speculators_model_type: got {kind!r}; must be 'dflash'; say the method it is of"
         )
+    return build_dflash(content, open_checkpoint(folder), target, folder=folder)
+
+
+def build_dflash(
+    content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget, *, folder: Path | None = None
+) -> DFlashHead:
+    """The head of a config.json and its tensors; `folder` may hold a mask's embedding in a file of its own.
+
+    Raises:
+        ModelError: tensors are missing, surplus, damaged, or do not fit the target.
+    """
     content = {**content, **(content.get("transformer_layer_config") or {}), **(content.get("dflash_config") or {})}
     config = replace(head_config(content, architecture="Qwen3ForCausalLM"), root="")
-    checkpoint: Checkpoint = Renamed(open_checkpoint(folder), lambda name: name.removeprefix("model."))
+    checkpoint = renamed(checkpoint, lambda name: name.removeprefix("model."))
     if content.get("is_neox_style") is False:
         checkpoint = PairsApart(checkpoint, head_dim=config.head_dim)
-    return DFlashHead(
-        HeadReader(content, checkpoint, target), config, mask=read_mask(folder, content, width=config.hidden_size)
-    )
+    mask = None if folder is None else read_mask(folder, content, width=config.hidden_size)
+    return DFlashHead(HeadReader(content, checkpoint, target), config, mask=mask)
 
 
 class DFlashHead:

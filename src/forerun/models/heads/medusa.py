@@ -17,11 +17,12 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from forerun.models.heads.reader import HeadReader, Renamed
+from forerun.models.heads.reader import HeadReader
 from forerun.models.heads.vocabulary import read_token_map
 from forerun.models.layers import Product
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import CONFIG_FILE, read_json
+from forerun.models.weights import renamed
 
 HEADS_FILE = "medusa_lm_head.safetensors"
 
@@ -42,7 +43,7 @@ def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
     heads_file = folder / HEADS_FILE
     checkpoint = SafetensorsCheckpoint([heads_file]) if heads_file.exists() else open_checkpoint(folder)
     content = read_json(folder / CONFIG_FILE)
-    return MedusaHeads(HeadReader(content, Renamed(checkpoint, canonical_name), target))
+    return MedusaHeads(HeadReader(content, renamed(checkpoint, canonical_name), target))
 
 
 def canonical_name(name: str) -> str:

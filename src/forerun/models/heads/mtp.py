@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import read_config
 from forerun.models.mtp import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
-from forerun.models.weights import Checkpoint
+from forerun.models.weights import Part
 from forerun.ops.attention.base import Attend
 
 logger = logging.getLogger(__name__)
@@ -63,32 +63,6 @@ def load_mtp(target: LoadedTarget) -> MTPHead:
         return MTPHead(part, layout, target, norm_eps=hf.get_text_config().rms_norm_eps)
     except ModelError as error:
         raise ModelError(f"{path}: MTP layer {layout.prefix.removesuffix('.')!r}: {error}") from error
-
-
-class Part:
-    """A `Checkpoint` of some of another's tensors, by names of its own."""
-
-    def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
-        self._checkpoint = checkpoint
-        self._stored = stored
-
-    def names(self) -> frozenset[str]:
-        """See `Checkpoint`."""
-        return frozenset(self._stored)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `Checkpoint`."""
-        return self._checkpoint.shape(self._stored[name])
-
-    def load(self, name: str) -> Tensor:
-        """See `Checkpoint`."""
-        return self._checkpoint.load(self._stored[name])
-
-    def split(self, prefix: str) -> tuple[Part, Part]:
-        """Tensors whose names begin with `prefix`, and the others."""
-        inside = {own: stored for own, stored in self._stored.items() if own.startswith(prefix)}
-        outside = {own: stored for own, stored in self._stored.items() if own not in inside}
-        return Part(self._checkpoint, inside), Part(self._checkpoint, outside)
 
 
 class MTPHead:

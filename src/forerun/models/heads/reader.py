@@ -21,7 +21,7 @@ from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
 from forerun.models.quiet import one_line, quiet_transformers
-from forerun.models.weights import Checkpoint, WeightReader
+from forerun.models.weights import Checkpoint, Rename, WeightReader, renamed
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Head, Linear
 from forerun.ops.native.packed import NativeRMSNorm, PackedHead
@@ -37,8 +37,6 @@ ARCHITECTURES = {
 """Models whose layers heads are made of -> transformers' model_type."""
 
 COMPARED_ROWS = 4096  # of two tables, at a time
-
-Rename = Callable[[str], str]
 
 
 class HeadReader:
@@ -63,7 +61,7 @@ class HeadReader:
         Raises:
             ModelError: config.json or the weights are missing or damaged.
         """
-        return cls(read_json(folder / CONFIG_FILE), Renamed(open_checkpoint(folder), rename), target)
+        return cls(read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename), target)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Product:
         """A matrix, with a bias if the checkpoint has one."""
@@ -201,31 +199,6 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
         raise
     except Exception as error:
         raise ModelError(f"{CONFIG_FILE} of the head: cannot be used ({one_line(error)}); mend it") from error
-
-
-class Renamed:
-    """A `Checkpoint` whose tensors have other names."""
-
-    def __init__(self, checkpoint: Checkpoint, rename: Rename) -> None:
-        self._checkpoint = checkpoint
-        self._names: dict[str, str] = {}
-        for name in sorted(checkpoint.names()):
-            own = rename(name)
-            if own in self._names:
-                raise ModelError(f"checkpoint: tensors {self._names[own]!r} and {name!r} are for the same place")
-            self._names[own] = name
-
-    def names(self) -> frozenset[str]:
-        """See `Checkpoint`."""
-        return frozenset(self._names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `Checkpoint`."""
-        return self._checkpoint.shape(self._names[name])
-
-    def load(self, name: str) -> Tensor:
-        """See `Checkpoint`."""
-        return self._checkpoint.load(self._names[name])
 
 
 class Rotations:

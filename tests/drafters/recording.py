@@ -1,0 +1,21 @@
+"""What the engine's drafter is heard to bet."""
+
+from __future__ import annotations
+
+from tests.engines import engine_of
+
+
+def recorded(llm):
+    """Lets the engine tell every draft: (committed text, `Draft`) in the list that is returned."""
+    seen = []
+    drafter = engine_of(llm).drafting.drafter
+    propose = drafter.propose
+
+    def spy(context):
+        drafts = propose(context)
+        for request, draft in zip(context.requests, drafts, strict=True):
+            seen.append((tuple(request.sequence.tokens_from(0)), draft))
+        return drafts
+
+    drafter.propose = spy
+    return seen
