@@ -110,6 +110,25 @@ class DecoderLayer:
         return hidden + (update if self.residual_scale == 1.0 else update * self.residual_scale)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideLayer(DecoderLayer):
+    """A layer whose attention also reads what lies beside the stream: [norm(beside); norm(stream)] (EAGLE-3).
+
+    The residual stream starts from the stream as it is given, or from its norm.
+    """
+
+    beside_in: Norm
+    starts_normed: bool
+
+    def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
+        """[T, 2 * hidden_size], the stream last -> [T, hidden_size]"""
+        beside, stream = hidden.chunk(2, dim=-1)
+        normed = self.attention_in(stream)
+        both = torch.cat([self.beside_in(beside), normed], dim=-1)
+        hidden = self._add(normed if self.starts_normed else stream, self.attention(both, rotation, attend))
+        return self._add(hidden, self.mlp(self.mlp_in(hidden)))
+
+
 def read_norm(reader: WeightReader, config: DecoderConfig, name: str, *, width: int) -> RMSNorm:
     """Load one norm."""
     return read_rms_norm(reader, name, width, config.norm_eps, offset=config.norm_offset)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.config import DecoderConfig
-from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm
+from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
 from forerun.ops.linear import Linear
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
@@ -54,6 +54,8 @@ class Packing:
         linears = (_stored(attention.qkv), _stored(attention.output), _interleaved(mlp), _stored(mlp.down))
         weights = {name: self._pack(linear.weight, linear.bias) for name, linear in zip(names, linears, strict=True)}
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
+        if isinstance(layer, WideLayer):
+            places["beside_in"] = layer.beside_in
         norms: dict[str, Tensor] = {
             name: norm.weight.float() for name, norm in places.items() if isinstance(norm, RMSNorm)
         }
@@ -72,11 +74,13 @@ class Packing:
                 window=attention.window or 0,
             ),
             width=config.hidden_size,
+            beside_width=config.hidden_size if isinstance(layer, WideLayer) else 0,
             query_norm_width=config.head_dim * (1 if per_head else config.num_heads),
             key_norm_width=config.head_dim * (1 if per_head else config.num_kv_heads),
             norm_eps=config.norm_eps,
             residual_scale=layer.residual_scale,
             activation=ACTIVATION_CODES[config.activation],
+            starts_normed=isinstance(layer, WideLayer) and layer.starts_normed,
         )
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept)

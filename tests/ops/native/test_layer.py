@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+
 import pytest
 import torch
 
+from forerun.models.decoder import TorchLayers
+from forerun.models.layers import GatedMLP, SelfAttention, WideLayer, unchanged
+from forerun.models.packing import Packing
+from forerun.ops.activations import ACTIVATIONS
 from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.linear import Linear
 from forerun.ops.native.attention import NativeAttention
+from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotation
 from tests.models.random_decoders import exact_decoder, native_decoder
 from tests.models.test_families import VARIANTS
@@ -102,3 +110,76 @@ def test_threads_change_no_bit(kernels, dtype, num_threads):
     expected = run_layer(kernels, decoder, 0, batch, hidden, cache)
     with threads(kernels, num_threads):
         assert torch.equal(run_layer(kernels, decoder, 0, batch, hidden, cache), expected)
+
+
+def wide_layer(decoder, *, starts_normed):
+    """A torch layer that reads a row beside the stream, made of a decoder's sizes; random weights."""
+    config, draw = decoder.config, generator(7)
+    width, heads = config.hidden_size, config.num_heads + 2 * config.num_kv_heads
+
+    def linear(outputs, inputs):
+        return Linear(0.2 * torch.randn(outputs, inputs, generator=draw))
+
+    def norm():
+        return RMSNorm(0.7 + 0.3 * torch.randn(width, generator=draw), config.norm_eps)
+
+    attention = SelfAttention(
+        index=0,
+        qkv=linear(heads * config.head_dim, 2 * width),
+        output=linear(width, config.num_heads * config.head_dim),
+        qk_norm=unchanged,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.attention_scale,
+        window=None,
+        soft_cap=None,
+    )
+    inner = config.intermediate_size
+    mlp = GatedMLP(
+        gate_up=linear(2 * inner, width), down=linear(width, inner), activation=ACTIVATIONS[config.activation]
+    )
+    return WideLayer(
+        attention=attention,
+        mlp=mlp,
+        attention_in=norm(),
+        attention_out=unchanged,
+        mlp_in=norm(),
+        mlp_out=unchanged,
+        residual_scale=1.0,
+        beside_in=norm(),
+        starts_normed=starts_normed,
+    )
+
+
+@every_level
+@pytest.mark.parametrize("starts_normed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wide_layer_and_one_behind_it_agree_with_their_twins(kernels, dtype, starts_normed):
+    decoder = exact_decoder("LlamaForCausalLM", dtype=torch.float32)
+    layers = [wide_layer(decoder, starts_normed=starts_normed), *in_fp32(decoder.layers.layers[1:2])]
+    native = Packing(kernels, weight_dtype=dtype).layers(layers, decoder.config, [1, 1])
+    batch, num_blocks = random_batch(source(4), [(30, 1), (9, 6), (0, 11), (280, 3)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    rows = torch.randn(len(batch.positions), 2 * decoder.hidden_size, generator=generator(8))
+    given, rotations = rows.clone(), native_decoder(kernels, "LlamaForCausalLM", dtype=dtype).rotations(batch.positions)
+    twins = TorchLayers(layers, [1, 1])
+    expected = twins(rows, rotations, NaiveAttention().begin(batch, cache_copy(cache, dtype=torch.float32)), 0, 2)
+    found = native(rows, rotations, NativeAttention(kernels).begin(batch, cache), 0, 2)
+    assert (found - expected).norm() < TOLERANCE[dtype] * expected.norm()
+    assert torch.equal(rows, given)
+    with threads(kernels, 3):
+        assert torch.equal(native(rows, rotations, NativeAttention(kernels).begin(batch, cache), 0, 2), found)
+
+
+def in_fp32(layers):
+    """The same layers with weights in fp32."""
+
+    def narrow(x):
+        if isinstance(x, torch.Tensor):
+            return x.float()
+        if is_dataclass(x):
+            return replace(x, **{field.name: narrow(getattr(x, field.name)) for field in fields(x)})
+        return x
+
+    return [narrow(layer) for layer in layers]

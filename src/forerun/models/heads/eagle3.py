@@ -19,10 +19,11 @@ from forerun.errors import ModelError
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.reader import HeadReader, head_config
 from forerun.models.heads.vocabulary import read_target_ids
-from forerun.models.layers import GatedMLP, Norm, SelfAttention, read_attention, read_mlp
+from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
 from forerun.models.loaded import LoadedTarget
+from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
-from forerun.ops.rotary import Rotation
+from forerun.ops.norms import RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,26 +99,6 @@ def read_flags(content: Mapping[str, Any], *, num_target_layers: int) -> Eagle3F
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideLayer:
-    """A decoder layer whose attention reads the token's embedding beside the state: [norm(embedding); norm(state)]."""
-
-    attention: SelfAttention
-    mlp: GatedMLP
-    embedding_norm: Norm
-    state_norm: Norm
-    mlp_norm: Norm
-    norm_before_residual: bool
-
-    def __call__(self, embedded: Tensor, states: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
-        """[T, width], [T, width] -> [T, width]"""
-        normed = self.state_norm(states)
-        residual = normed if self.norm_before_residual else states
-        both = torch.cat([self.embedding_norm(embedded), normed], dim=-1)
-        hidden = residual + self.attention(both, rotation, attend)
-        return hidden + self.mlp(self.mlp_norm(hidden))
-
-
 class Eagle3Head:
     """State = fc(features), a wide layer, perhaps more layers, a norm and a head over part of the vocabulary.
 
@@ -141,8 +122,9 @@ class Eagle3Head:
         width = config.hidden_size
         self._read_fusion(reader, config)
         self._embed = reader.embedding(width=width)
-        self._first = _read_wide_layer(reader, config, norm_before_residual=flags.norm_before_residual)
-        self._rest = [reader.layer(config, index=index) for index in range(1, config.num_layers)]
+        first = _read_wide_layer(reader.weights, config, starts_normed=flags.norm_before_residual)
+        rest = [read_layer(reader.weights, config, index=index) for index in range(1, config.num_layers)]
+        self._layers = reader.stack([first, *rest], config)
         self._rotations = reader.rotations(config)
         self._norm = reader.norm("norm", width, config.norm_eps)
         num_draft = content.get("draft_vocab_size") or model.vocab_size
@@ -188,11 +170,8 @@ class Eagle3Head:
 
     def forward(self, token_ids: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `DraftHead`."""
-        rotation = self._rotations(positions)[-1]
-        hidden = self._first(self._embed(token_ids).to(self._stream_dtype), states, rotation, attend)
-        for layer in self._rest:
-            hidden = layer(hidden, rotation, attend)
-        return hidden
+        hidden = torch.cat([self._embed(token_ids).to(self._stream_dtype), states], dim=-1)
+        return self._layers(hidden, self._rotations(positions), attend, 0, len(self.kv_specs))
 
     def states(self, outputs: Tensor) -> Tensor:
         """See `DraftHead`."""
@@ -209,15 +188,20 @@ def _architecture(content: Mapping[str, Any]) -> str:
     return "Qwen3ForCausalLM" if content.get("model_type") == "qwen3" else "LlamaForCausalLM"
 
 
-def _read_wide_layer(reader: HeadReader, config: DecoderConfig, *, norm_before_residual: bool) -> WideLayer:
-    width, eps, prefix = config.hidden_size, config.norm_eps, "layers.0."
+def _read_wide_layer(weights: WeightReader, config: DecoderConfig, *, starts_normed: bool) -> WideLayer:
+    width, prefix = config.hidden_size, "layers.0."
+
+    def norm(name: str) -> RMSNorm:
+        return read_norm(weights, config, f"{prefix}{name}.weight", width=width)
+
     return WideLayer(
-        attention=reader.attention(
-            read_attention(reader.weights, config, f"{prefix}self_attn.", index=0, width=2 * width)
-        ),
-        mlp=reader.mlp(read_mlp(reader.weights, config, f"{prefix}mlp.")),
-        embedding_norm=reader.norm(f"{prefix}input_layernorm", width, eps),
-        state_norm=reader.norm(f"{prefix}hidden_norm", width, eps),
-        mlp_norm=reader.norm(f"{prefix}post_attention_layernorm", width, eps),
-        norm_before_residual=norm_before_residual,
+        attention=read_attention(weights, config, f"{prefix}self_attn.", index=0, width=2 * width),
+        mlp=read_mlp(weights, config, f"{prefix}mlp."),
+        attention_in=norm("hidden_norm"),
+        attention_out=unchanged,
+        mlp_in=norm("post_attention_layernorm"),
+        mlp_out=unchanged,
+        residual_scale=1.0,
+        beside_in=norm("input_layernorm"),
+        starts_normed=starts_normed,
     )

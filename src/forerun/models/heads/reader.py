@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
 from forerun.models.families import decoder_config
-from forerun.models.layers import DecoderLayer, GatedMLP, Product, SelfAttention, read_layer, read_rms_norm
+from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
@@ -77,34 +77,16 @@ class HeadReader:
         norm = read_rms_norm(self.weights, f"{name}.weight", width, eps, offset=offset)
         return self._packing.norm(norm) if self._packing else norm
 
-    def attention(self, attention: SelfAttention) -> SelfAttention:
-        """The same with packed projections, if there are kernels."""
-        qkv, output = self._repacked(attention.qkv), self._repacked(attention.output)
-        parts = {name: getattr(attention, name) for name in attention.__slots__}
-        return SelfAttention(**(parts | {"qkv": qkv, "output": output}))
-
-    def mlp(self, mlp: GatedMLP) -> GatedMLP:
-        """The same with packed projections, if there are kernels."""
-        return GatedMLP(gate_up=self._repacked(mlp.gate_up), down=self._repacked(mlp.down), activation=mlp.activation)
-
     def layers(self, config: DecoderConfig, *, first_norms: NormNames | None = None) -> Layers:
         """A stack of decoder layers; `first_norms` are layer 0's, if they are not those of all."""
         configs = [replace(config, norms=first_norms or config.norms), *[config] * (config.num_layers - 1)]
-        layers = [read_layer(self.weights, own, index=index) for index, own in enumerate(configs)]
+        return self.stack([read_layer(self.weights, own, index=index) for index, own in enumerate(configs)], config)
+
+    def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
+        """Layers one after the other, packed if there are kernels."""
         if self._packing and can_pack(config):
             return self._packing.layers(layers, config, rotation_of(config))
         return TorchLayers(layers, rotation_of(config))
-
-    def layer(self, config: DecoderConfig, *, index: int) -> DecoderLayer:
-        """One decoder layer that stands behind others of another kind."""
-        layer = read_layer(self.weights, config, index=index)
-        places = ("attention_in", "attention_out", "mlp_in", "mlp_out")
-        return DecoderLayer(
-            attention=self.attention(layer.attention),
-            mlp=self.mlp(layer.mlp),
-            residual_scale=layer.residual_scale,
-            **{place: self._native_norm(getattr(layer, place)) for place in places},
-        )
 
     def rotations(self, config: DecoderConfig) -> Rotations:
         """What the layers rotate rows by."""
@@ -157,12 +139,6 @@ class HeadReader:
             ModelError: the checkpoint has tensors that the head has no place for.
         """
         self.weights.finish()
-
-    def _repacked(self, product: Product) -> Product:
-        return self.packed(product) if isinstance(product, Linear) else product
-
-    def _native_norm(self, norm: Any) -> Any:
-        return self._packing.norm(norm) if self._packing and isinstance(norm, RMSNorm) else norm
 
     def _check_shared(self, name: str, width: int) -> None:
         if width != self.target.model.hidden_size:

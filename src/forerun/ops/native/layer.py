@@ -7,6 +7,7 @@ from ctypes import addressof
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from forerun.ops.native.attention import NativePass, rotation_structs
@@ -34,13 +35,14 @@ class NativeLayers:
         self._kernels = kernels
         self._structs = np.array([addressof(layer.struct) for layer in layers], dtype=np.int64)
         self._rotation_of = np.array(rotation_of, dtype=np.int32)
+        self._width = layers[0].struct.width
         self._places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)
 
     def __call__(
         self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
     ) -> Tensor:
-        """[T, hidden_size] fp32 before layer `first` -> the same after layer `last` - 1."""
-        out = hidden.clone()
+        """fp32 rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size]."""
+        out = torch.empty(len(hidden), self._width)
         structs, rotation_of = self._places
         keys, values = attend.addresses.arrays(first)
         self._kernels.decoder_layers(
@@ -52,6 +54,7 @@ class NativeLayers:
             attend.addresses.storage,
             keys,
             values,
+            hidden.data_ptr(),
             out.data_ptr(),
         )
         return out

@@ -36,7 +36,7 @@ PROTOTYPES: dict[str, list[type]] = {
     "forerun_attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
     "forerun_decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
-        *(c_int32, c_void_p, c_void_p, c_void_p),
+        *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
     ],
 }
 

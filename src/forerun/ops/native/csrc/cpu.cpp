@@ -216,21 +216,22 @@ EXPORT void forerun_attention(const Pass* pass, const AttentionShape* shape, int
         attention<bf16>(*pass, *shape, query, new_key, new_value, key, value, out);
 }
 
-// Decoder layers one after the other, in place on `hidden` [rows, width]; layer i writes its keys and values to keys[i]
-// and values[i] and rotates by rotations[rotation_of[i]].
+// Decoder layers one after the other, on the rows of `hidden`, as wide as the first layer reads them, to `out` [rows, width];
+// layer i writes its keys and values to keys[i] and values[i] and rotates by rotations[rotation_of[i]].
 EXPORT void forerun_decoder_layers(const Layer* const* layers, int64_t num_layers, const Pass* pass, const Rotation* rotations,
                                    const int32_t* rotation_of, int32_t storage, void* const* keys, void* const* values,
-                                   float* hidden) {
+                                   const float* hidden, float* out) {
     const std::lock_guard<std::mutex> lock(process->mutex);
     for (int64_t i = 0; i < num_layers; ++i) {
         const Rotation& rotation = rotations[rotation_of[i]];
+        const float* rows = i ? out : hidden;
         if (storage == kFloat32)
             LayerCall<float>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<float*>(keys[i]),
-                             static_cast<float*>(values[i]), hidden, hidden)
+                             static_cast<float*>(values[i]), rows, out)
                 .run();
         else
             LayerCall<bf16>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<bf16*>(keys[i]),
-                            static_cast<bf16*>(values[i]), hidden, hidden)
+                            static_cast<bf16*>(values[i]), rows, out)
                 .run();
     }
 }

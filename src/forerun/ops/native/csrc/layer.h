@@ -19,14 +19,16 @@ struct Layer {
     const float* mlp_out;
     const float* query_norm;  // [num_heads * head_dim], or null
     const float* key_norm;
+    const float* beside_in;  // norm of what a row holds before the stream's part, if it does
     AttentionShape attention;
     int64_t width;             // of the residual stream
+    int64_t beside_width;      // of what a row holds before the stream's part; qkv reads both. 0: nothing
     int64_t query_norm_width;  // how many values share a norm: a head's, or all heads'
     int64_t key_norm_width;
     float norm_eps;
     float residual_scale;
     int32_t activation;
-    int32_t reserved;
+    int32_t starts_normed;  // a layer with a part beside: its residual stream starts from the normed rows
 };
 
 // Cosines and sines of each row's angles, [rows, half] each; half 0: the layer knows no positions.
@@ -97,12 +99,13 @@ void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* q
 template <class Stored>
 class LayerCall {
   public:
+    // hidden [rows, beside_width + width], out [rows, width], which may be the same where nothing is beside
     LayerCall(Team& team, Workspace& space, const Layer& layer, const Pass& pass, const Rotation& rotation, Stored* key,
               Stored* value, const float* hidden, float* out)
         : team_(team), layer_(layer), pass_(pass), rotation_(rotation), key_(key), value_(value), hidden_(hidden),
           out_(out), space_(space) {
         const int64_t rows = pass.num_rows;
-        inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.width);
+        inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.qkv.inputs);
         queries_ = Workspace::grown<Stored>(space.queries, rows * query_width());
         attended_ = Workspace::grown<Stored>(space.attended, rows * layer.output.inputs);
         activated_ = Workspace::grown<Stored>(space.activated, rows * layer.down.inputs);
@@ -117,7 +120,10 @@ class LayerCall {
 
   private:
     void compute(int member) {
-        normalise(member, hidden_, layer_.attention_in);
+        if (layer_.beside_width)
+            normalise_both(member);
+        else
+            normalise(member, hidden_, layer_.attention_in);
         project(member, layer_.qkv, inputs_, [&](int64_t row, int64_t output, F16 first, F16 second) {
             store(qkv_ + row * layer_.qkv.outputs + output, first);
             store(qkv_ + row * layer_.qkv.outputs + output + kLanes, second);
@@ -126,7 +132,7 @@ class LayerCall {
         attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
                              space_.attention[member], attended_);
         team_.barrier();
-        add_projection(member, layer_.output, attended_, hidden_, layer_.attention_out);
+        add_projection(member, layer_.output, attended_, layer_.beside_width ? out_ : hidden_, layer_.attention_out);
         normalise(member, out_, layer_.mlp_in);
         project(member, layer_.gate_up, inputs_, [&](int64_t row, int64_t output, F16 gate, F16 up) {
             store_part(activated_, row, layer_.down.inputs, output / 2, activate(gate, layer_.activation) * up);
@@ -141,6 +147,19 @@ class LayerCall {
         const int64_t width = layer_.width, last = team_.share(pass_.num_rows, member + 1);
         for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row)
             norm_row(rows + row * width, weight, layer_.norm_eps, width, inputs_ + row * width);
+        team_.barrier();
+    }
+
+    // inputs = [norm(beside), norm(stream)] of each row; out is what the residual stream starts from
+    void normalise_both(int member) {
+        const int64_t beside = layer_.beside_width, width = layer_.width, both = beside + width;
+        const int64_t last = team_.share(pass_.num_rows, member + 1);
+        for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row) {
+            const float* stream = hidden_ + row * both + beside;
+            norm_row(hidden_ + row * both, layer_.beside_in, layer_.norm_eps, beside, inputs_ + row * both);
+            norm_row(stream, layer_.attention_in, layer_.norm_eps, width, inputs_ + row * both + beside);
+            norm_row(stream, layer_.starts_normed ? layer_.attention_in : nullptr, layer_.norm_eps, width, out_ + row * width);
+        }
         team_.barrier();
     }
 
