@@ -19,9 +19,6 @@ from forerun.ops.attention.base import Attention
 
 MOST_ROWS = 512  # of text that a drafter has yet to read, in one pass
 
-Places = npt.NDArray[np.int64]
-
-
 @dataclass(slots=True, kw_only=True)
 class Line:
     """One sequence to draft for: the predictor has entries for its first `start` places, and wanted is a draft of at most `max_tokens` nodes, `max_depth` deep.
@@ -113,7 +110,7 @@ class Passes:
     def _text(self, line: Line, end: int, features: Mapping[str, Tensor], *, num_wanted: int) -> Rows:
         """Committed tokens from the line's start to `end`."""
         needs = self.predictor.needs
-        slots_before = self._slots(line, np.arange(line.start - 1, end - 1)) if needs else np.empty(0, np.int64)
+        slots_before = self._slots(line, range(line.start - 1, end - 1)) if needs else []
         return Rows(
             line=line,
             token_ids=line.request.sequence.tokens_between(line.start, end),
@@ -124,40 +121,42 @@ class Passes:
 
     def forward(self, listed: Listing[Rows]) -> Prediction:
         """Compute all rows; predictions at the wanted rows of each, one line after the other."""
-        places = [np.arange(rows.start, rows.start + len(rows.token_ids)) for rows in listed]
-        positions = [
-            own if rows.positions is None else rows.positions for own, rows in zip(places, listed, strict=True)
-        ]
-        counts = [len(own) for own in places]
-        wanted = [
-            np.arange(end - rows.num_wanted, end) for end, rows in zip(np.cumsum(counts).tolist(), listed, strict=True)
-        ]
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        wanted: list[int] = []
+        for rows in listed:
+            places = range(rows.start, rows.start + len(rows.token_ids))
+            token_ids += rows.token_ids
+            positions += places if rows.positions is None else rows.positions
+            slots += self._slots(rows.line, places)
+            wanted += range(len(token_ids) - rows.num_wanted, len(token_ids))
+        by_row = self._tensor([token_ids, positions, slots])  # one tensor: making each takes as long as making all
         batch = ForwardBatch(
-            token_ids=self._tensor([token for rows in listed for token in rows.token_ids]),
-            positions=self._tensor(np.concatenate(positions)),
-            slot_mapping=self._tensor(
-                np.concatenate([self._slots(rows.line, own) for rows, own in zip(listed, places, strict=True)])
-            ),
+            token_ids=by_row[0],
+            positions=by_row[1],
+            slot_mapping=by_row[2],
             sequences=[
                 SequenceRows(
                     num_context=rows.start,
-                    num_rows=count,
+                    num_rows=len(rows.token_ids),
                     block_ids=rows.line.table,
                     tree_mask=rows.mask,
                     num_hidden=self.predictor.num_hidden,
                 )
-                for rows, count in zip(listed, counts, strict=True)
+                for rows in listed
             ],
             block_size=self._block_size,
-            logits_rows=self._tensor(np.concatenate(wanted)),
+            logits_rows=self._tensor(wanted),
         )
         given = [rows.states for rows in listed if rows.states is not None]
         states = None if not given else given[0] if len(given) == 1 else torch.cat(given)
         return self.predictor.predict(batch, states, self._attention.begin(batch, self._cache))
 
-    def _slots(self, line: Line, places: Places) -> Places:
-        slots: Places = line.table[places // self._block_size].astype(np.int64) * self._block_size
-        return slots + places % self._block_size
+    def _slots(self, line: Line, places: range) -> list[int]:
+        size, first = self._block_size, places.start // self._block_size
+        blocks: list[int] = line.table[first : -(-places.stop // size)].tolist()
+        return [blocks[place // size - first] * size + place % size for place in places]
 
-    def _tensor(self, values: Places | list[int]) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self.predictor.device)
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.predictor.device)

@@ -139,14 +139,14 @@ class RotaryTable:
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Rotation of rows at `positions` [T] (int64, on the CPU)."""
-        needed = int(positions.max()) // self.CHUNK + 1 if len(positions) else 1
+        needed = int(positions.numpy().max()) // self.CHUNK + 1 if len(positions) else 1
         if self._table is None or len(self._chunks) < needed:
             while len(self._chunks) < needed:
                 first = len(self._chunks) * self.CHUNK
                 self._chunks.append(self._rotary.rotation(torch.arange(first, first + self.CHUNK)))
             self._table = Rotation(*(torch.cat(parts) for parts in zip(*self._chunks, strict=True)))
         cos, sin = self._table
-        return Rotation(cos[positions], sin[positions])
+        return Rotation(cos.index_select(0, positions), sin.index_select(0, positions))
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
