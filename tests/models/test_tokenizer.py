@@ -113,6 +113,27 @@ def test_generation_prompt_and_continuation_together_are_a_request_error(tokeniz
         tokenizer.apply_chat_template([USER], continue_final_message=True)
 
 
+READS_TOOLS = (
+    "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (None, None),
+        ("{{ messages }}", None),
+        ("{% if tools %", None),
+        (READS_TOOLS, READS_TOOLS),
+        ({"default": "{{ messages }}", "tool_use": READS_TOOLS}, READS_TOOLS),
+        ({"default": "{{ messages }}", "rag": READS_TOOLS}, None),
+    ],
+)
+def test_the_template_that_reads_tools_is_known(tmp_path, template, expected):
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=template))
+    assert tokenizer.tool_template == expected
+
+
 def test_a_missing_chat_template_is_a_request_error_that_says_what_to_do(tmp_path):
     tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=None))
     assert not tokenizer.has_chat_template

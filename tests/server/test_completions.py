@@ -201,6 +201,7 @@ def test_best_of_one_is_taken(plain, best_of):
 
 
 SCHEMA = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
+TAG = {"type": "tag", "begin": "<", "content": {"type": "regex", "pattern": "[ab]"}, "end": ">"}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,7 @@ SCHEMA = {"type": "object", "properties": {"width": {"type": "integer"}}, "requi
         ({"structured_outputs": {"regex": "a{3}b?"}}, lambda text: text in ("aaa", "aaab")),
         ({"response_format": {"type": "regex", "regex": "[0-9]{4}"}}, lambda text: len(text) == 4 and text.isdigit()),
         ({"response_format": {"type": "choice", "choice": ["red"]}}, lambda text: text == "red"),
+        ({"response_format": {"type": "structural_tag", "format": TAG}}, lambda text: text in ("<a>", "<b>")),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -16,6 +16,12 @@ from tests.server.served import CHAT, PROMPT, Served, chat_llm, offline
 
 TEXT = {"prompt": PROMPT, "max_tokens": 1}
 TALK = {"messages": CHAT, "max_tokens": 1}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def nested(depth):
+    """A schema of so many levels."""
+    return {"properties": nested(depth - 1)} if depth else {}
 
 
 def refusal(server, path, body):
@@ -95,6 +101,8 @@ def refusal(server, path, body):
         ({"response_format": 5}, "response_format"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
     ],
 )
 def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
@@ -116,9 +124,21 @@ def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": 5}}]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}] * 2}, "tools"),
+        ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": nested(100)}}]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}], "structured_outputs": {"regex": "a"}}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}}, "structural_tag"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ],
@@ -132,6 +152,7 @@ def test_a_bad_chat_request_is_told_what_to_change(plain, fields, param):
     "fields",
     [
         {"tools": [], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "none"},
         {"tools": None, "guided_json": None, "response_format": None},
         {"response_format": {"type": "text"}},
         {"user": "somebody", "stream_options": None},
@@ -259,3 +280,15 @@ def test_while_the_model_loads_the_answer_is_503(tmp_path):
         may_load.set()
         server.server.stop()
         thread.join(30)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["{", "5", "[]", "null", "NaN", "{'a': 1}", '{"a": ' * 100 + "1" + "}" * 100, '{"a": ' + "[" * 100_000, "1" * 5000],
+)
+def test_arguments_that_are_no_object_are_refused_with_their_place(plain, arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    status, error = refusal(plain, "/v1/chat/completions", TALK | {"messages": messages})
+    assert (status, error["param"]) == (400, "messages")
+    assert error["message"].startswith("messages.1.tool_calls.0.function.arguments: ")

@@ -10,20 +10,21 @@ from typing import Any, Literal, get_args
 from forerun.core.keywords import strict_keywords
 from forerun.errors import RequestError
 
-Kind = Literal["json", "regex", "choice", "grammar", "json_object"]
+Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MOST_CHARACTERS = {"json": 65536, "regex": 8192, "choice": 65536, "grammar": 16384}
+MOST_CHARACTERS = {"json": 65536, "regex": 8192, "choice": 65536, "grammar": 16384, "structural_tag": 262144}
 LONGEST_STRING = 8192  # in a schema, as a pattern is a regex
 
 
 @strict_keywords
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """What the text must match, exactly one of five kinds; the text ends where it is complete.
+    """What the text must match, exactly one of six kinds; the text ends where it is complete.
 
     json: a JSON Schema, as a dict or as text. json_object: True for any JSON object. regex: in the
     syntax of Rust's regex crate; the whole text matches. choice: one of these texts. grammar:
-    context-free, in Lark's or GBNF's notation. For the two JSON kinds `disable_any_whitespace` allows
+    context-free, in Lark's or GBNF's notation. structural_tag: parts of free text that must match
+    schemas, in vLLM's form (see `engine.structural_tags`), as a dict or as text. For the two JSON kinds `disable_any_whitespace` allows
     none between tokens and `whitespace_pattern` is a regex of what is allowed.
 
     Raises:
@@ -36,6 +37,7 @@ class StructuredOutputs:
     choice: list[str] | None = field(default=None, compare=False)
     grammar: str | None = field(default=None, compare=False)
     json_object: bool | None = field(default=None, compare=False)
+    structural_tag: str | Mapping[str, Any] | None = field(default=None, compare=False)
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     kind: Kind = field(init=False, repr=False)
@@ -54,7 +56,9 @@ class StructuredOutputs:
     def _as_text(self, kind: str) -> str:
         match kind:
             case "json":
-                return _schema_text(self.json)
+                return _json_text("json", self.json, "schema")
+            case "structural_tag":
+                return _json_text("structural_tag", self.structural_tag, "structural tag")
             case "json_object":
                 if self.json_object is not True:
                     raise RequestError(
@@ -96,37 +100,37 @@ def _checked_text(kind: str, text: object) -> str:
     return text
 
 
-def _schema_text(schema: object) -> str:
-    """The schema, as short as it can be written; keys keep their order, which is that of the answer."""
+def _json_text(kind: str, given: object, noun: str) -> str:
+    """A schema or what holds some, as short as it can be written; keys keep their order, which is that of the answer."""
     try:
-        if isinstance(schema, str):
-            schema = json.loads(_checked_text("json", schema))
-        if not isinstance(schema, Mapping):
-            raise RequestError(f"json: got {schema!r:.80}; must be a JSON Schema, a dict or the text of one")
-        text = json.dumps(dict(schema), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        _check_strings(schema)
+        if isinstance(given, str):
+            given = json.loads(_checked_text(kind, given))
+        if not isinstance(given, Mapping):
+            raise RequestError(f"{kind}: got {given!r:.80}; must be a JSON {noun}, a dict or the text of one")
+        text = json.dumps(dict(given), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        _check_strings(kind, given)
     except RecursionError as error:
-        raise RequestError("json: the schema is nested too deeply; flatten it") from error
+        raise RequestError(f"{kind}: the {noun} is nested too deeply; flatten it") from error
     except (TypeError, ValueError) as error:
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"json: the schema is not JSON ({error}); must be a dict or the text of one") from error
-    return _checked_text("json", text)
+        raise RequestError(f"{kind}: the {noun} is not JSON ({error}); must be a dict or the text of one") from error
+    return _checked_text(kind, text)
 
 
-def _check_strings(value: Any) -> None:
+def _check_strings(kind: str, value: Any) -> None:
     """Raise `RequestError` for a string, a pattern for one, that would take long to compile."""
     if isinstance(value, str) and len(value) > LONGEST_STRING:
         raise RequestError(
-            f"json: got a string of {len(value)} characters; must be at most {LONGEST_STRING}; shorten it"
+            f"{kind}: got a string of {len(value)} characters; must be at most {LONGEST_STRING}; shorten it"
         )
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_strings(name)
-            _check_strings(inner)
+            _check_strings(kind, name)
+            _check_strings(kind, inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            _check_strings(inner)
+            _check_strings(kind, inner)
 
 
 def _choice_text(choice: object) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from forerun.core.structured_outputs import StructuredOutputs
-from forerun.engine import grammar_trial
+from forerun.engine import grammar_trial, structural_tags
 from forerun.errors import RequestError
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class Compiler:
             raise RequestError(
                 f"structured_outputs: llguidance cannot read this model's tokenizer ({error}); leave it out"
             ) from error
+        self._end_ids = eos_token_ids
+        self._marks = {
+            token["content"]: token["id"]
+            for token in json.loads(definition)["added_tokens"]
+            if token["id"] < vocab_size and self._tokenizer.is_special_token(token["id"])
+        }
 
     def compile(self, wanted: StructuredOutputs) -> CompiledGrammar:
         """Compile what a request's text must match; a trial in a process of its own comes first.
@@ -54,7 +60,7 @@ class Compiler:
         Raises:
             RequestError: it is wrong, too complex, or matches no text.
         """
-        source = _source(wanted)
+        source = self._source(wanted)
         _try(source, wanted.kind)
         compiled = CompiledGrammar(source, self._tokenizer)
         first = compiled.matcher()
@@ -62,6 +68,21 @@ class Compiler:
         if first.is_error():
             raise _refusal(wanted.kind, first.get_error())
         return compiled
+
+    def _source(self, wanted: StructuredOutputs) -> str:
+        """The grammar in llguidance's own form."""
+        match wanted.kind:
+            case "json" | "json_object":
+                flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
+                spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
+                return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
+            case "structural_tag":
+                return structural_tags.to_lark(json.loads(wanted.text), marks=self._marks, end_ids=self._end_ids)
+            case kind:
+                try:
+                    return grammar_from(kind, wanted.text)
+                except ValueError as error:  # from GBNF's reader
+                    raise _refusal(kind, str(error)) from error
 
 
 class CompiledGrammar:
@@ -84,20 +105,6 @@ class CompiledGrammar:
         """A matcher at the beginning of a text, which shares nothing; compiles again."""
         limits = LLParserLimits(verbose_errors=False, **LIMITS)  # type: ignore[arg-type]
         return LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
-
-
-def _source(wanted: StructuredOutputs) -> str:
-    """The grammar in llguidance's own form."""
-    match wanted.kind:
-        case "json" | "json_object":
-            flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
-            spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
-            return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
-        case kind:
-            try:
-                return grammar_from(kind, wanted.text)
-            except ValueError as error:  # from GBNF's reader
-                raise _refusal(kind, str(error)) from error
 
 
 def _try(source: str, kind: str) -> None:

@@ -130,13 +130,18 @@ class Tokenizer:
         """What the chat template reads besides messages and tools (enable_thinking, for one)."""
         if not isinstance(self.chat_template, str):
             return frozenset()
-        try:
-            plain = TRACKING_TAG.sub("", self.chat_template)
-            names = find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-        except TemplateError:
-            return frozenset()
         special = self._transformers.special_tokens_map
-        return frozenset(names - TEMPLATE_GLOBALS - special.keys())
+        return frozenset(_variables(self.chat_template) - TEMPLATE_GLOBALS - special.keys())
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template that conversations with tools are laid out by; None if it reads no tools.
+
+        Of several by name, transformers takes "tool_use" there.
+        """
+        named = self._transformers.chat_template
+        template = named.get("tool_use", named.get("default")) if isinstance(named, dict) else named
+        return template if template and "tools" in _variables(template) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it count as such.
@@ -252,6 +257,15 @@ def _broken_file(folder: Path) -> str | None:
         except ValueError:
             return f"{name} is not JSON"
     return None
+
+
+def _variables(template: str) -> set[str]:
+    """What a template reads."""
+    try:
+        plain = TRACKING_TAG.sub("", template)
+        return find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
+    except TemplateError:
+        return set()
 
 
 class TextStream:

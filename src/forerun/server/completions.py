@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.server.answers import Answers
-from forerun.server.constraints import refuse_unserved
+from forerun.server.constraints import refuse_unserved, wanted_structure
 from forerun.server.errors import ApiError
 from forerun.server.generation import Shape
 from forerun.server.logprobs import completion_logprobs
@@ -35,6 +35,7 @@ async def create_completion(
         lambda: [_tokens(prompt, body, model) for prompt in body.prompts],
         sampling_params(
             body,
+            structure=wanted_structure(body),
             speculates=model.speculates,
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
             logprobs=body.logprobs,

@@ -24,13 +24,13 @@ STRUCTURING = ("response_format", "structured_outputs")
 UNSERVED = {
     "chat_template": "templates come with the model, not with requests; lay the prompt out and use /v1/completions",
     "documents": "put them into a message",
-    "function_call": "tools are not served",
-    "functions": "tools are not served",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
     "modalities": "only text is served",
     "audio": "only text is served",
     "prompt_embeds": "send text or token ids",
-    "tool_choice": "tools are not served",
-    "tools": "tools are not served",
+    "tool_choice": "tools are for /v1/chat/completions",
+    "tools": "tools are for /v1/chat/completions",
     "truncate_prompt_tokens": "shorten the prompt",
     "use_beam_search": "use n for several answers",
     "vllm_xargs": "leave it out",
@@ -104,10 +104,12 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
         )
     if isinstance(wanted, Mapping) and kind in ("regex", "choice") and wanted.get(kind) is not None:
         return {kind: wanted[kind]}
+    if isinstance(wanted, Mapping) and kind == "structural_tag":
+        return {"structural_tag": wanted}
     raise ApiError(
         400,
-        f"response_format: got type {kind!r:.80}; may be 'text', 'json_object', 'json_schema', 'regex' or 'choice', "
-        "the last two with a field of that name",
+        f"response_format: got type {kind!r:.80}; may be 'text', 'json_object', 'json_schema', 'structural_tag', 'regex' or "
+        "'choice', the last two with a field of that name",
         param="response_format",
     )
 

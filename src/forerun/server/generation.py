@@ -42,11 +42,11 @@ class Shape(ABC):
 
     @abstractmethod
     def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        """A whole choice, but for what all endpoints add."""
+        """A whole choice, but for what all endpoints add; it may give another reason for the end."""
 
     @abstractmethod
     def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:
-        """A chunk's only choice, but for what all endpoints add."""
+        """A chunk's only choice, but for what all endpoints add; it may give another reason for the end."""
 
     def prompt_ids_of(self, answers: Answers) -> dict[str, Any]:  # noqa: ARG002
         """What a whole answer tells of its prompts outside of its choices."""
@@ -90,9 +90,9 @@ class Shape(ABC):
     ) -> dict[str, Any]:
         choice = {
             "index": self._index(place, completion.index),
-            **self.choice(output, completion),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            **self.choice(output, completion),
         }
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
@@ -137,9 +137,9 @@ class Shape(ABC):
         index = self._index(place, delta.index)
         choice = {
             "index": index,
-            **self.chunk_choice(place, delta, answers, is_first=is_first),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **self.chunk_choice(place, delta, answers, is_first=is_first),
         }
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids

@@ -8,6 +8,7 @@ from typing import Literal
 from forerun.errors import ConfigError
 
 SpecMetrics = Literal["none", "summary", "detailed"]
+ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class ServerOptions:
     """Completions that may wait for a place among --max-num-seqs; beyond these the answer is 429."""
     per_request_spec_decode_metrics: SpecMetrics = "summary"
     """How much answers tell about their drafts: none, summary or detailed (each step)."""
+    tool_call_parser: ToolCallParser | None = None
+    """Form in which the model writes tool calls: hermes, llama3_json or mistral; by default what its template shows."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info, which shows the chat template."""
     shutdown_timeout: int = 30

@@ -23,6 +23,7 @@ from forerun.server.limits import (
     MOST_STOPS,
     MOST_TOKEN_IDS,
 )
+from forerun.server.tools.bodies import Calls, ToolChoice, Tools
 
 INT64 = 2**63
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -164,13 +165,16 @@ class Message(BaseModel):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
+    tool_calls: Calls | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message with its text in one piece, as chat templates expect it."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        return {"role": self.role, "content": content or "", **(self.model_extra or {})}
+        calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
+        more = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        return {"role": self.role, "content": content or "", **calls, **more}
 
 
 class ConversationBody(Body):
@@ -180,6 +184,8 @@ class ConversationBody(Body):
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
 
 
 class ChatBody(ConversationBody, GenerationBody):
@@ -188,6 +194,7 @@ class ChatBody(ConversationBody, GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
     top_logprobs: TopLogprobs | None = None
+    parallel_tool_calls: bool | None = True
 
 
 class TokenizeTextBody(Body):

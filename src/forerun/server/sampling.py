@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from forerun.core.sampling_params import SamplingParams
-from forerun.server.constraints import wanted_structure
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ForerunFields, GenerationBody
 
@@ -17,8 +17,12 @@ SAME_NAME = (
 """Fields that mean the same in both; null is the default."""
 
 
-def sampling_params(body: GenerationBody, *, speculates: bool, **more: Any) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, *, structure: Mapping[str, Any] | None, speculates: bool, **more: Any
+) -> SamplingParams:
     """How a request is sampled; `more` are the fields that the two endpoints name differently.
+
+    `structure` is what its text must match.
 
     Raises:
         ApiError: 400, a value does not fit the others.
@@ -32,7 +36,7 @@ def sampling_params(body: GenerationBody, *, speculates: bool, **more: Any) -> S
     return SamplingParams(
         n=body.num_completions,
         logit_bias=_bias(body.logit_bias),
-        structured_outputs=wanted_structure(body),
+        structured_outputs=structure,
         speculation=_speculation(body.own, speculates=speculates),
         **given,
         **more,

@@ -22,6 +22,7 @@ from forerun.server.app import build_app
 from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
+from forerun.server.tools.formats import FORMATS
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
@@ -177,12 +178,24 @@ def banner(model: ServedModel) -> str:
         "KV memory": f"{cache.num_bytes / 2**20:.1f} MiB, {pool.num_blocks * cache.block_size} tokens",
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.settings.max_num_seqs,
+        "tool calls": _tool_calls(model),
         "API key": "needed" if options.api_key else "none needed",
     }
     width = max(map(len, rows))
     return "\n".join(
         [f"forerun {forerun.__version__}", *(f"  {name:<{width}}  {value}" for name, value in rows.items())]
     )
+
+
+def _tool_calls(model: ServedModel) -> str:
+    """How tools are told and their calls written."""
+    name = next((name for name, form in FORMATS.items() if form is model.tool_format), None)
+    if name is None:
+        return "not read: the chat template's form is not known here; --tool-call-parser sets one"
+    where = (
+        "the system message, as the chat template reads none" if model.tool_template is None else "the chat template"
+    )
+    return f"{name}, tools in {where}"
 
 
 def log_stats() -> None:

@@ -22,6 +22,8 @@ from forerun.server.errors import ApiError
 from forerun.server.limits import RETRY_AFTER_S, Admission
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
+from forerun.server.tools.base import ToolFormat
+from forerun.server.tools.formats import FORMATS, format_of
 
 T = TypeVar("T")
 
@@ -55,6 +57,25 @@ class ServedModel:
     def speculates(self) -> bool:
         """Whether anything is drafted here."""
         return self.llm.speculative.num_speculative_tokens > 0
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How this model writes tool calls; None where that is not known."""
+        name = self.options.tool_call_parser or format_of(self.tool_template)
+        return None if name is None else FORMATS[name]
+
+    @cached_property
+    def tool_template(self) -> str | None:
+        """The chat template that reads tools, if there is one."""
+        return self.llm.get_tokenizer().tool_template if self.llm.has_tokenizer else None
+
+    @cached_property
+    def hides_calls(self) -> bool:
+        """Whether tool calls begin with a special token, which answers show only on demand."""
+        tokenizer = self.llm.get_tokenizer()
+        return (
+            self.tool_format is not None and tokenizer.tokens.get(self.tool_format.mark) in tokenizer.special_token_ids
+        )
 
     @cached_property
     def spellings(self) -> Mapping[int, bytes]:

@@ -1,0 +1,133 @@
+"""What one request makes of its tools: which it may call, what its answer must match, how its calls are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forerun.server.errors import ApiError
+from forerun.server.tools.base import Function, ToolFormat
+from forerun.server.tools.bodies import NamedChoice, ToolBody, ToolChoice
+from forerun.server.tools.call_writer import CallWriter
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+FORM_UNKNOWN = (
+    "this model's chat template writes calls in a form that is not known here; "
+    "leave tools out, or start the server with --tool-call-parser"
+)
+
+
+class ToolFields(Protocol):
+    """A body with tools."""
+
+    tools: list[ToolBody] | None
+    tool_choice: ToolChoice | None
+
+
+def offered(body: ToolFields) -> list[ToolBody]:
+    """The tools that the model is told of.
+
+    Raises:
+        ApiError: 400, tools and choice do not fit.
+    """
+    tools, choice = body.tools or [], body.tool_choice
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools: two have the same name; rename one", param="tools")
+    if choice not in (None, "none") and not tools:
+        raise ApiError(400, "tool_choice: is given without tools; give tools, or leave it out", param="tool_choice")
+    if isinstance(choice, NamedChoice) and choice.function.name not in names:
+        raise ApiError(
+            400, f"tool_choice: {choice.function.name!r:.80} is none of the tools; name one", param="tool_choice"
+        )
+    return [] if choice == "none" else tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """Tools that one answer may call.
+
+    `is_forced`: it must consist of calls. `only_one`: of one at most.
+    """
+
+    form: ToolFormat
+    functions: tuple[Function, ...]
+    is_forced: bool
+    is_named: bool
+    only_one: bool
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar makes calls what they must be; otherwise the text is free, and calls are read from it."""
+        return self.is_forced or self.only_one or any(function.is_strict for function in self.functions)
+
+    def structure(self, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What the text must match (see `SamplingParams.structured_outputs`), given what else is wanted of it.
+
+        Raises:
+            ApiError: 400, the two do not go together.
+        """
+        if self.is_forced:
+            form = self.form.forced(self.functions, only_one=self.only_one)
+        elif wanted is not None:
+            calls = self.form.forced(self.functions, only_one=self.only_one)
+            form = {"type": "or", "elements": [calls, _answer(wanted)]}
+        elif self.is_constrained:
+            form = self.form.after_text(self.functions, only_one=self.only_one)
+        else:
+            return None
+        return {"structural_tag": {"type": "structural_tag", "format": form}}
+
+    def writer(self) -> CallWriter:
+        """Writes one completion."""
+        names = frozenset(function.name for function in self.functions)
+        reader = self.form.reader(names, is_forced=self.is_constrained)
+        return CallWriter(reader, self.form, is_named=self.is_named)
+
+
+def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool) -> ToolUse | None:
+    """How a request uses its tools; None where it has none to call.
+
+    Args:
+        body: the request.
+        form: how the model writes calls, if that is known.
+        parallel: whether it may call several at once.
+
+    Raises:
+        ApiError: 400, tools and choice do not fit, or calls of this model cannot be read.
+    """
+    tools, choice = offered(body), body.tool_choice
+    if not tools:
+        return None
+    if form is None:
+        raise ApiError(400, f"tools: {FORM_UNKNOWN}", param="tools")
+    is_named = isinstance(choice, NamedChoice)
+    if isinstance(choice, NamedChoice):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    return ToolUse(
+        form=form,
+        functions=tuple(map(_function, tools)),
+        is_forced=is_named or choice == "required",
+        is_named=is_named,
+        only_one=is_named or not parallel,
+    )
+
+
+def _function(tool: ToolBody) -> Function:
+    given = tool.function
+    schema = NO_ARGUMENTS if given.parameters is None else {"type": "object"} | given.parameters
+    return Function(given.name, schema, is_strict=bool(given.strict))
+
+
+def _answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer other than calls, where its form is given too."""
+    if set(wanted) == {"json_object"}:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if set(wanted) == {"json"} and isinstance(wanted["json"], Mapping):
+        return {"type": "json_schema", "json_schema": wanted["json"]}
+    raise ApiError(
+        400,
+        "tools: go with response_format json_schema or json_object only; leave one of them out, or set tool_choice",
+        param="tools",
+    )

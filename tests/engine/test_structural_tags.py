@@ -1,0 +1,130 @@
+"""Structural tags: which texts each form takes, and how it refuses what it does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.errors import RequestError
+from tests.grammars import EOS, begin, encode
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+JSON = {"type": "json_schema", "json_schema": SCHEMA}
+TAG = {"type": "tag", "begin": "<f>", "content": JSON, "end": "</f>"}
+OTHER = {"begin": "<g>/é\U0001f600", "content": {"type": "const_string", "value": "!"}, "end": ""}
+CALL, OTHER_CALL = '<f>{"n":1}</f>', "<g>/é\U0001f600!"
+MARK = "<|im_start|>"
+
+
+def takes(form, text):
+    """Whether a text, and its end, is what a format asks for."""
+    grammar = begin(structural_tag={"type": "structural_tag", "format": form})
+    ids = encode(text)
+    return grammar.num_possible([], ids) == len(ids) and bool(grammar.allowed(ids)[EOS])
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        ({"type": "const_string", "value": f"a{MARK}b"}, [f"a{MARK}b"], ["ab", f"a{MARK}", ""]),
+        (JSON, ['{"n":12}'], ["{}", '{"n":1} ']),
+        ({"type": "regex", "pattern": r"a/\/(b|\n)+"}, ["a//b\nb"], ["a//", "a/b"]),
+        ({"type": "any_text"}, ["", "any <f> text\n", f"with {MARK} a mark"], []),
+        ({"type": "sequence", "elements": [JSON, {"type": "const_string", "value": ";"}, JSON]}, ['{"n":1};{"n":2}'], ['{"n":1};']),
+        ({"type": "or", "elements": [JSON, {"type": "const_string", "value": "no"}]}, ['{"n":1}', "no"], ['no{"n":1}', ""]),
+        (TAG, [CALL], ["", f"{CALL} ", "<f>{}</f>"]),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": "/>"}, ["<a b/c>/>", f"<{MARK}/>"], ["<a/>b", "<a"]),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": MARK}, [f"<a b{MARK}"], ["<a", f"<{MARK}a"]),
+    ],
+)  # fmt: skip
+def test_a_form_takes_what_it_says(form, good, bad):
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "good", "bad"),
+    [
+        ({}, ["", "text", CALL, f"a {CALL} b {OTHER_CALL} c < <h>", f"{MARK}{CALL}{MARK}"], ["<f>", "a <f>b", "<g>x"]),
+        ({"at_least_one": True}, [CALL, f"{CALL} b {OTHER_CALL}"], ["", "text", f"a {CALL}"]),
+        ({"stop_after_first": True}, ["", "text", f"a {OTHER_CALL}"], [f"{CALL} b", CALL + CALL]),
+        ({"at_least_one": True, "stop_after_first": True}, [CALL, OTHER_CALL], ["", "a", f"a {CALL}", CALL + CALL]),
+    ],
+)
+def test_triggers_begin_tags_in_free_text(more, good, bad):
+    form = {"type": "triggered_tags", "triggers": ["<f>", "<g"], "tags": [TAG, OTHER], **more}
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
+
+
+def test_a_mark_triggers_a_tag():
+    form = {"type": "triggered_tags", "triggers": [MARK], "tags": [TAG | {"begin": MARK}], "stop_after_first": True}
+    assert takes(form, f'say {MARK}{{"n":1}}</f>')
+    assert takes(form, "say")
+    assert not takes(form, f"say {MARK}")
+    assert not takes(form, f'{MARK}{{"n":1}}</f>.')
+
+
+@pytest.mark.parametrize(
+    ("more", "good", "bad"),
+    [
+        ({}, ["", CALL, f"{CALL}, {OTHER_CALL}, {CALL}"], [f"{CALL}, ", CALL + CALL, "a"]),
+        ({"at_least_one": True}, [CALL, f"{CALL}, {CALL}"], [""]),
+        ({"at_least_one": True, "stop_after_first": True}, [CALL], ["", f"{CALL}, {CALL}"]),
+    ],
+)
+def test_tags_stand_in_a_row(more, good, bad):
+    form = {"type": "tags_with_separator", "tags": [TAG, OTHER], "separator": ", ", **more}
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
+
+
+def test_the_older_form_means_triggered_tags():
+    old = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+    grammar = begin(structural_tag={"type": "structural_tag", **old})
+    for text, is_good in ((f"a {CALL} b", True), ("<f>x", False)):
+        ids = encode(text)
+        assert (grammar.num_possible([], ids) == len(ids)) is is_good
+
+
+@pytest.mark.parametrize(
+    ("tag", "complaint"),
+    [
+        ({}, "must have a format"),
+        ({"structures": [5], "triggers": ["a"]}, "must have a format"),
+        ({"structures": [{"begin": "a", "end": "b"}], "triggers": ["a"]}, "a schema must be an object"),
+        ({"format": 5}, "type may be"),
+        ({"format": {"type": ["tag"]}}, "type may be"),
+        ({"format": {"type": "xml"}}, "type may be"),
+        ({"format": {"type": "const_string"}}, "value of a const_string must be a text"),
+        ({"format": {"type": "sequence", "elements": []}}, "elements of a sequence must be a list"),
+        ({"format": {"type": "sequence", "elements": "ab"}}, "elements of a sequence must be a list"),
+        ({"format": {"type": "regex", "pattern": "a\\"}}, "end within an escape"),
+        ({"format": {"type": "regex", "pattern": ""}}, "must not be empty"),
+        ({"format": {"type": "tag", "begin": "a", "end": "b"}}, "type may be"),
+        ({"format": {"type": "tags_with_separator", "tags": [5], "separator": ""}}, "a tag must have a begin"),
+        ({"format": {"type": "triggered_tags", "triggers": ["<f", "x"], "tags": [TAG]}}, "each trigger must begin a tag"),
+        ({"format": {"type": "triggered_tags", "triggers": ["x"], "tags": [TAG]}}, "each tag must begin with a trigger"),
+        ({"format": {"type": "triggered_tags", "triggers": [""], "tags": [TAG]}}, "none of them empty"),
+        ({"format": {"type": "triggered_tags", "triggers": ["a"] * 65, "tags": [TAG]}}, "at most 64"),
+        ({"format": {"type": "regex", "pattern": "("}}, "cannot be compiled"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(tag, complaint):
+    with pytest.raises(RequestError, match=complaint) as raised:
+        begin(structural_tag=tag)
+    assert str(raised.value).startswith("structural_tag: ")
+    assert len(str(raised.value)) < 500
+
+
+def test_a_tag_that_is_nested_too_deeply_is_refused():
+    form = {"type": "any_text"}
+    for _ in range(3000):
+        form = {"type": "sequence", "elements": [form]}
+    with pytest.raises(RequestError, match=r"structural_tag: .*(deeply|complex|large)"):
+        begin(structural_tag={"format": form})

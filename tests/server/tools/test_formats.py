@@ -1,0 +1,31 @@
+"""Which form a model's chat template teaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.server.tools.formats import FORMATS, format_of
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (None, "hermes"),
+        ("{% if tools %}<tools>...</tools> within <tool_call></tool_call>{% endif %}", "hermes"),
+        ("{% for call in calls %}[TOOL_CALLS] [...]{% endfor %}", "mistral"),
+        ("""{{ '{"name": "' + call.name + '", "parameters": ' }}""", "llama3_json"),
+        ("{{ '<|python_tag|>' }}", "llama3_json"),
+        ("<tool_call>\n<function=name>", None),
+        ("[TOOL_CALLS]name[ARGS]{}", None),
+        ("<|tool_calls_section_begin|>", None),
+    ],
+)
+def test_a_template_shows_its_form(template, name):
+    assert format_of(template) == name
+
+
+def test_ids_are_what_templates_take():
+    assert FORMATS["hermes"].new_id().startswith("call_")
+    ids = {FORMATS["mistral"].new_id() for _ in range(50)}
+    assert len(ids) == 50
+    assert all(len(new) == 9 and new.isalnum() for new in ids)
