@@ -55,7 +55,7 @@ class Served:
             connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
             response = connection.getresponse()
             text = response.read().decode()
-            is_json = "json" in (response.getheader("content-type") or "")
+            is_json = text and "json" in (response.getheader("content-type") or "")
             return response.status, response.headers, json.loads(text) if is_json else text
         finally:
             connection.close()
