@@ -66,11 +66,14 @@ def test_a_request_that_does_not_arrive_in_time_is_408(impatient, sent):
 
 
 def test_a_drop_now_and_then_does_not_prolong_it(impatient):
-    with connected(impatient, b"GET /health HTTP/1.1\r\n") as sock, pytest.raises(OSError):
-        begin = time.monotonic()
-        while time.monotonic() < begin + 10:
+    def drip(sock):
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
             sock.sendall(b"X-More: 1\r\n")
             time.sleep(0.05)
+
+    with connected(impatient, b"GET /health HTTP/1.1\r\n") as sock, pytest.raises(OSError):
+        drip(sock)
 
 
 def test_a_connection_on_which_nothing_comes_is_closed_without_a_word(impatient):

@@ -72,6 +72,7 @@ def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
         [message.for_template() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
+        render=model.templates.render,
         **(body.chat_template_kwargs or {}),
     )
 
