@@ -12,7 +12,7 @@ from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.limits import BodyGuard
 from forerun.server.options import ServerOptions
-from forerun.server.protocol import ErrorAnswer
+from forerun.server.replies import ERRORS
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -28,7 +28,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
         title="forerun",
         version=forerun.__version__,
         dependencies=[Depends(keys)],
-        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+        responses=ERRORS,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
         docs_url=None,

@@ -13,13 +13,14 @@ from forerun.server.errors import ApiError
 from forerun.server.generation import Shape
 from forerun.server.logprobs import chat_logprobs
 from forerun.server.protocol import ChatBody, ConversationBody
+from forerun.server.replies import ChatCompletion, reply
 from forerun.server.sampling import sampling_params
 from forerun.server.served_model import ServedModel, served_model
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=reply(ChatCompletion, may_stream=True))
 async def create_chat_completion(
     body: ChatBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
 ) -> Response:
