@@ -71,6 +71,11 @@ class Served:
         status, headers, text = self.send("POST", path, {**body, "stream": True})
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
+        return self.events(text)
+
+    @staticmethod
+    def events(text):
+        """The JSON objects of a stream's text."""
         *events, rest = text.split("\n\n")
         assert rest == ""
         assert all(event.startswith("data: ") for event in events)
