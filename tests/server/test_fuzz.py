@@ -26,9 +26,10 @@ INNER = {
     "logit_bias": {"70", "-1", "1e3", "99999999999999999999", "\ud800"},
     "chat_template_kwargs": {"messages", "self", "__class__", "chat_template"},
 }
-DEEP, WIDE, LONG_INT = "@deep@", "@wide@", "@long@"
+DEEP, DEEP_OBJECT, WIDE, LONG_INT = "@deep@", "@object@", "@wide@", "@long@"
 RAW = {
     f'"{DEEP}"': "[" * 700 + "]" * 700,
+    f'"{DEEP_OBJECT}"': '{"items":' * 300 + "{}" + "}" * 300,
     f'"{WIDE}"': json.dumps([1] * 70_000),
     f'"{LONG_INT}"': "9" * 4000,
 }
@@ -41,7 +42,7 @@ odd = st.sampled_from(
         *("", " ", "\0", "\ud800", "\u202e", "\U0001f600", "a" * 5000, "{{ 7 * 7 }}", "(a*)*b", "<|im_end|>", "text", "json_object"),
         *([], {}, [None], [[]], [[70]], ["a"] * 100, {"": 1}, {"a": {"b": []}}, [{"type": "text"}]),
         *({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}, {"$ref": "#"}, {"type": "json_object"}),
-        *(DEEP, WIDE, LONG_INT),
+        *(DEEP, DEEP_OBJECT, WIDE, LONG_INT),
     ]
 )  # fmt: skip
 values = (

@@ -88,16 +88,16 @@ class CompiledGrammar:
 
 def _source(wanted: StructuredOutputs) -> str:
     """The grammar in llguidance's own form."""
-    match wanted.kind:
-        case "json" | "json_object":
-            flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
-            spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
-            return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
-        case kind:
-            try:
+    try:
+        match wanted.kind:
+            case "json" | "json_object":
+                flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
+                spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
+                return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
+            case kind:
                 return grammar_from(kind, wanted.text)
-            except ValueError as error:  # from GBNF's reader
-                raise _refusal(kind, str(error)) from error
+    except ValueError as error:  # from the reader of GBNF, or of JSON that is nested too deeply
+        raise _refusal(wanted.kind, str(error)) from error
 
 
 def _try(source: str, kind: str) -> None:
