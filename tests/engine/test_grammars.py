@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import time
 from dataclasses import replace
@@ -21,6 +22,8 @@ CHAIN = {f"a{i}": {"prefixItems": [{"$ref": f"#/$defs/a{i + 1}"}], "minItems": 1
 DEEP_SCHEMA = {"$ref": "#/$defs/a0", "$defs": {**CHAIN, "a1000": {"type": "string"}}}
 """Overflows the stack of the thread that compiles it."""
 
+NESTED_SCHEMA = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})
+
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
@@ -30,6 +33,7 @@ DEEP_SCHEMA = {"$ref": "#/$defs/a0", "$defs": {**CHAIN, "a1000": {"type": "strin
         ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "Unsatisfiable schema"),
         ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "it matches no text"),
         ({"json": DEEP_SCHEMA}, "too large or too deeply nested"),
+        ({"json": NESTED_SCHEMA}, "recursion limit exceeded"),
         ({"json": {}, "whitespace_pattern": "("}, "unclosed group"),
         ({"regex": "(a"}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),

@@ -1,4 +1,6 @@
+import functools
 import shutil
+import time
 from itertools import chain
 
 import pytest
@@ -13,6 +15,7 @@ from forerun.models.tokenizer import LONG_TEXT, MOST_HELD_TOKENS, TextStream, To
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IM_START, IM_END = 1, 2
+DEEP = functools.reduce(lambda inner, _: [inner], range(5000), [])
 USER = {"role": "user", "content": "hi"}
 
 
@@ -319,3 +322,33 @@ def test_the_variables_of_a_template_are_known(tmp_path):
     )
     tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=template))
     assert tokenizer.template_variables == {"quiet", "enable_thinking"}
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ 'a'|center(10000000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{% autoescape 9 ** (9 ** 9) %}{% endautoescape %}",
+        "{{ -(9 ** (9 ** 9)) }}",
+        "{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}",
+    ],
+)
+def test_nothing_in_a_template_is_worked_out_to_find_its_variables(tmp_path, bomb):
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template="{{ mood|upper }}" + bomb))
+    begin = time.monotonic()
+    assert tokenizer.template_variables in ({"mood"}, frozenset())
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": "a", "deep": DEEP}], [{"role": "user", "content": "\ud800"}]]
+)
+def test_messages_that_no_template_can_take_are_refused(tmp_path, messages):
+    tokenizer = load_tokenizer(
+        save_tiny_tokenizer(tmp_path, chat_template="{{ messages|tojson }}{{ messages[0].content }}")
+    )
+    with pytest.raises(RequestError):
+        tokenizer.apply_chat_template(messages)

@@ -55,7 +55,7 @@ class Served:
             connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
             response = connection.getresponse()
             text = response.read().decode()
-            is_json = "json" in (response.getheader("content-type") or "")
+            is_json = text and "json" in (response.getheader("content-type") or "")
             return response.status, response.headers, json.loads(text) if is_json else text
         finally:
             connection.close()
@@ -71,6 +71,11 @@ class Served:
         status, headers, text = self.send("POST", path, {**body, "stream": True})
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
+        return self.events(text)
+
+    @staticmethod
+    def events(text):
+        """The JSON objects of a stream's text."""
         *events, rest = text.split("\n\n")
         assert rest == ""
         assert all(event.startswith("data: ") for event in events)

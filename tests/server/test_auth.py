@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 import pytest
 from fastapi.routing import APIRoute
 
@@ -62,6 +65,32 @@ def test_no_spelling_of_path_or_host_gets_around_it(locked, path, host):
     status, _, answer = locked.send("GET", path, headers={"Host": host})
     assert status in (400, 401, 404)
     assert "tiny" not in str(answer)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "post", "FOO"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/models", "/metrics/../v1/models", "/%76%31/models", "/v1/models/"]
+)
+def test_no_method_gets_around_it(locked, method, path):
+    status, _, answer = locked.send(method, path)
+    assert status in (401, 404, 405)
+    assert "tiny" not in str(answer)
+
+
+@pytest.mark.parametrize("body", ["{", "", "[" * 10_000, b"\xff", json.dumps({"prompt": 5})])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_the_key_comes_before_the_body(locked, path, body):
+    assert locked.send("POST", path, body)[0] == 401
+    assert locked.send("POST", path, body, {"Authorization": "Bearer first"})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "length", ["Content-Length: 3000000", "Content-Length: 99999999999", "Transfer-Encoding: chunked"]
+)
+def test_a_body_without_a_key_is_not_waited_for(locked, length):
+    with socket.create_connection(("127.0.0.1", locked.server.port), timeout=10) as sock:
+        sock.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 401")
 
 
 def test_keys_are_kept_as_hashes():

@@ -18,7 +18,7 @@ from forerun.cli.yaml_files import read_yaml
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
-EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "starlette")
+EXTRA = ("fastapi", "uvicorn", "h11", "pydantic", "prometheus_client", "starlette")
 ENGINE, SERVER = EngineOptions(), ServerOptions()
 
 

@@ -19,6 +19,7 @@ from forerun.ops.attention.base import Attention
 
 MOST_ROWS = 512  # of text that a drafter has yet to read, in one pass
 
+
 @dataclass(slots=True, kw_only=True)
 class Line:
     """One sequence to draft for: the predictor has entries for its first `start` places, and wanted is a draft of at most `max_tokens` nodes, `max_depth` deep.

@@ -71,18 +71,22 @@ class Compiler:
 
     def _source(self, wanted: StructuredOutputs) -> str:
         """The grammar in llguidance's own form."""
-        match wanted.kind:
-            case "json" | "json_object":
-                flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
-                spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
-                return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
-            case "structural_tag":
-                return structural_tags.to_lark(json.loads(wanted.text), marks=self._marks, end_ids=self._end_ids)
-            case kind:
-                try:
+        try:
+            match wanted.kind:
+                case "json" | "json_object":
+                    flexible, pattern = not wanted.disable_any_whitespace, wanted.whitespace_pattern
+                    spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
+                    return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
+                case "structural_tag":
+                    return structural_tags.to_lark(json.loads(wanted.text), marks=self._marks, end_ids=self._end_ids)
+                case kind:
                     return grammar_from(kind, wanted.text)
-                except ValueError as error:  # from GBNF's reader
-                    raise _refusal(kind, str(error)) from error
+        except RequestError:
+            raise
+        except ValueError as error:  # from the reader of GBNF, or of JSON that is nested too deeply
+            raise _refusal(wanted.kind, str(error)) from error
+        except RecursionError as error:
+            raise _refusal(wanted.kind, "it is nested too deeply") from error
 
 
 class CompiledGrammar:

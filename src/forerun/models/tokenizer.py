@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import TemplateError, pass_context
 from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from forerun.errors import ModelError, RequestError
 from forerun.models.gguf import find_gguf, gguf_source
@@ -35,8 +37,28 @@ TEMPLATE_GLOBALS = frozenset(
         "dict",
     }
 )
+TEMPLATE_ARGUMENTS = frozenset(
+    {"chat_template", "continue_final_message", "conversations", "render", "return_assistant_tokens_mask", "self"}
+)  # what a template's variables cannot be called, for they are given beside these
 TRACKING_TAG = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own; jinja does not know it
+Render = Callable[[Mapping[str, Any]], str]
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@pass_context
+def _unfolded(*_args: Any) -> Any:
+    """In the place of each filter: one that needs its context, and so is not called before there is one."""
+
+
+class _Reader(ImmutableSandboxedEnvironment):
+    """Reads templates without working out what is constant in them, which may take any time and memory."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    intercepted_unops = frozenset(ImmutableSandboxedEnvironment.default_unop_table)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.filters = dict.fromkeys(self.filters, _unfolded)
 
 
 class Tokenizer:
@@ -131,7 +153,7 @@ class Tokenizer:
         if not isinstance(self.chat_template, str):
             return frozenset()
         special = self._transformers.special_tokens_map
-        return frozenset(_variables(self.chat_template) - TEMPLATE_GLOBALS - special.keys())
+        return frozenset(_variables(self.chat_template) - TEMPLATE_GLOBALS - TEMPLATE_ARGUMENTS - special.keys())
 
     @property
     def tool_template(self) -> str | None:
@@ -175,11 +197,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        render: Render | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template or the one given.
 
-        `template_kwargs` are variables for the template (enable_thinking, for one).
+        `template_kwargs` are variables for the template (enable_thinking, for one). `render` runs the
+        template, as transformers' `render_jinja_template` does and by default that.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -191,18 +215,40 @@ class Tokenizer:
                 "continue_final_message: got True together with add_generation_prompt; set add_generation_prompt=False"
             )
         try:
-            text: str = self._transformers.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                tokenize=False,
-                **template_kwargs,
+            text = (render or _render)(
+                {
+                    "conversations": [[_without_nulls(message) for message in messages]],
+                    "tools": None if tools is None else [dict(tool) for tool in tools],
+                    "chat_template": self._transformers.get_chat_template(chat_template, tools),
+                    "continue_final_message": continue_final_message,
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._transformers.special_tokens_map,
+                    **template_kwargs,
+                }
             )
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (
+            TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
         return self.encode(text, add_special_tokens=False)  # the template writes them out
+
+
+def _render(arguments: Mapping[str, Any]) -> str:
+    """A conversation's text, by its template."""
+    rendered: Any = render_jinja_template(**arguments)  # texts, and what in them is the assistant's
+    text: str = rendered[0][0]
+    return text
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without fields that are null, which many templates would write out."""
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -263,8 +309,8 @@ def _variables(template: str) -> set[str]:
     """What a template reads."""
     try:
         plain = TRACKING_TAG.sub("", template)
-        return find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-    except TemplateError:
+        return find_undeclared_variables(_Reader(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
+    except (TemplateError, RecursionError):
         return set()
 
 

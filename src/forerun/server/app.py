@@ -10,9 +10,9 @@ from fastapi import Depends, FastAPI
 import forerun
 from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
-from forerun.server.limits import MOST_BODY_BYTES, MOST_HEADER_BYTES, SizeLimits
+from forerun.server.limits import BodyGuard
 from forerun.server.options import ServerOptions
-from forerun.server.protocol import ErrorAnswer
+from forerun.server.replies import ERRORS
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -23,17 +23,19 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
     Every route asks for a key, if there are any, unless its endpoint is marked `open_to_all`. No
     other origin may read answers (there are no CORS headers), and no page is loaded from elsewhere.
     """
+    keys = Keys(options.api_key)
     app = FastAPI(
         title="forerun",
         version=forerun.__version__,
-        dependencies=[Depends(Keys(options.api_key))],
-        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+        dependencies=[Depends(keys)],
+        responses=ERRORS,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # the address would be made of the Host header, which anybody writes
     )
-    app.add_middleware(SizeLimits, most_header_bytes=MOST_HEADER_BYTES, most_body_bytes=MOST_BODY_BYTES)
+    app.add_middleware(BodyGuard, keys=keys)
     app.state.model = None
     errors.install(app)
     for module in (status, completions, chat, tokenization, page):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from forerun.server.errors import ApiError
 
@@ -34,14 +36,14 @@ class Keys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
-    async def __call__(self, request: Request) -> None:
-        """Let the request pass, or raise `ApiError`; a dependency of every route.
+    def check(self, scope: Scope) -> None:
+        """Raise `ApiError` (401) unless the request bears a key, or what answers it is open to all.
 
         The decision hangs on the function that will answer, not on the path as it was written.
         """
-        if not self._digests or getattr(request.scope.get("endpoint"), OPEN, False):
+        if not self._digests or getattr(scope.get("endpoint"), OPEN, False):
             return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not self.accepts(key.strip()):
             raise ApiError(
                 401,
@@ -49,6 +51,10 @@ class Keys:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+
+    async def __call__(self, request: Request) -> None:
+        """`check` as a dependency of every route; those that read a body are asked before, by `limits.BodyGuard`."""
+        self.check(request.scope)
 
 
 def _digest(key: str) -> bytes:

@@ -14,6 +14,7 @@ from forerun.server.errors import ApiError
 from forerun.server.generation import Shape
 from forerun.server.logprobs import chat_logprobs
 from forerun.server.protocol import ChatBody, ConversationBody
+from forerun.server.replies import ChatCompletion, reply
 from forerun.server.sampling import sampling_params
 from forerun.server.served_model import ServedModel, served_model
 from forerun.server.tools.call_writer import CallWriter
@@ -23,7 +24,7 @@ from forerun.server.tools.use import ToolUse, offered, tool_use
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=reply(ChatCompletion, may_stream=True))
 async def create_chat_completion(
     body: ChatBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
 ) -> Response:
@@ -100,6 +101,7 @@ def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
         tools=tools or None,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
+        render=model.templates.render,
         **(body.chat_template_kwargs or {}),
     )
 

@@ -14,6 +14,7 @@ from forerun.server.errors import ApiError
 from forerun.server.generation import Shape
 from forerun.server.logprobs import completion_logprobs
 from forerun.server.protocol import CompletionBody
+from forerun.server.replies import Completion, reply
 from forerun.server.sampling import sampling_params
 from forerun.server.served_model import ServedModel, served_model
 
@@ -22,7 +23,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=reply(Completion, may_stream=True))
 async def create_completion(
     body: CompletionBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
 ) -> Response:

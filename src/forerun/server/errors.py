@@ -22,8 +22,8 @@ PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what a RequestError's message begins w
 SHOWN_CAUSES = 3  # of a value that fits none of several types
 
 
-class ApiError(Exception):
-    """An answer other than 200."""
+class ApiError(HTTPException):
+    """An answer other than 200; of Starlette's kind, which FastAPI lets through while it reads a body."""
 
     def __init__(
         self,
@@ -34,19 +34,19 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(_writable(message))
-        self.status, self.code, self.headers = status, code, headers
+        super().__init__(status, _writable(message), headers)
+        self.code = code
         self.param = None if param is None else _writable(param)
 
     @property
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The answer."""
-        return JSONResponse(self.body, status_code=self.status, headers=dict(self.headers or {}))
+        return JSONResponse(self.body, status_code=self.status_code, headers=dict(self.headers or {}))
 
 
 def refused(error: RequestError | UnknownKeyError) -> ApiError:

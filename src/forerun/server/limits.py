@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from forerun.server.auth import Keys
 from forerun.server.errors import ApiError
 
 MOST_BODY_BYTES = 4 << 20
+MOST_HELD_BYTES = 256 << 20  # of all bodies at once; parsed they take several times as much
 MOST_HEADER_BYTES = 32 << 10
 MOST_COMPLETIONS = 16  # n
 MOST_PROMPTS = 64
@@ -59,36 +59,59 @@ class Admission:
         self.num_inside -= num_completions
 
 
-class SizeLimits:
-    """Refuses headers and bodies that are too large, a body as soon as its length says so or so much has come."""
+class BodyGuard:
+    """Lets bodies in: of who bears a key, no larger than one may be, and not too many at once.
 
-    def __init__(self, app: ASGIApp, *, most_header_bytes: int, most_body_bytes: int) -> None:
+    It is asked when the endpoint that was found begins to read: what is refused is not read at all.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
         self._app = app
-        self._most_header_bytes = most_header_bytes
-        self._most_body_bytes = most_body_bytes
+        self._keys = keys
+        self._num_held = 0  # bytes of the bodies of all requests that are being read or answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or answer 413 or 431."""
-        refusal = self._refusal(scope["headers"]) if scope["type"] == "http" else None
-        if refusal is not None:
+        """Handle a request, or answer 401, 413, 429 or 431."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+            refusal = ApiError(431, f"headers: must be at most {MOST_HEADER_BYTES} bytes")
             await refusal.response()(scope, receive, send)
             return
-        num_bytes = 0
+        is_welcome, num_bytes = False, 0
 
-        async def counted() -> Message:
-            nonlocal num_bytes
+        async def guarded() -> Message:
+            nonlocal is_welcome, num_bytes
+            if not is_welcome:
+                self._keys.check(scope)
+                _check_size(_announced(scope))
+                is_welcome = True
             message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._most_body_bytes:
-                raise HTTPException(413, f"body: must be at most {self._most_body_bytes} bytes")
+            size = len(message.get("body", b""))
+            num_bytes += size
+            self._num_held += size
+            _check_size(num_bytes)
+            if self._num_held > MOST_HELD_BYTES:
+                raise ApiError(
+                    429,
+                    "body: the server holds too many large ones; try again later",
+                    code="queue_full",
+                    headers={"Retry-After": str(RETRY_AFTER_S)},
+                )
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, guarded, send)
+        finally:
+            self._num_held -= num_bytes
 
-    def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
-        if sum(len(name) + len(value) for name, value in headers) > self._most_header_bytes:
-            return ApiError(431, f"headers: must be at most {self._most_header_bytes} bytes")
-        length = next((int(value) for name, value in headers if name == b"content-length"), 0)  # checked by h11
-        if length > self._most_body_bytes:
-            return ApiError(413, f"body: must be at most {self._most_body_bytes} bytes")
-        return None
+
+def _announced(scope: Scope) -> int:
+    """The body's length, as far as the headers tell it."""
+    return int(Headers(scope=scope).get("content-length", "0"))  # checked by h11
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MOST_BODY_BYTES:
+        raise ApiError(413, f"body: must be at most {MOST_BODY_BYTES} bytes")

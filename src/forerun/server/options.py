@@ -29,6 +29,10 @@ class ServerOptions:
     """Name of the model in requests and answers; by default MODEL as it is given."""
     max_queue: int = 1024
     """Completions that may wait for a place among --max-num-seqs; beyond these the answer is 429."""
+    max_connections: int = 4096
+    """Connections open at once; beyond these the one is closed that has kept the server waiting longest."""
+    client_timeout: int = 60
+    """Seconds that a client may take to send a request, or to take in more of an answer."""
     per_request_spec_decode_metrics: SpecMetrics = "summary"
     """How much answers tell about their drafts: none, summary or detailed (each step)."""
     tool_call_parser: ToolCallParser | None = None
@@ -45,6 +49,10 @@ class ServerOptions:
             raise ConfigError(f"port: got {self.port}; must be from 0 (a free one) to {2**16 - 1}")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue: got {self.max_queue}; must be 0 or more")
+        if self.max_connections < 1:
+            raise ConfigError(f"max_connections: got {self.max_connections}; must be 1 or more")
+        if self.client_timeout <= 0:
+            raise ConfigError(f"client_timeout: got {self.client_timeout}; must be 1 second or more")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout: got {self.shutdown_timeout}; must be 0 seconds or more")
         if any(not key.strip() for key in self.api_key):

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -19,6 +20,7 @@ import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.server.app import build_app
+from forerun.server.connections import Connection, Patience, room_for
 from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
@@ -47,14 +49,16 @@ class Server:
         self._report = report
         self._failure: BaseException | None = None
         self._loading: threading.Thread | None = None
+        self._patience = Patience(most=options.max_connections, seconds=options.client_timeout)
         config = uvicorn.Config(
             self.app,
-            http="h11",  # the parser that gives up on endless headers
+            http=partial(Connection, patience=self._patience),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=options.shutdown_timeout,
             log_config=None,
+            log_level="error",  # below that, whoever sends nonsense fills the log
             access_log=False,
             server_header=False,
         )
@@ -67,6 +71,11 @@ class Server:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
         """
+        self._patience.most = room_for(self._options.max_connections)
+        if self._patience.most < self._options.max_connections:
+            self._report(
+                f"--max-connections: {self._patience.most}, as many as the limit on open files (ulimit -n) leaves"
+            )
         with listen(self._options.host, self._options.port) as sock:
             self.port: int = sock.getsockname()[1]
             self.is_listening.set()

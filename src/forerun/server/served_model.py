@@ -22,6 +22,7 @@ from forerun.server.errors import ApiError
 from forerun.server.limits import RETRY_AFTER_S, Admission
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
+from forerun.server.templates import Templates
 from forerun.server.tools.base import ToolFormat
 from forerun.server.tools.formats import FORMATS, format_of
 
@@ -50,6 +51,9 @@ class ServedModel:
         self.engine = EngineThread(llm.engine, observe=self.metrics.observe)
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
+        self.templates = Templates()
+        if llm.has_tokenizer and llm.get_tokenizer().has_chat_template:
+            self.templates.prepare()
         self._ids = itertools.count()
         self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
 
@@ -137,6 +141,7 @@ class ServedModel:
     def close(self) -> None:
         """End the engine's thread and the others."""
         self.engine.stop()
+        self.templates.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

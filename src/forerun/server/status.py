@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 import forerun
 from forerun.core.metrics import Metric
@@ -15,6 +15,7 @@ from forerun.server.auth import open_to_all
 from forerun.server.engine_thread import EngineError
 from forerun.server.errors import ApiError
 from forerun.server.metrics import CONTENT_TYPE, expose
+from forerun.server.replies import ModelCard, ModelList, Version, reply
 from forerun.server.served_model import ServedModel, served_model
 
 MOST_WAIT_S = 10.0  # for a step to end; a scraper gives up about then
@@ -22,7 +23,7 @@ MOST_WAIT_S = 10.0  # for a step to end; a scraper gives up about then
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response)
 @open_to_all
 async def health(model: Annotated[ServedModel, Depends(served_model)]) -> Response:
     """200 with no body: the model is loaded and the engine runs; else 503."""
@@ -31,26 +32,26 @@ async def health(model: Annotated[ServedModel, Depends(served_model)]) -> Respon
     return Response()
 
 
-@router.get("/version")
+@router.get("/version", responses=reply(Version))
 async def version() -> JSONResponse:
     """The version of forerun."""
     return JSONResponse({"version": forerun.__version__})
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=reply(ModelList))
 async def list_models(model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
     """The one model that is served."""
     return JSONResponse({"object": "list", "data": [_card(model)]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=reply(ModelCard))
 async def show_model(name: str, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
     """The model of that name."""
     model.check_name(name)
     return JSONResponse(_card(model))
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 @open_to_all
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""

@@ -11,13 +11,14 @@ from forerun.server.chat import check_template_variables, lay_out
 from forerun.server.constraints import refuse_unserved
 from forerun.server.errors import ApiError
 from forerun.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from forerun.server.replies import Text, Tokens, reply
 from forerun.server.served_model import ServedModel, served_model
 
 router = APIRouter()
 info_router = APIRouter()
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=reply(Tokens))
 async def tokenize(
     body: TokenizeTextBody | TokenizeChatBody, model: Annotated[ServedModel, Depends(served_model)]
 ) -> JSONResponse:
@@ -42,7 +43,7 @@ async def tokenize(
     return await model.in_thread(answer)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=reply(Text))
 async def detokenize(body: DetokenizeBody, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
     """The text of token ids, special tokens included."""
     model.check_name(body.model)

@@ -1,0 +1,135 @@
+"""Connections that wait for their clients: for how long, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from forerun.server.errors import ApiError
+
+OTHER_FILES = 256  # that the process may have open: the model's, its own, and connections being closed
+
+
+def room_for(most: int) -> int:
+    """How many connections, of `most`, the limit on open files has room for; it is raised as far as may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + OTHER_FILES
+    if resource.RLIM_INFINITY != soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - OTHER_FILES))
+
+
+class Patience:
+    """What a server's connections share.
+
+    Args:
+        most: connections that may be open.
+        seconds: in which a client must have sent a request, and taken in more of an answer.
+    """
+
+    def __init__(self, *, most: int, seconds: float) -> None:
+        self.most, self.seconds = most, seconds
+        self.waiting: dict[Connection, None] = {}  # the longest first
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which is not kept for a client that sends or reads too slowly.
+
+    A client owes us bytes from the moment it connects, or has its last answer, to the end of its next
+    request. Its time runs from the first of them, so that a drop now and then does not prolong it;
+    between two requests only uvicorn's keep-alive counts. Where there are too many connections, the
+    one that has owed us longest gives way, so that there is always room for a request that comes at once.
+    """
+
+    def __init__(self, *args: Any, patience: Patience, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._patience = patience
+        self._arrival: asyncio.TimerHandle | None = None
+        self._departure: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait, in the place of another if need be."""
+        super().connection_made(transport)
+        if len(self.connections) > self._patience.most:
+            longest = next(iter(self._patience.waiting), self)
+            longest.end(ApiError(503, "there are too many connections; try again later"))
+        if not transport.is_closing():
+            self._begin_to_wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first of a request begin its time, the last end it."""
+        self._begin_to_wait()
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """The next request is awaited, without haste."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._patience.waiting.setdefault(self)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which no request came; what its client has not read by now, it never will."""
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        self._departure = self._departure or self.loop.call_later(self._patience.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def end(self, reason: ApiError) -> None:
+        """Close the connection; who has begun a request, or has only just come, is told why."""
+        is_told = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
+        if is_told and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            self._write(reason)
+        self._stop_waiting()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _write(self, reason: ApiError) -> None:
+        body = json.dumps(reason.body).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        response = h11.Response(status_code=reason.status_code, headers=list(headers.items()))
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self in self._patience.waiting
+
+    def _begin_to_wait(self) -> None:
+        self._patience.waiting.setdefault(self)
+        if self._arrival is None:
+            self._arrival = self.loop.call_later(self._patience.seconds, self._lose_patience)
+
+    def _stop_waiting(self) -> None:
+        self._patience.waiting.pop(self, None)
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _lose_patience(self) -> None:
+        self.end(ApiError(408, f"the request did not arrive within {self._patience.seconds:g} s; send it faster"))

@@ -1,0 +1,104 @@
+"""Chat templates, run where they can do no harm: in processes with little time, little memory and no secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from forerun.server import template_program
+
+MOST_SECONDS = 5.0  # of CPU, for one conversation
+MOST_TEXT_BYTES = 16 << 20  # of one conversation's text, as JSON
+ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")  # of ours; not our keys
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Templates:
+    """Lays conversations out, in as many processes as threads ask at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []  # several threads pop and append, which are atomic
+        self._is_closed = False
+
+    def prepare(self) -> None:
+        """Start a process, so that the first conversation need not wait for that."""
+        self._idle.append(_start())
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """The text of a conversation; `arguments` as for transformers' `render_jinja_template`.
+
+        Raises:
+            TemplateError: the template refuses the conversation, or takes too much for it.
+        """
+        question = json.dumps(arguments).encode()
+        process = self._take()
+        try:
+            answer = _ask(process, question)
+        except BaseException:
+            _end(process)
+            raise
+        if self._is_closed:
+            _end(process)
+        else:
+            self._idle.append(process)
+        if "error" in answer:
+            raise TemplateError(answer["error"])
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._is_closed = True
+        while self._idle:
+            _end(self._idle.pop())
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        while self._idle:
+            try:
+                process = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if process.poll() is None:
+                return process
+            _end(process)
+        return _start()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", str(Path(template_program.__file__)), str(MOST_SECONDS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | ONE_THREAD,
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
+    """The program's answer; where there is none, it is of no use any more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(question + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it died, and the empty answer says so
+    line = process.stdout.readline(MOST_TEXT_BYTES)
+    if line.endswith(b"\n"):
+        answer: dict[str, str] = json.loads(line)
+        return answer
+    if line:
+        raise TemplateError("it makes too long a text of them")
+    if process.wait() > 0:
+        raise RuntimeError("the program that runs chat templates has failed; it says why on standard error")
+    raise TemplateError("it takes too long or too much memory")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

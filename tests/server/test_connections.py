@@ -1,0 +1,152 @@
+"""Clients that send or read too slowly, and too many of them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from forerun.server.connections import OTHER_FILES, room_for
+from tests.server.served import PROMPT, chat_llm, served
+from tests.server.test_load import SlowSteps, until
+
+TIMEOUT_S = 0.4
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    with served(chat_llm(), client_timeout=TIMEOUT_S) as server:
+        yield server
+
+
+@contextmanager
+def connected(server, sent=b""):
+    with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as sock:
+        sock.sendall(sent)
+        yield sock
+
+
+def rest(sock):
+    """All that comes until the server closes."""
+    parts = []
+    try:
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def parsed(answer):
+    """(status, JSON) of an answer as it came."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n", HEAD, HEAD + b"{", HEAD.replace(b"/v1/", b"/odd/")]
+)
+def test_a_request_that_does_not_arrive_in_time_is_408(impatient, sent):
+    with connected(impatient, sent) as sock:
+        begin = time.monotonic()
+        *_, last = rest(sock).split(b"HTTP/1.1 ")
+        assert TIMEOUT_S / 2 < time.monotonic() - begin < 20 * TIMEOUT_S
+    if b"/odd/" in sent:
+        assert last.startswith(b"404")  # nobody waits for its body before the answer, nor for ever after
+        return
+    status, answer = parsed(b"HTTP/1.1 " + last)
+    assert (status, answer["error"]["type"]) == (408, "invalid_request_error")
+    assert impatient.send("GET", "/health")[0] == 200
+
+
+def test_a_drop_now_and_then_does_not_prolong_it(impatient):
+    def drip(sock):
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            sock.sendall(b"X-More: 1\r\n")
+            time.sleep(0.05)
+
+    with connected(impatient, b"GET /health HTTP/1.1\r\n") as sock, pytest.raises(OSError):
+        drip(sock)
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_without_a_word(impatient):
+    with connected(impatient) as sock:
+        assert rest(sock) == b""
+
+
+def test_between_two_requests_there_is_more_time(impatient):
+    connection = impatient.connection()
+    for _ in range(2):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b""
+        sock = connection.sock
+        time.sleep(2 * TIMEOUT_S)
+    assert connection.sock is sock
+    connection.close()
+
+
+def test_an_answer_may_take_longer(impatient):
+    llm = impatient.llm
+    step = llm.engine.step
+    SlowSteps(llm, TIMEOUT_S / 4)
+    try:
+        assert impatient.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True})["choices"]
+    finally:
+        llm.engine.step = step
+
+
+def test_a_client_that_does_not_read_is_left():
+    with served(chat_llm(), client_timeout=TIMEOUT_S) as server:
+        server.server._server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        body = json.dumps({"prompt": PROMPT, "n": 16, "max_tokens": 60, "logprobs": 20, "stream": True}).encode()
+        with connected(server, HEAD.replace(b"100", b"%d" % len(body)) + body):
+            until(lambda: server.model.admission.num_inside == 16)
+            until(lambda: server.model.admission.num_inside == 0)
+
+
+def test_too_many_that_wait_give_way_to_who_comes_with_a_request():
+    with served(chat_llm(), max_connections=3) as server, ExitStack() as stack:
+        slow = [stack.enter_context(connected(server, sent)) for sent in (HEAD, b"G", b"")]
+        until(lambda: len(server.server._server.server_state.connections) == 3)
+        assert server.send("GET", "/health")[0] == 200
+        assert parsed(rest(slow[0]))[0] == 503
+        slow[2].sendall(GET)
+        assert slow[2].recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_too_many_that_are_served_are_left_alone():
+    llm = chat_llm()
+    SlowSteps(llm)
+    body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with served(llm, max_connections=2) as server:
+        running = [server.connection() for _ in range(2)]
+        for connection in running:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answers = [connection.getresponse() for connection in running]
+        with connected(server) as sock:
+            status, answer = parsed(rest(sock))
+            assert (status, answer["error"]["type"]) == (503, "service_unavailable_error")
+        assert all(answer.read().endswith(b"[DONE]\n\n") for answer in answers)
+        for connection in running:
+            connection.close()
+        assert server.send("GET", "/health")[0] == 200
+
+
+def test_there_are_no_more_connections_than_open_files():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OTHER_FILES + 100, before[1]))
+        assert room_for(50) == 50
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == OTHER_FILES + 100
+        assert room_for(200) == 200
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == OTHER_FILES + 200
+        assert before[1] == resource.RLIM_INFINITY or room_for(before[1]) == before[1] - OTHER_FILES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
