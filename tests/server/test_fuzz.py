@@ -21,10 +21,16 @@ INNER = {
     "messages": {"role", "content", "name", "tool_calls", "type", "text", "image_url"},
     "stream_options": protocol.StreamOptions.model_fields,
     "forerun": protocol.ForerunFields.model_fields,
-    "structured_outputs": {"json", "regex", "choice", "grammar", "json_object", "whitespace_pattern"},
-    "response_format": {"type", "json_schema", "schema", "name"},
+    "structured_outputs": {"json", "regex", "choice", "grammar", "json_object", "whitespace_pattern", "structural_tag"},
+    "response_format": {"type", "json_schema", "schema", "name", "format", "structures", "triggers"},
+    "tools": {"name", "description", "parameters", "strict"},
+    "tool_choice": {"type", "function"},
     "logit_bias": {"70", "-1", "1e3", "99999999999999999999", "\ud800"},
     "chat_template_kwargs": {"messages", "self", "__class__", "chat_template"},
+}
+IN_LISTS = {
+    "messages": lambda inner: [*CHAT, {"role": "user", "content": "a"} | inner],
+    "tools": lambda inner: [{"type": "function", "function": {"name": "f"} | inner}],
 }
 DEEP, DEEP_OBJECT, WIDE, LONG_INT = "@deep@", "@object@", "@wide@", "@long@"
 RAW = {
@@ -64,7 +70,7 @@ def broken(draw, path):
         if name in INNER and draw(st.booleans()):
             keys = st.sampled_from(sorted(INNER[name])) | st.text(max_size=5)
             inner = draw(st.dictionaries(keys, values, max_size=3))
-            body[name] = [*CHAT, {"role": "user", "content": "a"} | inner] if name == "messages" else inner
+            body[name] = IN_LISTS[name](inner) if name in IN_LISTS else inner
         elif name in body and draw(st.integers(0, 9)) == 0:
             del body[name]
         else:

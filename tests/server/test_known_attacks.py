@@ -107,6 +107,7 @@ def test_no_template_comes_with_a_request(plain, field):  # CVE-2025-62426
         assert (status, answer["error"]["param"]) == (400, field)
 
 
+NESTED_TAG = json.loads('{"type": "sequence", "elements": [' * 300 + '{"type": "any_text"}' + "]}" * 300)
 NESTED = json.loads('{"items": ' * 300 + "{}" + "}" * 300)
 
 
@@ -122,6 +123,8 @@ NESTED = json.loads('{"items": ' * 300 + "{}" + "}" * 300)
         {"json": {"$ref": "http://127.0.0.1:1/schema.json"}},
         {"json": {"type": "string", "pattern": "(" * 1000}},
         {"choice": ["a" * 1000] * 4000},
+        {"structural_tag": {"type": "structural_tag", "format": NESTED_TAG}},
+        {"structural_tag": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": NESTED}}},
     ],
     ids=lambda wanted: next(iter(wanted)) + " CVE-2025-48944 GHSA-389x-67px-mjg3",
 )
