@@ -79,7 +79,6 @@ def refusal(server, path, body):
         ({"suffix": "end"}, "suffix"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options"),
-        ({"stream": True, "echo": True, "logprobs": 1}, "echo"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"forerun": {"speculatoin": "on"}}, "forerun"),
         ({"forerun": {"num_speculative_tokens": -1}}, "forerun"),
