@@ -61,7 +61,7 @@ def refusal(server, path, body):
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"seed": 2**63}, "seed"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": [*map(str, range(17))]}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": "a" * 2000}, "stop"),
         ({"bad_words": ["a" * 2000]}, "bad_words"),

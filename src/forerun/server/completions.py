@@ -104,9 +104,10 @@ class CompletionShape(Shape):
         text = answers.prompts[place] + delta.text if echoes else delta.text
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if body.logprobs is not None:
-            token_ids, rows = delta.token_ids, list(delta.logprobs or ())
+            token_ids = delta.token_ids
+            rows: list[TokenLogprobs | None] = [*(delta.logprobs or ())]
             if echoes:
-                token_ids, rows = answers.prompt_ids[place] + token_ids, [*answers.prompt_logprobs(place), *rows]
+                token_ids, rows = answers.prompt_ids[place] + token_ids, answers.prompt_logprobs(place) + rows
             choice["logprobs"] = self._logprobs(token_ids, rows, offset=self._offsets[key])
             self._offsets[key] += sum(map(len, choice["logprobs"]["tokens"]))
         if body.return_token_ids and is_first:

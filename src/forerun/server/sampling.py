@@ -34,6 +34,7 @@ def sampling_params(body: GenerationBody, *, speculates: bool, **more: Any) -> S
         logit_bias=_bias(body.logit_bias),
         structured_outputs=wanted_structure(body),
         speculation=_speculation(body.own, speculates=speculates),
+        extra_args={"kv_transfer_params": body.kv_transfer_params} if body.kv_transfer_params else None,
         **given,
         **more,
     )

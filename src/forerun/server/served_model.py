@@ -56,6 +56,11 @@ class ServedModel:
         """Whether anything is drafted here."""
         return self.llm.speculative.num_speculative_tokens > 0
 
+    @property
+    def saves_hidden_states(self) -> bool:
+        """Whether hidden states of requests are saved to files here."""
+        return self.llm.speculative.storage is not None
+
     @cached_property
     def spellings(self) -> Mapping[int, bytes]:
         """The bytes that each token spells; empty where the tokenizer's notation is not known."""
