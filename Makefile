@@ -1,4 +1,4 @@
-# Everything a user or a contributor does: make demo | test | check | test-slow | bench | format | clean
+# Everything a user or a contributor does: make demo | test | check | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-slow check bench format clean
+.PHONY: install demo test test-slow soak check bench format clean
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ test-slow: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m pytest -m slow
 
+soak: install
+	$(BIN)/forerun models pull smollm2-135m
+	SOAK_SECONDS=900 $(BIN)/python -m pytest -m slow tests/slow/test_soak.py
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,6 +44,7 @@ check: install
 bench: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m benchmarks.host_overhead
+	$(BIN)/python -m benchmarks.server_throughput
 	$(BIN)/forerun bench compare smollm2-135m --configs benchmarks/configs/free-drafters.yaml
 	$(BIN)/forerun bench curve smollm2-135m --contexts 256
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.peers.install import DEFAULT_FOLDER, InstallError, install
+from benchmarks.peers.install import DEFAULT_FOLDER, TOOLS, InstallError, install
 from benchmarks.peers.prompts import read_prompts
 from benchmarks.peers.report import to_markdown
 from benchmarks.peers.roster import OTHERS, contenders_of
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="make the peers' virtual environments")
-    installing.add_argument("peers", nargs="*", help=f"of {', '.join(OTHERS)}; all, if none is named")
+    installing.add_argument("peers", nargs="*", help=f"of {', '.join((*OTHERS, *TOOLS))}; all peers, if none is named")
     running = commands.add_parser("run", help="measure, and write all figures as JSON")
     running.add_argument("--model", default="smollm2-135m", help="a Llama, by its folder or known name")
     running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")

@@ -1,4 +1,4 @@
-"""Makes each peer's virtual environment, and the GGUF files that some of them load."""
+"""Makes the virtual environments of peers and tools, and the GGUF files that some of them load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from forerun.errors import ForerunError
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
+TOOLS = ("lm_eval", "speculators")
+"""Not engines: what slow tests try the server, or heads, with."""
+
 INSTALLED = "installed.txt"
 """In an environment: the requirements it was made from, so that changed ones are installed again."""
 
@@ -29,13 +32,18 @@ def python_of(peer: Peer, folder: Path) -> Path:
     Raises:
         InstallError: the environment is not there, or not of today's requirements.
     """
-    if peer == FORERUN:
-        return Path(sys.executable)
-    if not _is_installed(peer, folder):
-        raise InstallError(
-            f"{peer.name}: not installed in {folder}; run python -m benchmarks.peers install {peer.name}"
-        )
-    return folder / peer.name / "bin" / "python"
+    return Path(sys.executable) if peer == FORERUN else python_in(peer.name, folder)
+
+
+def python_in(name: str, folder: Path) -> Path:
+    """The interpreter of a peer's or a tool's environment.
+
+    Raises:
+        InstallError: the environment is not there, or not of today's requirements.
+    """
+    if not _is_installed(name, folder):
+        raise InstallError(f"{name}: not installed in {folder}; run python -m benchmarks.peers install {name}")
+    return folder / name / "bin" / "python"
 
 
 def install(names: Iterable[str], folder: Path) -> None:
@@ -45,27 +53,28 @@ def install(names: Iterable[str], folder: Path) -> None:
     require in turn: vLLM's own would bring in packages that its CPU build cannot be loaded with.
 
     Raises:
-        InstallError: there is no such peer, or pip failed.
+        InstallError: there is no such peer or tool, or pip failed.
     """
     for name in names:
-        if name not in OTHERS:
-            raise InstallError(f"peer: got {name!r}; may be {', '.join(OTHERS)}")
-        if _is_installed(OTHERS[name], folder):
+        if name not in (*OTHERS, *TOOLS):
+            raise InstallError(f"peer: got {name!r}; may be {', '.join((*OTHERS, *TOOLS))}")
+        if _is_installed(name, folder):
             continue
         requirements = REQUIREMENTS / f"{name}.txt"
         venv.create(folder / name, with_pip=True, symlinks=True, clear=True)
         python = str(folder / name / "bin" / "python")
         command = [python, "-m", "pip", "install", "--no-deps", "-r", str(requirements)]
-        if subprocess.run(command, env={**os.environ, **OTHERS[name].build_environment}, check=False).returncode:
+        build_environment = OTHERS[name].build_environment if name in OTHERS else {}
+        if subprocess.run(command, env={**os.environ, **build_environment}, check=False).returncode:
             raise InstallError(
                 f"{name}: pip could not install {requirements}; its message is above; mend and run again"
             )
         (folder / name / INSTALLED).write_text(requirements.read_text())
 
 
-def _is_installed(peer: Peer, folder: Path) -> bool:
-    made_from = folder / peer.name / INSTALLED
-    return made_from.exists() and made_from.read_text() == (REQUIREMENTS / f"{peer.name}.txt").read_text()
+def _is_installed(name: str, folder: Path) -> bool:
+    made_from = folder / name / INSTALLED
+    return made_from.exists() and made_from.read_text() == (REQUIREMENTS / f"{name}.txt").read_text()
 
 
 def weights_of(peer: Peer, model: Path, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -75,6 +76,17 @@ def test_speculative_config_mistake_is_refused(
     assert main(["generate", "m", "p", *arguments]) == 2
     assert expected in capsys.readouterr().err
     assert loader.options == []
+
+
+def test_kv_transfer_config_is_written_the_same_way(loader: FakeLoader) -> None:
+    extra = {"shared_storage_path": "states"}
+    dotted = ["kv-connector", "Name", "kv-role", "kv_producer", "kv-connector-extra-config", json.dumps(extra)]
+    names = [f"--kv-transfer-config.{word}" if place % 2 == 0 else word for place, word in enumerate(dotted)]
+    assert main(["generate", "m", "p", *names]) == 0
+    whole = {"kv_connector": "Name", "kv_role": "kv_producer", "kv_connector_extra_config": extra}
+    assert main(["generate", "m", "p", "--kv-transfer-config", json.dumps(whole)]) == 0
+    first, second = (options.kv_transfer_config for options in loader.options)
+    assert first == second == whole
 
 
 def test_engine_options_reach_the_engine(loader: FakeLoader) -> None:

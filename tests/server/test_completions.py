@@ -140,6 +140,18 @@ def test_echo_puts_the_prompt_first(either):
     assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT + expected
 
 
+def test_a_streamed_echo_joins_to_the_whole_one(either):
+    fields = {"prompt": [PROMPT, "hello"], "echo": True, "logprobs": 2, "max_tokens": 6, "n": 2, "seed": 3}
+    whole = create(either, **fields)
+    chunks = [chunk.choices[0] for chunk in create(either, **fields, stream=True)]
+    for choice in whole.choices:
+        parts = [chunk for chunk in chunks if chunk.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [entry for part in parts for entry in getattr(part.logprobs, name)]
+            assert joined == getattr(choice.logprobs, name)
+
+
 def test_an_evaluation_can_score_a_continuation(either):
     """What lm-eval's local-completions sends, and how it reads the answer."""
     tokenizer = offline().get_tokenizer()

@@ -23,11 +23,7 @@ def some(*values):
 
 def _fits(body):
     """Whether no two options contradict each other, which would only be refused."""
-    return not (
-        (body["echo"] and body["stream"] and body["logprobs"] is not None)
-        or (body["ignore_eos"] and body["response_format"])
-        or (body["min_tokens"] or 0) > body["max_tokens"]
-    )
+    return not ((body["ignore_eos"] and body["response_format"]) or (body["min_tokens"] or 0) > body["max_tokens"])
 
 
 OPTIONS = st.fixed_dictionaries(

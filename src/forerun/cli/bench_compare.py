@@ -86,3 +86,5 @@ def _refuse_speculation(engine: EngineOptions) -> None:
         raise ConfigError(
             "--speculative-config: bench compare takes its configurations from --configs; write this one there"
         )
+    if engine.kv_transfer_config is not None:
+        raise ConfigError("--kv-transfer-config: bench compare saves no hidden states; leave it out")

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
 
 
-def parse_speculative_config(
-    _hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]
-) -> dict[str, Any]:
+def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]) -> dict[str, Any]:
     """Read the option as one JSON object, or as dotted keys with one JSON value or plain text each.
 
     Hyphens in keys count as underscores.
@@ -41,7 +39,7 @@ def parse_speculative_config(
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    example = """'{"method": "ngram", "num_speculative_tokens": 5}'"""
+    example = """'{"key": "value"}'"""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -72,9 +70,14 @@ class EngineOptions:
 
     speculative_config: Annotated[
         dict[str, Any] | None,
-        Parameter(converter=parse_speculative_config, accepts_keys=True, json_dict=False, n_tokens=1),
+        Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
     ] = None
     """How to draft: a JSON object, or one option per key such as --speculative-config.method suffix."""
+    kv_transfer_config: Annotated[
+        dict[str, Any] | None,
+        Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
+    ] = None
+    """Where hidden states are saved, with the method extract_hidden_states: a JSON object, or one option per key."""
     dtype: str = "auto"
     """Number format of the weights: auto, float32, bfloat16 or float16."""
     quantization: str | None = None

@@ -131,7 +131,7 @@ class Engine:
         prompt: str | None = None,
         cache_salt: str | None = None,
     ) -> Request:
-        """Check a request and make it ready for `enqueue`; the only method that any thread may call at any time.
+        """Check a request and make it ready for `enqueue`; any thread may call it at any time.
 
         Raises:
             RequestError: the prompt or a sampling value does not fit.
@@ -170,7 +170,7 @@ class Engine:
         return self._end(request, "abort")
 
     def finish_files(self, output: RequestOutput) -> None:
-        """Wait until the hidden states of an ended request are in their files.
+        """Wait until the hidden states of an ended request are in their files; any thread may.
 
         Where they cannot be saved its `error` says why, and the path is taken back.
         """

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
-from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.engine.request import Request
 from forerun.server.engine_thread import EngineError, EngineThread, Event
 from forerun.server.errors import ApiError, failed_while_running
@@ -24,6 +24,7 @@ class Answers:
         self.streams = streams
         self.prompts = [request.prompt or "" for request in requests]
         self.prompt_ids = [request.prompt_ids for request in requests]
+        self._requests = requests
         self._engine = engine
         self._when_closed = when_closed
         self._unfinished = {request.request_id: place for place, request in enumerate(requests)}
@@ -52,6 +53,10 @@ class Answers:
                     raise failed_while_running(event.error)
             elif event.finish_reason != "error":
                 yield self._unfinished[event.request_id], event
+
+    def prompt_logprobs(self, place: int) -> list[TokenLogprobs | None]:
+        """Of a prompt's tokens, where they are asked for; whole from the prompt's first delta on."""
+        return self._requests[place].prompt_logprobs or []
 
     @property
     def outputs(self) -> list[RequestOutput]:

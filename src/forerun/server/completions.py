@@ -59,8 +59,6 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(
             400, "max_tokens: got 0; must be 1 or more, or 0 with echo and without stream", param="max_tokens"
         )
-    if body.echo and body.stream and body.logprobs is not None:
-        raise ApiError(400, "echo: got true with logprobs in a stream; set stream to false", param="echo")
 
 
 def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:
@@ -83,7 +81,7 @@ class CompletionShape(Shape):
     def __init__(self, body: CompletionBody, model: ServedModel) -> None:
         super().__init__(body, model)
         self._body: CompletionBody = body
-        self._num_characters: dict[tuple[int, int], int] = defaultdict(int)  # sent, by prompt and completion
+        self._offsets: dict[tuple[int, int], int] = defaultdict(int)  # of the next token, by prompt and completion
 
     def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         """Text and logprobs, after the prompt's if it is echoed."""
@@ -102,15 +100,20 @@ class CompletionShape(Shape):
         return choice
 
     def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:
-        """A step's text and logprobs; the first of an echoed prompt begins with it."""
+        """A step's text and logprobs; the first of an echoed prompt begins with the prompt's."""
         body, key = self._body, (place, delta.index)
-        text = answers.prompts[place] + delta.text if body.echo and is_first else delta.text
+        echoes = body.echo and is_first
+        text = answers.prompts[place] + delta.text if echoes else delta.text
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(delta.token_ids, delta.logprobs or [], offset=self._num_characters[key])
+            token_ids = delta.token_ids
+            rows: list[TokenLogprobs | None] = [*(delta.logprobs or ())]
+            if echoes:
+                token_ids, rows = answers.prompt_ids[place] + token_ids, answers.prompt_logprobs(place) + rows
+            choice["logprobs"] = self._logprobs(token_ids, rows, offset=self._offsets[key])
+            self._offsets[key] += sum(map(len, choice["logprobs"]["tokens"]))
         if body.return_token_ids and is_first:
             choice["prompt_token_ids"] = answers.prompt_ids[place]
-        self._num_characters[key] += len(text)
         return choice
 
     def _logprobs(

@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 class EngineThread:
-    """Owns an engine: after `start` nothing else calls it, but for `Engine.accept`.
+    """Owns an engine: after `start` nothing else calls it, but for `Engine.accept` and `Engine.finish_files`.
 
     A step that fails ends the requests in flight and no others; the loop goes on. Where even that
     cannot be, or steps keep failing, `failure` says so.

@@ -36,6 +36,7 @@ class Shape(ABC):
     def __init__(self, body: GenerationBody, model: ServedModel) -> None:
         self.model = model
         self._body = body
+        self._num_completions, self._wants_origins = body.num_completions, bool(body.own.origins)
         self._decode = partial(_decode, model, skip_special_tokens=body.skip_special_tokens is not False)
         self._origins: dict[int, Origins] = {}
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
@@ -55,7 +56,7 @@ class Shape(ABC):
     @property
     def wants_steps(self) -> bool:
         """Whether the answer tells of single steps."""
-        return bool(self._body.stream or self._body.own.origins or self._tells_steps)
+        return bool(self._body.stream or self._wants_origins or self._tells_steps)
 
     @property
     def _tells_steps(self) -> bool:
@@ -75,6 +76,7 @@ class Shape(ABC):
     async def _whole(self, answers: Answers) -> dict[str, Any]:
         steps = [(place, delta) async for place, delta in answers.deltas()]
         outputs = answers.outputs
+        saved = await self._saved(outputs)
         choices = [self._finished_choice(p, o, c, steps) for p, o in enumerate(outputs) for c in o.outputs]
         return {
             **self._head,
@@ -83,7 +85,16 @@ class Shape(ABC):
             "usage": usage_of(outputs),
             **self.prompt_ids_of(answers),
             **self._metrics(outputs, [delta for _, delta in steps]),
+            **saved,
         }
+
+    async def _saved(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """vLLM's `kv_transfer_params` of the first prompt, where hidden states are saved, once the files are complete."""
+        if not self.model.saves_hidden_states:
+            return {}
+        for output in outputs:
+            await self.model.in_thread(partial(self.model.llm.engine.finish_files, output))
+        return {"kv_transfer_params": outputs[0].kv_transfer_params}
 
     def _finished_choice(
         self, place: int, output: RequestOutput, completion: CompletionOutput, steps: list[tuple[int, StreamDelta]]
@@ -96,7 +107,7 @@ class Shape(ABC):
         }
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
-        if self._body.own.origins:
+        if self._wants_origins:
             mine = [delta for p, delta in steps if (p, delta.index) == (place, completion.index)]
             choice["forerun"] = joined([self._origins_of(choice["index"]).of(delta) for delta in mine])
         return choice
@@ -143,12 +154,12 @@ class Shape(ABC):
         }
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
-        if self._body.own.origins:
+        if self._wants_origins:
             choice["forerun"] = self._origins_of(index).of(delta)
         return choice
 
     def _index(self, place: int, index: int) -> int:
-        return place * self._body.num_completions + index
+        return place * self._num_completions + index
 
     def _origins_of(self, index: int) -> Origins:
         if index not in self._origins:
@@ -160,7 +171,7 @@ class Shape(ABC):
         level = self.model.options.per_request_spec_decode_metrics
         if not self.model.speculates or level == "none":
             return {}
-        if len(outputs) > 1 or self._body.num_completions > 1:
+        if len(outputs) > 1 or self._num_completions > 1:
             return {"metrics": None}
         told = speculation_metrics(
             outputs[0].speculation,

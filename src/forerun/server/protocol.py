@@ -108,6 +108,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     cache_salt: Salt | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     user: str | None = None
     forerun: ForerunFields | None = None
 

@@ -38,6 +38,7 @@ def sampling_params(
         logit_bias=_bias(body.logit_bias),
         structured_outputs=structure,
         speculation=_speculation(body.own, speculates=speculates),
+        extra_args={"kv_transfer_params": body.kv_transfer_params} if body.kv_transfer_params else None,
         **given,
         **more,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -85,6 +86,7 @@ class Server:
                 asyncio.run(self._server.serve(sockets=[sock]))
             finally:
                 sys.setswitchinterval(interval)
+                gc.unfreeze()
         if self._failure is not None:
             raise self._failure
 
@@ -118,6 +120,8 @@ class Server:
             app.state.model.close()
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
+        gc.collect()
+        gc.freeze()  # a collection that walks all that was loaded holds every stream for a quarter of a second
         model.engine.start()
         app.state.model = model
         self._report(banner(model))

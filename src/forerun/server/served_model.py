@@ -62,6 +62,11 @@ class ServedModel:
         """Whether anything is drafted here."""
         return self.llm.speculative.num_speculative_tokens > 0
 
+    @property
+    def saves_hidden_states(self) -> bool:
+        """Whether hidden states of requests are saved to files here."""
+        return self.llm.speculative.storage is not None
+
     @cached_property
     def tool_format(self) -> ToolFormat | None:
         """How this model writes tool calls; None where that is not known."""

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one each time
+
 
 class DisconnectError(Exception):
     """Nobody waits for the answer any more."""
@@ -22,7 +24,7 @@ class DisconnectError(Exception):
 
 def event(data: dict[str, Any]) -> bytes:
     """One event of a stream."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: %b\n\n" % _to_json(data).encode()
 
 
 class EventStream(StreamingResponse):
