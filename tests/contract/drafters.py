@@ -106,6 +106,7 @@ CASES = {
         "draft_sample_method": "coupled",
     },
     "pard": {"method": "pard", "model": "tiny-pard", "num_speculative_tokens": 5},
+    "pard-tree": {"method": "pard", "model": "tiny-pard", "draft_tree": [3, 2, 1]},
     "draft-model-tree": {"method": "draft_model", "model": "tiny", "draft_tree": [3, 2, 1]},
     "draft-model-dynamic-tree": {
         "method": "draft_model",
@@ -117,6 +118,12 @@ CASES = {
     "eagle-tree": {"method": "eagle", "model": "tiny-eagle", "draft_tree": [3, 2, 1]},
     "eagle3": {"method": "eagle3", "model": "tiny-eagle3", "num_speculative_tokens": 4},
     "peagle": {"method": "peagle", "model": "tiny-peagle", "num_speculative_tokens": 4},
+    "peagle-dynamic-tree": {
+        "method": "peagle",
+        "model": "tiny-peagle",
+        "num_speculative_tokens": 8,
+        "draft_tree": {"top_k": 3, "depth": 4},
+    },
     "eagle3-dynamic-tree": {
         "method": "eagle3",
         "model": "tiny-eagle3",
@@ -147,6 +154,7 @@ CASES = {
         "num_speculative_tokens": 3,
         "draft_sample_method": "coupled",
     },
+    "dflash-tree": {"method": "dflash", "model": "tiny-dflash", "draft_tree": [3, 2, 1]},
     "self-exit": {"method": "self", "exit_layer": 2, "num_speculative_tokens": 4},
     "hybrid": {
         "method": "hybrid",

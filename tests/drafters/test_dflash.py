@@ -191,8 +191,9 @@ def test_on_the_kernels_drafts_do_not_depend_on_the_way_there():
         ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be 1 or more"),
         ({"max_model_len": 10**6}, "its checkpoint allows at most 512; lower it"),
         ({"num_speculative_tokens": None}, "method 'dflash' has no default"),
-        ({"num_speculative_tokens": BLOCK_SIZE}, "got 8; the head drafts at most 7 at once; lower it"),
-        ({"draft_tree": [2, 1]}, "draft_tree"),
+        ({"num_speculative_tokens": BLOCK_SIZE}, "got 8; the checkpoint predicts 7 tokens ahead; lower it"),
+        ({"num_speculative_tokens": 9, "draft_tree": [1] * 8}, "is 8 levels deep; the checkpoint predicts 7"),
+        ({"draft_tree": [3, 2]}, "draft_tree: has 9 nodes, num_speculative_tokens allows 4"),
     ],
 )
 def test_a_wrong_setting_is_refused(settings, message):

@@ -71,6 +71,24 @@ def positions_begin_anew(monkeypatch, head):
     return head
 
 
+def masks_from(offset):
+    """Masks stand `offset` places beside where they are."""
+
+    def plant(monkeypatch, head):
+        forward = Passes.forward
+
+        def beside(self, listed):
+            for rows in listed:
+                places = range(rows.start, rows.start + len(rows.token_ids))
+                rows.positions = [place + offset * (place >= rows.line.end) for place in places]
+            return forward(self, listed)
+
+        monkeypatch.setattr(Passes, "forward", beside)
+        return head
+
+    return plant
+
+
 OF_AUTOREGRESSIVE = {
     "features one place late": features_from(1),
     "features one place early": features_from(-1),
@@ -85,10 +103,24 @@ def needing(head_class, name):
     """The head gets another feature than the one it was trained on."""
 
     def plant(monkeypatch, head):
-        monkeypatch.setattr(head_class, "needs", (name,))
+        begin = head_class.__init__
+
+        def other(self, *args, **options):
+            begin(self, *args, **options)
+            self.needs = (name,)
+
+        monkeypatch.setattr(head_class, "__init__", other)
         return head
 
     return plant
+
+
+def in_the_layer(head_class):
+    """A head on the target's last state, after the norm, gets one from before."""
+    return {
+        "before the final norm": needing(head_class, "hidden.3"),
+        "one layer early": needing(head_class, "hidden.2"),
+    }
 
 
 def swapped(*names):

@@ -62,6 +62,8 @@ def train_target(folder, language=write):
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms that do more than scale, as those of real models do
                 parameter.data *= (0.5 * torch.randn_like(parameter)).exp()
+        # states before the last one are unlike those after it, however simple the language
+        model.model.norm.weight.data *= torch.randn_like(model.model.norm.weight).sign()
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=NUM_STEPS, pct_start=0.1)
     for step in range(NUM_STEPS):

@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from forerun import SamplingParams
 from forerun.models.heads.eagle import EagleHead
+from forerun.models.heads.medusa import MedusaHeads
+from forerun.models.heads.mlp_speculator import MLPSpeculator
+from forerun.models.heads.mtp import MTPHead
 from forerun.train.trainer import TrainSettings
 from tests.engines import engine_of, tiny_llm
 from tests.native import needs_kernels
@@ -42,8 +45,6 @@ class Kind:
     config: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, Callable]
     language: Callable = write
-    floor: float = FLOOR
-    fallen: float = FALLEN
 
     @property
     def prompts(self):
@@ -60,7 +61,7 @@ KINDS = {
         config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
         faults={
             **faults.OF_AUTOREGRESSIVE,
-            "before the final norm": faults.needing(EagleHead, "hidden.3"),
+            **faults.in_the_layer(EagleHead),
             "state before embedding": faults.swapped("fc.weight"),
         },
     ),
@@ -85,16 +86,26 @@ KINDS = {
         config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2, AUX: [0, 1, 2]},
         faults={
             "features one place early": faults.features_from(-1),
+            "masks one place late": faults.masks_from(1),
             "any block is trusted": faults.any_block_is_trusted,
             "layers counted from one": faults.configured(**{AUX: [1, 2, 3]}),
         },
-        floor=0.7,  # its tokens are drafted without knowing each other
-        fallen=0.55,
     ),
-    "mtp": Kind(
-        settings=TrainSettings(num_steps=250, learning_rate=8e-3),
+    "pard": Kind(
+        settings=TrainSettings(num_steps=200, learning_rate=8e-3),
+        faults={
+            "masks one place late": faults.masks_from(1),
+            "masks one place early": faults.masks_from(-1),
+            "entries of masks are kept": faults.entries_of_drafts_are_kept,
+            "any block is trusted": faults.any_block_is_trusted,
+            "another mask": faults.configured(pard_token=8),  # which is no word
+        },
+    ),
+    "mtp": Kind(  # few steps: in more it learns to do without the target's features
+        settings=TrainSettings(num_steps=60, learning_rate=1.2e-2),
         faults={
             **faults.OF_AUTOREGRESSIVE,
+            **faults.in_the_layer(MTPHead),
             "state before embedding": faults.swapped("model.layers.3.eh_proj.weight"),
         },
     ),
@@ -112,6 +123,7 @@ KINDS = {
     "medusa": Kind(
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
+            **faults.in_the_layer(MedusaHeads),
             "features one place early": faults.last_features_from(-1, reader="medusa"),
             "heads in another order": faults.renamed({"0.": "1.", "1.": "2.", "2.": "0."}),
         },
@@ -120,6 +132,7 @@ KINDS = {
     "mlp_speculator": Kind(
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
+            **faults.in_the_layer(MLPSpeculator),
             "features one place early": faults.last_features_from(-1, reader="mlp_speculator"),
             "steps in another order": faults.renamed(
                 {f"{part}.{i}.": f"{part}.{(i + 1) % 3}." for part in ("emb", "proj", "ln", "head") for i in range(3)}
@@ -176,13 +189,13 @@ def acceptance(llm, prompts, sampling=GREEDY):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_head_is_accepted(kind, bench):
-    assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= KINDS[kind].floor
+    assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= FLOOR
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
 def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
     head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
-    assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < KINDS[kind].fallen
+    assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < FALLEN
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +212,7 @@ def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
     llm = bench.llm(kind)
     off = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT_LENGTH, ignore_eos=True, speculation="off")
     llm.generate(KINDS[kind].prompts, off, use_tqdm=False)
-    assert acceptance(llm, KINDS[kind].prompts) >= KINDS[kind].floor
+    assert acceptance(llm, KINDS[kind].prompts) >= FLOOR
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
@@ -207,7 +220,7 @@ def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
     target = bench.workshop.native_target_of(KINDS[kind].language)
-    assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= KINDS[kind].floor
+    assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= FLOOR
 
 
 @pytest.mark.parametrize("kind", STATEFUL)

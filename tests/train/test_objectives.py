@@ -13,10 +13,13 @@ from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
 from forerun.models.weights import renamed
 from forerun.train.batches import observe
-from forerun.train.objectives import feature_regression, unrolled
+from forerun.train.objectives import feature_regression, masked_model, unrolled
+from forerun.train.parallel_model import ParallelModel
+from forerun.train.trainer import TrainSettings, train_head
 from tests import heads_eagle
 from tests.engines import tiny_target
 from tests.models.heads import dense
+from tests.models.paged_run import PagedRun
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8]]
 
@@ -78,6 +81,22 @@ def test_feature_regression_is_smooth_l1_to_the_next_state_and_cross_entropy():
         losses += [soft_cross_entropy(logits, wanted) for logits, wanted in pairs]
     expected = torch.stack(distances).mean() + 0.1 * torch.stack(losses).mean()
     torch.testing.assert_close(feature_regression(head, batch, token_weight=0.1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_pards_is_cross_entropy_after_every_text_and_so_many_masks():
+    made = train_head("pard", tiny_target(), TEXTS, TrainSettings(num_steps=1))
+    drafter = ParallelModel.build(made.config, StateDict(made.tensors), tiny_target())
+    batch = observe(tiny_target(), TEXTS, frozenset())
+    losses = [[] for _ in range(3)]
+    for row, text in enumerate(TEXTS):
+        for end in range(1, len(text) + 1):
+            count = min(3, len(text) - end + 1)
+            read = [*text[:end], *[drafter.mask.token_id] * (count - 1)]
+            logits = PagedRun(drafter.model).feed(read, logits_rows=range(end - 1, len(read))).logits
+            for index in range(count):
+                losses[index].append(soft_cross_entropy(logits[index], batch.logits[row, end - 1 + index]))
+    expected = sum(torch.stack(of_depth).mean() for of_depth in losses)
+    torch.testing.assert_close(masked_model(drafter, batch, num_tokens=3), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("objective", [functools.partial(unrolled, num_passes=5, decay=0.8)])

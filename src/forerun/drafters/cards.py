@@ -41,7 +41,7 @@ CARDS: dict[str, DrafterCard] = {
     "pard": DrafterCard(
         bets_on="what a model that was trained to guess several tokens at once writes in one pass",
         training="a model for each family of targets",
-        trees="no",
+        trees="draft_tree: static, dynamic",
         files="a causal language model whose config.json names a mask token",
         paper="PARD, arXiv 2504.18583",
     ),
@@ -69,7 +69,7 @@ CARDS: dict[str, DrafterCard] = {
     "peagle": DrafterCard(
         bets_on="what such a head makes of them for all tokens in one pass",
         training="a head for each target",
-        trees="no",
+        trees="draft_tree: static, dynamic",
         files="an EAGLE-3 head with mask_hidden: speculators' layout or vLLM's",
         paper="P-EAGLE, arXiv 2602.01469",
     ),
@@ -97,7 +97,7 @@ CARDS: dict[str, DrafterCard] = {
     "dflash": DrafterCard(
         bets_on="what a small diffusion head on the target's hidden states fills a block of masks with, in one pass",
         training="a head for the target",
-        trees="no",
+        trees="draft_tree: static, dynamic",
         files="a DFlash head: safetensors folder",
         paper="DFlash, arXiv 2602.06036",
     ),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
+from forerun.drafters.kv_drafter import KVDrafter
 from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import ModelPredictor
 from forerun.drafters.wording import WordedConfig, check_longest, longest_text
@@ -45,7 +45,7 @@ class DraftModelConfig(WordedConfig):
 
     def __post_init__(self) -> None:
         WordedConfig.__post_init__(self)
-        check_parallel_drafting(self.parallel_drafting, draft_tree=self.draft_tree)
+        check_parallel_drafting(self.parallel_drafting)
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
         check_longest(self.max_model_len)
@@ -66,11 +66,11 @@ class DraftModelConfig(WordedConfig):
         longest = longest_text(self.max_model_len, allowed=model.max_model_len)
         predictor = ModelPredictor(model)
         if self.parallel_drafting:
-            mask = _read_mask(path, own, model)
-            writer: Writer = ParallelWriter.of(target, predictor, mask, sample_method=self.draft_sample_method)
+            words = self.wording.independent_writer(target, predictor)
+            writer: Writer = ParallelWriter(words, _read_mask(path, own, model))
         else:
             writer = self.wording.writer(target, predictor)
-        return Autoregressive(predictor, target, writer, max_model_len=longest)
+        return KVDrafter(predictor, target, writer, max_model_len=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.kv_drafter import KVDrafter
 from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
 from forerun.drafters.predictor import HeadPredictor
 from forerun.drafters.wording import WordedConfig, check_longest, longest_text
@@ -55,7 +55,7 @@ class EagleConfig(WordedConfig):
 
     def _drafter(self, target: TargetInfo, predictor: HeadPredictor, writer: Writer) -> Drafter:
         longest = longest_text(self.max_model_len, allowed=predictor.max_model_len)
-        return Autoregressive(predictor, target, writer, max_model_len=longest)
+        return KVDrafter(predictor, target, writer, max_model_len=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +68,22 @@ class Eagle3Config(EagleConfig):
 
     def __post_init__(self) -> None:
         EagleConfig.__post_init__(self)
-        check_parallel_drafting(self.parallel_drafting, draft_tree=self.draft_tree)
+        check_parallel_drafting(self.parallel_drafting)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the head; see `EagleConfig.build`."""
         if not self.parallel_drafting:
             return EagleConfig.build(self, target)
         head = load_peagle(resolve_model(str(self.model)), target.itself)
-        if head.num_trained is not None and target.num_speculative_tokens > head.num_trained:
+        predictor = HeadPredictor(head)
+        words = self.wording.independent_writer(target, predictor)
+        if head.num_trained is not None and words.depth > head.num_trained:
             logger.warning(
-                "num_speculative_tokens: got %d; this head was trained to draft %d in a pass, later ones will seldom be right",
-                target.num_speculative_tokens,
+                "drafts may be %d tokens deep; this head was trained to draft %d in a pass, later ones will seldom be right",
+                words.depth,
                 head.num_trained,
             )
-        predictor = HeadPredictor(head)
-        writer = ParallelWriter.of(target, predictor, head.mask, sample_method=self.draft_sample_method)
-        return self._drafter(target, predictor, writer)
+        return self._drafter(target, predictor, ParallelWriter(words, head.mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.choice import Bets, Choice, Spot
-from forerun.drafters.tree import DynamicTree, Ranks, StaticTree
+from forerun.drafters.growing_tree import GrowingTree
+from forerun.drafters.tree import DynamicTree, StaticTree
 
 
 class IndependentWriter(Protocol):
@@ -21,35 +21,9 @@ class IndependentWriter(Protocol):
 
     depth: int  # how many predictions it can use
 
-    def write(self, requests: Listing[DraftRequest], logits: Listing[Tensor]) -> list[Draft]:
+    def write(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """One draft per request; `logits[i]` [len(requests), V] predict the tokens at depth i + 1."""
         ...
-
-
-@dataclass(slots=True)
-class _Tree:
-    """A tree on its way: `nodes` numbers its nodes by their ranks, `num_asked` counts the bets asked for, which keys their noise."""
-
-    request: DraftRequest
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    nodes: dict[Ranks, int] = field(default_factory=lambda: {(): -1})
-    num_asked: int = 0
-
-    def add(self, parent: Ranks, bets: Bets) -> None:
-        """Continue a node; () is the text."""
-        first = len(self.token_ids)
-        self.token_ids += bets.token_ids
-        self.parents += [self.nodes[parent]] * len(bets.token_ids)
-        self.probs += bets.probs or []
-        self.nodes |= {(*parent, rank): first + rank for rank in range(len(bets.token_ids))}
-
-    def spot(self, parent: Ranks, *, count: int) -> Spot:
-        tokens = tuple(self.token_ids[self.nodes[parent[: level + 1]]] for level in range(len(parent)))
-        spot = Spot(self.request, tokens, count=count, index=self.num_asked)
-        self.num_asked += count
-        return spot
 
 
 class StaticWriter:
@@ -58,43 +32,41 @@ class StaticWriter:
     def __init__(self, choice: Choice, shape: StaticTree) -> None:
         self.depth = shape.depth
         self._choice = choice
-        self._is_chain = shape.num_nodes == shape.depth
-        self._levels: list[dict[Ranks, int]] = [{} for _ in range(shape.depth)]  # node -> number of children
-        for path in ((), *shape.paths):
-            if count := shape.num_children(path):
-                self._levels[len(path)][path] = count
+        self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
 
-    def write(self, requests: Listing[DraftRequest], logits: Listing[Tensor]) -> list[Draft]:
+    def write(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """See `IndependentWriter`."""
-        trees = [_Tree(request) for request in requests]
+        trees = [GrowingTree(request) for request in requests]
+        levels: list[list[int]] = [[-1] for _ in trees]  # of each tree the nodes at the depth above
         for depth, predicted in enumerate(logits):
-            level = self._levels[depth]
             asked = [
-                (row, paths, spot)
+                (row, nodes, spot)
                 for row, tree in enumerate(trees)
                 if depth < tree.request.max_depth and len(tree.token_ids) < tree.request.max_tokens
-                for paths, spot in self._ask(tree, level)
+                for nodes, spot in self._ask(tree, levels[row])
             ]
             if not asked:
                 break
+            levels = [[] for _ in trees]
             chosen = self._choice.choose(
                 _select(predicted, [row for row, _, _ in asked]), [spot for _, _, spot in asked]
             )
-            for (row, paths, _), bets in zip(asked, chosen, strict=True):
-                for path in paths:
-                    trees[row].add(path, Bets(bets.token_ids[: level[path]], bets.probs))
-        return [self._draft(tree) for tree in trees]
+            for (row, nodes, _), bets in zip(asked, chosen, strict=True):
+                for node in nodes:
+                    own = Bets(bets.token_ids[: self._count(trees[row], node)], bets.probs)
+                    levels[row] += trees[row].add(node, own)
+        return [tree.draft() for tree in trees]
 
-    def _ask(self, tree: _Tree, level: dict[Ranks, int]) -> list[tuple[list[Ranks], Spot]]:
+    def _ask(self, tree: GrowingTree, level: list[int]) -> list[tuple[list[int], Spot]]:
         """Spots to bet on, each for the nodes that it is the same for: certain bets do not depend on the path."""
-        paths = [path for path in level if path in tree.nodes]
-        if paths and self._choice.is_certain(tree.request):
-            return [(paths, tree.spot(paths[0], count=max(level[path] for path in paths)))]
-        return [([path], tree.spot(path, count=level[path])) for path in paths]
+        nodes = [node for node in level if self._count(tree, node)]
+        if nodes and self._choice.is_certain(tree.request):
+            return [(nodes, tree.spot(nodes[0], count=max(self._count(tree, node) for node in nodes)))]
+        return [([node], tree.spot(node, count=self._count(tree, node))) for node in nodes]
 
-    def _draft(self, tree: _Tree) -> Draft:
-        probs = torch.stack(tree.probs) if tree.probs else None
-        return Draft(tuple(tree.token_ids), None if self._is_chain else tuple(tree.parents), probs)
+    def _count(self, tree: GrowingTree, node: int) -> int:
+        """How many children a node shall have."""
+        return self._num_children[tree.ranks_of(node)]
 
 
 class _Candidate(NamedTuple):
@@ -115,7 +87,7 @@ class BestFirstWriter:
         self._top_k = shape.top_k
         self._target_ids = target_ids
 
-    def write(self, requests: Listing[DraftRequest], logits: Listing[Tensor]) -> list[Draft]:
+    def write(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """See `IndependentWriter`."""
         token_ids, costs = [], []
         for predicted in logits:

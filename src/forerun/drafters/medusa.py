@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
-from forerun.drafters.choice import Choice
 from forerun.drafters.features import last_features
-from forerun.drafters.independent import BestFirstWriter, IndependentWriter, StaticWriter
-from forerun.drafters.tree import DynamicTree, StaticTree
-from forerun.drafters.wording import WordedConfig, Wording
+from forerun.drafters.independent import IndependentWriter
+from forerun.drafters.wording import WordedConfig
 from forerun.models.heads.medusa import MedusaHeads, load_medusa
 from forerun.models.store import resolve_model
 
@@ -36,16 +34,7 @@ class MedusaConfig(WordedConfig):
         heads = load_medusa(resolve_model(str(self.model)), target.itself)
         wording = self.wording
         wording.check_depth(target.num_speculative_tokens, deepest=heads.num_heads)
-        wording.check_size(target.num_speculative_tokens)
-        return Medusa(heads, _writer(wording, target, heads), block_size=target.block_size)
-
-
-def _writer(wording: Wording, target: TargetInfo, heads: MedusaHeads) -> IndependentWriter:
-    if isinstance(wording.tree, DynamicTree):
-        return BestFirstWriter(wording.tree, target_ids=heads.target_ids)
-    choice = Choice(wording.sample_method, vocab_size=target.vocab_size, target_ids=heads.target_ids)
-    chain = StaticTree(tuple((0,) * depth for depth in range(1, target.num_speculative_tokens + 1)))
-    return StaticWriter(choice, wording.tree or chain)
+        return Medusa(heads, wording.independent_writer(target, heads), block_size=target.block_size)
 
 
 class Medusa:

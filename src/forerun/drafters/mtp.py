@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.kv_drafter import KVDrafter
 from forerun.drafters.predictor import HeadPredictor
 from forerun.drafters.wording import WordedConfig
 from forerun.models.heads.mtp import load_mtp
@@ -29,4 +29,4 @@ class MTPConfig(WordedConfig):
         head = load_mtp(target.itself)
         predictor = HeadPredictor(head)
         writer = self.wording.writer(target, predictor)
-        return Autoregressive(predictor, target, writer, max_model_len=head.max_model_len)
+        return KVDrafter(predictor, target, writer, max_model_len=head.max_model_len)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.autoregressive import Autoregressive
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.draft_model import load_beside
+from forerun.drafters.kv_drafter import KVDrafter
 from forerun.drafters.passes import Passes, scratch_blocks_per_line
 from forerun.drafters.predictor import ModelPredictor
 from forerun.drafters.wording import WordedConfig, Wording
@@ -59,7 +59,7 @@ class SelfConfig(WordedConfig):
         model = load_beside(target.itself, target.itself.path, quantization=self.quantization)
         predictor = ModelPredictor(model)
         writer = self.wording.writer(target, predictor)
-        return Autoregressive(predictor, target, writer, max_model_len=model.max_model_len)
+        return KVDrafter(predictor, target, writer, max_model_len=model.max_model_len)
 
 
 def _first_layers(target: TargetInfo, num_layers: int) -> Decoder:

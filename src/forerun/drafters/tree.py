@@ -23,6 +23,11 @@ class StaticTree:
 
     paths: tuple[Ranks, ...]
 
+    @classmethod
+    def chain(cls, num_nodes: int) -> StaticTree:
+        """The likeliest token at each level."""
+        return cls(tuple((0,) * depth for depth in range(1, num_nodes + 1)))
+
     @property
     def num_nodes(self) -> int:
         """Nodes of the draft."""

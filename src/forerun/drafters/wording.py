@@ -9,13 +9,14 @@ from torch import Tensor
 
 from forerun.drafters.base import TargetInfo
 from forerun.drafters.choice import Choice, check_sample_method
+from forerun.drafters.independent import BestFirstWriter, IndependentWriter, StaticWriter
 from forerun.drafters.tree import DynamicTree, StaticTree, parse_tree
 from forerun.drafters.writers import ChainWriter, DynamicTreeWriter, StaticTreeWriter, Writer
 from forerun.errors import ConfigError
 
 
 class DraftVocabulary(Protocol):
-    """What has logits of the target's tokens: a `Predictor`, or a network without KV."""
+    """What has logits of the target's tokens: a `Predictor`, or a network of another kind."""
 
     target_ids: Tensor | None  # [V] int64, the target's token of each logit; None: V is its vocabulary
 
@@ -61,6 +62,18 @@ class Wording:
         if isinstance(self.tree, DynamicTree):
             return DynamicTreeWriter(self.tree, target_ids=predictor.target_ids)
         return StaticTreeWriter(choice, self.tree)
+
+    def independent_writer(self, target: TargetInfo, network: DraftVocabulary) -> IndependentWriter:
+        """What writes so with a network whose predictions do not know the tokens drafted before them.
+
+        Raises:
+            ConfigError: the tree has more nodes than a draft may have.
+        """
+        self.check_size(target.num_speculative_tokens)
+        if isinstance(self.tree, DynamicTree):
+            return BestFirstWriter(self.tree, target_ids=network.target_ids)
+        choice = Choice(self.sample_method, vocab_size=target.vocab_size, target_ids=network.target_ids)
+        return StaticWriter(choice, self.tree or StaticTree.chain(target.num_speculative_tokens))
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ConfigError` if a static tree has more nodes than the `num_tokens` of a draft."""

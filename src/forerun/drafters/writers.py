@@ -1,4 +1,4 @@
-"""Ways to write a draft with a predictor: token by token, as a tree level by level, or all at once."""
+"""Ways to write a draft with a predictor in passes of their own: token by token, or as a tree level by level."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.drafters.choice import Bets, Choice, Spot
+from forerun.drafters.growing_tree import GrowingTree
 from forerun.drafters.passes import Line, Rows
 from forerun.drafters.predictor import Prediction
-from forerun.drafters.tree import DynamicTree, Ranks, StaticTree
+from forerun.drafters.tree import DynamicTree, StaticTree
 
 
 class ForwardPasses(Protocol):
@@ -64,21 +65,6 @@ class _Chain:
         return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
 
 
-def chains_from(choice: Choice, lines: Listing[Line], logits: Listing[Tensor]) -> list[Draft]:
-    """Chains of tokens that were all predicted at once: `logits[i]` [num tokens, V] are line i's.
-
-    They are chosen depth by depth, for the request's rules look at the tokens before; a line ends where
-    its rules allow none.
-    """
-    chains = [_Chain(line) for line in lines]
-    growing = list(zip(chains, logits, strict=True))
-    while growing:
-        rows = torch.stack([own[len(chain.token_ids)] for chain, own in growing])
-        bets = choice.choose(rows, [chain.spot() for chain, _ in growing])
-        growing = [one for one, bet in zip(growing, bets, strict=True) if one[0].grow(bet)]
-    return [chain.draft() for chain in chains]
-
-
 class ChainWriter:
     """One token after the other, one forward pass each."""
 
@@ -101,45 +87,16 @@ class ChainWriter:
         return [chain.draft() for chain in chains]
 
 
-@dataclass(slots=True)
-class _Tree:
-    """A tree on its way: node i holds `token_ids[i]`; of the nodes that were read, `columns` tell in which order.
+@dataclass(slots=True, kw_only=True)
+class _Tree(GrowingTree):
+    """A tree whose nodes are read: `columns` tell in which order.
 
-    `ranks[i]` is the node's path of ranks among siblings; `scores[i]`, where they are kept, its path's log
-    probability.
+    `scores[i]`, where they are kept, is the log probability of node i's path.
     """
 
     line: Line
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    ranks: list[Ranks] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
     columns: dict[int, int] = field(default_factory=dict)
-
-    def add(self, parent: int, bets: Bets) -> range:
-        """Continue node `parent` (-1: the text); the new nodes."""
-        first, above = len(self.token_ids), self.ranks_of(parent)
-        self.token_ids += bets.token_ids
-        self.parents += [parent] * len(bets.token_ids)
-        self.ranks += [(*above, rank) for rank in range(len(bets.token_ids))]
-        self.probs += bets.probs or []
-        return range(first, len(self.token_ids))
-
-    def ranks_of(self, node: int) -> Ranks:
-        return self.ranks[node] if node >= 0 else ()
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from the root down to `node`, inclusive; empty for -1."""
-        nodes: list[int] = []
-        while node >= 0:
-            nodes.append(node)
-            node = self.parents[node]
-        return nodes[::-1]
-
-    def spot(self, node: int, *, count: int) -> Spot:
-        tokens = tuple(self.token_ids[above] for above in self.path(node))
-        return Spot(self.line.request, tokens, count=count, index=len(self.token_ids))
 
     def rows(self, nodes: Listing[int], states: Tensor | None) -> Rows:
         """Nodes to be read, each with its row of `states` [len(nodes), width]; their ancestors have been."""
@@ -158,10 +115,6 @@ class _Tree:
             mask=mask,
         )
 
-    def draft(self) -> Draft:
-        probs = torch.stack(self.probs) if self.probs else None
-        return Draft(tuple(self.token_ids), tuple(self.parents), probs)
-
 
 Expand = Callable[[_Tree, list[int], Tensor], list[int]]
 """Continues nodes of a tree by their logits [len(nodes), V]; returns those of the new nodes that are to be continued too."""
@@ -171,7 +124,7 @@ def _grow_trees(
     passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor], expand: Expand
 ) -> list[_Tree]:
     """Grow a tree on each line, a level of all trees in each pass."""
-    trees = [_Tree(line) for line in lines]
+    trees = [_Tree(line.request, line=line) for line in lines]
     growing = [(tree, [-1]) for tree in trees if tree.line.is_wanted]
     rows = [passes.read(tree.line, features) for tree, _ in growing]
     while growing:
@@ -205,11 +158,9 @@ class StaticTreeWriter:
         return [tree.draft() for tree in _grow_trees(passes, lines, features, self._expand)]
 
     def _expand(self, tree: _Tree, nodes: list[int], logits: Tensor) -> list[int]:
-        newest: list[int] = []
-        for node, row in zip(nodes, logits, strict=True):
-            spot = tree.spot(node, count=self._num_children[tree.ranks_of(node)])
-            (bets,) = self._choice.choose(row[None], [spot])
-            newest += tree.add(node, bets)
+        spots = [tree.spot(node, count=self._num_children[tree.ranks_of(node)]) for node in nodes]
+        chosen = zip(nodes, self._choice.choose(logits, spots), strict=True)
+        newest = [child for node, bets in chosen for child in tree.add(node, bets)]
         deepest = tree.line.max_depth
         return [node for node in newest if self._num_children[tree.ranks[node]] and len(tree.ranks[node]) < deepest]
 

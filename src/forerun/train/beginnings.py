@@ -117,6 +117,19 @@ def begin_peagle(model: TargetModel, changes: Mapping[str, Any], first: FirstVal
     return config
 
 
+def begin_pard(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
+    """PARD's: a whole Llama of two layers, as wide as the target; the mask's token is the vocabulary's last."""
+    config = {**llama_config(model), "num_hidden_layers": 2, "pard_token": model.vocab_size - 1, **changes}
+    width = config["hidden_size"]
+    for name in ("model.embed_tokens", "lm_head"):
+        first.matrix(name, model.vocab_size, width)
+    for index in range(config["num_hidden_layers"]):
+        first.layer(f"model.layers.{index}.", config, inputs=width)
+        first.norm(f"model.layers.{index}.input_layernorm", width)
+    first.norm("model.norm", width)
+    return config
+
+
 def begin_medusa(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
     """Medusa's: blocks that pass the state on, and the target's own vocabulary (the authors' beginning)."""
     config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "vocab_size": model.vocab_size, **changes}

@@ -14,6 +14,7 @@ from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.peagle import PEagleHead
 from forerun.train.attention import BlockAttention, UnrolledAttention
 from forerun.train.batches import Batch
+from forerun.train.parallel_model import ParallelModel
 
 
 def unrolled(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) -> Tensor:
@@ -51,6 +52,20 @@ def masked(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
             states = mask.state.expand(*states[:, :-1].shape)
         outputs = _outputs(head, batch, states, attend, index, token_id=mask.token_id if index else None)
         loss = loss + _cross_entropy(head, batch, outputs, first=1 + index)
+    return loss
+
+
+def masked_model(drafter: ParallelModel, batch: Batch, *, num_tokens: int) -> Tensor:
+    """PARD's (arXiv 2504.18583): after every place `num_tokens` are drafted in one pass, of masks but for the first."""
+    num_texts, length = batch.token_ids.shape
+    attend, loss = UnrolledAttention(num_texts), batch.logits.new_zeros(())
+    for index in range(min(num_tokens, length)):
+        token_ids = batch.token_ids[:, : length - index]
+        if index:
+            token_ids = torch.full_like(token_ids, drafter.mask.token_id)
+        positions = torch.arange(index, length, device=token_ids.device).repeat(num_texts)
+        logits = drafter.logits(token_ids.flatten(), positions, attend).view(*token_ids.shape, -1)
+        loss = loss + _soft_cross_entropy(logits, batch, None, first=index)
     return loss
 
 

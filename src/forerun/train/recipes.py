@@ -25,7 +25,8 @@ from forerun.models.weights import Checkpoint, Part, Rename, renamed
 from forerun.train import beginnings
 from forerun.train.batches import Batch
 from forerun.train.beginnings import FirstValues
-from forerun.train.objectives import each_depth, feature_regression, filled, masked, recurrence, unrolled
+from forerun.train.objectives import each_depth, feature_regression, filled, masked, masked_model, recurrence, unrolled
+from forerun.train.parallel_model import ParallelModel
 
 Begin = Callable[[TargetModel, Mapping[str, Any], FirstValues], dict[str, Any]]
 """(target, changes to config.json, values to fill in) -> config.json's content."""
@@ -69,6 +70,11 @@ RECIPES: dict[str, Recipe] = {
         begin=beginnings.begin_peagle,
         build=reads(PEagleHead, eagle3.canonical_name),
         objective=partial(masked, num_tokens=4),
+    ),
+    "pard": Recipe(
+        begin=beginnings.begin_pard,
+        build=ParallelModel.build,
+        objective=partial(masked_model, num_tokens=4),
     ),
     "medusa": Recipe(
         begin=beginnings.begin_medusa,

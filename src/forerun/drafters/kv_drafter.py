@@ -1,4 +1,4 @@
-"""A drafter that writes with a predictor over KV of its own."""
+"""A drafter that keeps KV of its own and writes with a predictor over it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.models.loaded import choose_attention
 
 
-class Autoregressive:
+class KVDrafter:
     """Writes with a predictor whose KV lies in the target's blocks.
 
     Before it drafts it reads what it has not read yet of a text. So it may be kept waiting, find a
@@ -38,17 +38,18 @@ class Autoregressive:
         """Make the cache: an entry of its own for each of the target's places, and the scratch blocks."""
         block_size = target_cache.block_size
         self._ledger = KVLedger(num_blocks, block_size=block_size)
-        cache = KVCache(
+        self._cache = KVCache(
             self._predictor.kv_specs,
             num_blocks=num_blocks + self.num_scratch_blocks,
             block_size=block_size,
             dtype=self._predictor.dtype,
             device=self._predictor.device,
         )
+        self._attention = choose_attention(self._predictor.kv_specs, self._target.itself.kernels)
         self._passes = Passes(
             self._predictor,
-            choose_attention(self._predictor.kv_specs, self._target.itself.kernels),
-            cache,
+            self._attention,
+            self._cache,
             num_blocks=num_blocks,
             scratch_per_line=self._scratch_per_line,
         )

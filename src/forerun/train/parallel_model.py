@@ -1,0 +1,42 @@
+"""A draft model in training that will write all tokens of a draft in one pass (PARD, arXiv 2504.18583)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import AutoConfig
+
+from forerun.models.decoder import Decoder, build_decoder
+from forerun.models.loaded import LoadedTarget
+from forerun.models.mask import Mask, read_mask_token
+from forerun.models.weights import Checkpoint
+from forerun.ops.attention.base import Attend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """The model, and the mask that it reads where nothing is known yet; it reads none of the target's features."""
+
+    model: Decoder
+    mask: Mask
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def build(cls, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> ParallelModel:
+        """The model of a config.json and its tensors, as it is loaded to draft.
+
+        Raises:
+            ModelError: the configuration names no mask, or tensors are missing or surplus.
+        """
+        config = AutoConfig.for_model(**content)
+        model = build_decoder(config, checkpoint, dtype=target.model.dtype, device=target.model.device)
+        return cls(model=model, mask=Mask(read_mask_token(content, vocab_size=model.vocab_size)))
+
+    def logits(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Of the token after each row: [T], [T] -> [T, vocab_size]"""
+        model = self.model
+        hidden = model.layers(model.embed(token_ids), model.rotations(positions), attend, 0, model.num_layers)
+        return model.logits(model.norm(hidden))
