@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.models.config import DecoderConfig
+from forerun.models.config_file import read_config
 from forerun.models.families import decoder_config
-from forerun.models.loader import read_config
 from forerun.models.store import resolve_model
 
 STD = 0.02

@@ -13,9 +13,9 @@ from forerun.engine.build import choose_arithmetic
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.models.checkpoint import open_checkpoint
+from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import build_decoder
 from forerun.models.loaded import LoadedTarget, choose_attention
-from forerun.models.loader import eos_token_ids, read_config
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
 from forerun.models.weights import Checkpoint

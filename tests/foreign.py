@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forerun.models.tokenizer import Tokenizer
+from forerun.models.tokenizer_parts import parts_of
 
 LETTER_OF = bytes_to_unicode()
 BYTE_OF = {letter: byte for byte, letter in LETTER_OF.items()}
@@ -43,7 +44,7 @@ def _wrapped(words, marks, decoder, *, eos):
 def few_tokens():
     """A byte-level tokenizer of 97 tokens."""
     words = [*MARKS, *("".join(LETTER_OF[byte] for byte in spelling) for spelling in FEW_SPELLINGS)]
-    return Tokenizer(byte_level(words))
+    return Tokenizer(parts_of(byte_level(words)))
 
 
 def save_foreign_twin(folder, original, tokenizer, *, num_missing=0):

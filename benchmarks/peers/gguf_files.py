@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.loader import read_config
+from forerun.models.config_file import read_config
 
 QUANTIZATIONS = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
 FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16}

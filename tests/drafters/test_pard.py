@@ -10,7 +10,8 @@ import torch
 
 from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
-from forerun.models.loader import load_model, read_config
+from forerun.models.config_file import read_config
+from forerun.models.loader import load_model
 from forerun.models.mapped_vocabulary import map_vocabulary
 from forerun.models.tokenizer import load_tokenizer
 from tests.contract.test_contract import PROMPTS, TIGHT

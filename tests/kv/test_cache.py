@@ -1,5 +1,8 @@
 """KV tensors: moving an accepted tree path into contiguous slots, and the bytes a block takes."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from forerun.core.batch import LayerKVSpec
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.kv.slots import Slot
+from forerun.ops.native.memory import give_back_freed_memory
 
 SPECS = [LayerKVSpec(num_kv_heads=2, key_dim=4, value_dim=3), LayerKVSpec(num_kv_heads=1, key_dim=2, value_dim=2)]
 NUM_SLOTS = 12
@@ -85,3 +89,25 @@ def test_bytes_per_block_is_what_the_tensors_take(dtype):
     layers = make_cache(dtype).layers
     taken = sum(layer.key.nbytes + layer.value.nbytes for layer in layers)
     assert 3 * bytes_per_block(SPECS, block_size=4, dtype=dtype) == taken
+
+
+def resident():
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_unused_cache_is_zero_and_takes_no_memory_whatever_was_freed_before():
+    first = torch.ones(31 << 20, dtype=torch.uint8)
+    del first  # from now on glibc takes smaller ones from its heap
+    large = [torch.ones(2 << 20, dtype=torch.uint8) for _ in range(60)]
+    small = torch.ones(10_000)  # keeps the heap from shrinking
+    del large
+    give_back_freed_memory()
+    before = resident()
+    spec = LayerKVSpec(num_kv_heads=1, key_dim=64, value_dim=64)
+    device = torch.device("cpu")
+    cache = KVCache([spec] * 50, num_blocks=1 << 10, block_size=16, dtype=torch.uint8, device=device)
+    assert resident() < before + cache.num_bytes / 10
+    assert not cache.layers[-1].value.any()
+    assert small.all()

@@ -7,10 +7,11 @@ from safetensors import safe_open
 from transformers import MixtralConfig
 
 from forerun.errors import ModelError
+from forerun.models.config_file import read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.dummy import DummyCheckpoint
 from forerun.models.families import FAMILIES, decoder_config
-from forerun.models.loader import load_dummy, read_config
+from forerun.models.loader import load_dummy
 from tests.tiny_models import save_tiny_model, tiny_config
 
 CPU = torch.device("cpu")
@@ -67,5 +68,5 @@ def test_the_dtype_is_the_configurations_unless_another_is_asked_for(asked, got,
 
 
 def test_the_committed_benchmark_model_has_the_number_of_parameters_of_its_name():
-    checkpoint = DummyCheckpoint(read_config(RANDOM_LLAMA_1B), dtype=torch.bfloat16)
+    checkpoint = DummyCheckpoint(read_transformers_config(RANDOM_LLAMA_1B), dtype=torch.bfloat16)
     assert sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()) == 1_073_809_408

@@ -13,9 +13,10 @@ from transformers import (
 )
 
 from forerun.errors import ModelError
+from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
 from forerun.models.fallback import TransformersModel
-from forerun.models.loader import eos_token_ids, load_model, read_config
+from forerun.models.loader import load_model
 from tests.tiny_gguf import save_tiny_gguf
 
 CPU = torch.device("cpu")

@@ -7,6 +7,7 @@ import torch
 from forerun.models.loader import load_model
 from forerun.models.mapped_vocabulary import MappedVocabulary, map_vocabulary
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer_parts import parts_of
 from tests.engines import VOCAB_SIZE, foreign_drafter, tiny_target
 from tests.foreign import MARKS, byte_level, few_tokens, sentencepiece
 from tests.models.paged_run import PagedRun
@@ -14,7 +15,7 @@ from tests.models.paged_run import PagedRun
 
 def mapped(target, draft, *, vocab_size=None):
     """The map between two transformers tokenizers."""
-    target, draft = Tokenizer(target), Tokenizer(draft)
+    target, draft = Tokenizer(parts_of(target)), Tokenizer(parts_of(draft))
     width = vocab_size or target.vocab_size
     return map_vocabulary(target.vocabulary(width), draft.vocabulary(draft.vocab_size), vocab_size=width)
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from forerun.errors import ModelError, RequestError
 from forerun.models.tokenizer import LONG_TEXT, MOST_HELD_TOKENS, TextStream, Tokenizer, load_tokenizer
+from forerun.models.tokenizer_parts import parts_of
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IM_START, IM_END = 1, 2
@@ -176,7 +177,7 @@ def test_a_slow_tokenizer_is_refused():
         is_fast = False
 
     with pytest.raises(ModelError, match="fast tokenizer"):
-        Tokenizer(Slow())
+        parts_of(Slow())
 
 
 TEXTS = st.one_of(
@@ -265,7 +266,7 @@ def sentencepiece_tokenizer():
     raw.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>"))
+    return Tokenizer(parts_of(PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")))
 
 
 WHOLE_CHARACTERS = st.lists(st.sampled_from([[0], [1], [2], [3], [7], [4, 5, 6]])).map(lambda runs: [*chain(*runs)])

@@ -9,13 +9,14 @@ from tokenizers.models import BPE, Unigram
 
 from forerun.errors import ModelError
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer_parts import parts_of
 from forerun.models.vocabulary import read_vocabulary
 from tests.foreign import MARKS, byte_level, sentencepiece
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 
 def vocabulary(fast_tokenizer, vocab_size=10**6):
-    return Tokenizer(fast_tokenizer).vocabulary(vocab_size)
+    return Tokenizer(parts_of(fast_tokenizer)).vocabulary(vocab_size)
 
 
 def read_raw(raw):

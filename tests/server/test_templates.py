@@ -42,9 +42,8 @@ def templates():
     assert templates._idle == []
 
 
-def render(templates, template, **more):
-    arguments = {"conversations": [[USER]], "chat_template": template, "add_generation_prompt": True}
-    return templates.render(arguments | more)
+def render(templates, template, **variables):
+    return templates.render(template, [USER], add_generation_prompt=True, variables=variables)
 
 
 def test_the_text_is_the_one_that_it_would_be_here(templates, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forerun import LLM, SamplingParams
 from forerun.bench.prompts import WORKLOADS
@@ -16,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MODEL = "smollm2-135m"
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+PIECES = ["<|im_start|>", "<|im_end|>\n", " the", "don't", " \n\n", "12345", "naïve 漢字 🙂", "    return x\n", "\t"]
 TIGHT = {
     "block_size": 4,
     "num_gpu_blocks_override": 100,
@@ -29,6 +32,11 @@ TIGHT = {
 def target():
     """The model, loaded once."""
     return LLM(MODEL, dtype="float32", max_model_len=1024, enable_prefix_caching=False)
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer():
+    return AutoTokenizer.from_pretrained(resolve_model(MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +106,11 @@ def test_greedy_text_equals_transformers(target, prompts):
         )[0, len(prompt) :]
         ours = target.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
         assert ours == expected.tolist()
+
+
+@settings(deadline=None, max_examples=1000)
+@given(text=st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
+def test_any_text_has_the_ids_that_transformers_gives(target, transformers_tokenizer, text):
+    ids = target.get_tokenizer().encode(text)
+    assert ids == transformers_tokenizer.encode(text)
+    assert target.get_tokenizer().decode(ids) == transformers_tokenizer.decode(ids, skip_special_tokens=True)

@@ -20,8 +20,8 @@ from forerun.bench.passes import PassShape, RandomSequences, random_sequences
 from forerun.bench.progress import Progress, ignore
 from forerun.errors import ConfigError
 from forerun.llm import LLM
+from forerun.models.config_file import read_config
 from forerun.models.families import decoder_config, supports
-from forerun.models.loader import read_config
 from forerun.models.store import resolve_model
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 32)

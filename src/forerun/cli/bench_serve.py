@@ -82,7 +82,7 @@ class _TokenizerOnDemand:
             ForerunError: it is not to be had; the message says by which option to name another.
         """
         if self._loaded is None:
-            from forerun.models.tokenizer import load_tokenizer  # transformers, and torch with it
+            from forerun.models.tokenizer import load_tokenizer  # here, for not all load a tokenizer
 
             loading.pull_if_needed(self.name)
             try:

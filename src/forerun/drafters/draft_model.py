@@ -16,8 +16,9 @@ from forerun.drafters.wording import WordedConfig, check_longest, longest_text
 from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
 from forerun.models.base import CausalModel, TargetModel
+from forerun.models.config_file import read_config
 from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import load_model, read_config
+from forerun.models.loader import load_model
 from forerun.models.mapped_vocabulary import MappedVocabulary
 from forerun.models.mask import Mask, read_mask_token
 from forerun.models.packing import Packing

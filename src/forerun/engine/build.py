@@ -26,8 +26,9 @@ from forerun.errors import ConfigError
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
+from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.loaded import LoadedTarget, choose_attention
-from forerun.models.loader import eos_token_ids, load_dummy, load_model, read_config
+from forerun.models.loader import load_dummy, load_model
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer

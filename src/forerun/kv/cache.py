@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
+
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # no shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU the system gives the memory page by page as blocks are first used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy leaves zeroing to the system, where torch.zeros would write to all of it now.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    # Of the system itself: torch.zeros would write to all of it now, NumPy's to what its allocator has had before.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, max(num_bytes, 1), **PRIVATE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
 def bytes_per_block(

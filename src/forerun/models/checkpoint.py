@@ -11,10 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.gguf import StateDict, convert_gguf, find_gguf, load_gguf
+from forerun.models.folder import find_gguf
 from forerun.models.quiet import one_line
-
-__all__ = ["SafetensorsCheckpoint", "convert_gguf", "load_gguf", "open_checkpoint"]
+from forerun.models.weights import Checkpoint
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -70,7 +69,7 @@ class SafetensorsCheckpoint:
         return tensor
 
 
-def open_checkpoint(path: Path) -> SafetensorsCheckpoint | StateDict:
+def open_checkpoint(path: Path) -> Checkpoint:
     """Open the weights of a model folder (safetensors, or GGUF if there is nothing else) or of a .gguf file.
 
     Raises:
@@ -78,6 +77,8 @@ def open_checkpoint(path: Path) -> SafetensorsCheckpoint | StateDict:
     """
     gguf = find_gguf(path)
     if gguf is not None:
+        from forerun.models.gguf import load_gguf  # here, for it takes 100 MB of transformers
+
         return load_gguf(gguf)[1]
     if (path / SINGLE_FILE).exists():
         return SafetensorsCheckpoint([path / SINGLE_FILE])

@@ -21,7 +21,8 @@ from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
 from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.gguf import find_gguf, load_gguf_model
+from forerun.models.folder import find_gguf
+from forerun.models.gguf import load_gguf_model
 from forerun.models.mtp import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
 from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register

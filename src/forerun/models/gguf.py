@@ -47,20 +47,6 @@ class StateDict:
         return self._tensors[name]
 
 
-def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that `path` means: itself, or the only weights of a folder; None if it means none."""
-    if path.suffix == ".gguf":
-        return path
-    found = sorted(path.glob("*.gguf"))
-    if not found or any(path.glob("*.safetensors")):
-        return None
-    if len(found) > 1:
-        raise ModelError(
-            f"{path}: holds {len(found)} GGUF files ({found[0].name}, {found[1].name}, ...); give the path of one"
-        )
-    return found[0]
-
-
 def gguf_source(gguf: Path) -> dict[str, Any]:
     """Arguments by which transformers' `from_pretrained` finds the file.
 

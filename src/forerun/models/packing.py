@@ -14,7 +14,7 @@ from forerun.ops.linear import Linear
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.memory import Arena
+from forerun.ops.native.memory import Arena, give_back_freed_memory
 from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
 from forerun.ops.norms import RMSNorm
@@ -46,7 +46,12 @@ class Packing:
 
     def layers(self, layers: Iterable[DecoderLayer], config: DecoderConfig, rotation_of: Sequence[int]) -> NativeLayers:
         """Pack a decoder's layers, one after the other as they come."""
-        return NativeLayers(self.kernels, [self._layer(layer, config) for layer in layers], rotation_of)
+        packed: list[NativeLayer] = []
+        for layer in layers:
+            packed.append(self._layer(layer, config))
+            del layer  # before the next is read
+            give_back_freed_memory()
+        return NativeLayers(self.kernels, packed, rotation_of)
 
     def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
@@ -162,6 +167,7 @@ def pack_modules(model: nn.Module, packing: Packing) -> None:
         if address not in special:
             packed[address] = packing.linear(linear.weight, linear.bias)
             setattr(parent, name, PackedModule(packed[address], linear))
+            give_back_freed_memory()
     for parent, name, table in tables:
         head = packed.get(table.weight.data_ptr())
         if head is not None:

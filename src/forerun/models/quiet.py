@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers.utils import logging
-
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
@@ -16,6 +14,8 @@ def quiet_transformers() -> Iterator[None]:
     What it prints on loading (load reports, progress, hints to its own API) either becomes one of our
     errors or does not concern the user. The settings are the process's; they are put back at the end.
     """
+    from transformers.utils import logging  # here, for who asks for it has paid for transformers
+
     verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

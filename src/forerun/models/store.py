@@ -101,7 +101,7 @@ def convert_checkpoint(gguf: Path, folder: Path) -> None:
     """Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer."""
     import torch  # only a pull pays the seconds that torch and transformers take to import
 
-    from forerun.models.checkpoint import convert_gguf
+    from forerun.models.gguf import convert_gguf
 
     convert_gguf(gguf, folder, dtype=torch.bfloat16)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, pass_context
-from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers import AutoTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
+from jinja2 import TemplateError
 
 from forerun.errors import ModelError, RequestError
-from forerun.models.gguf import find_gguf, gguf_source
+from forerun.models.chat_template import ARGUMENTS, Render, render, variables_of
+from forerun.models.folder import find_gguf
+from forerun.models.plain_tokenizer import plain_tokenizer
 from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.tokenizer_parts import TokenizerParts, parts_of
 from forerun.models.vocabulary import Vocabulary, read_vocabulary
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
@@ -24,59 +22,17 @@ CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new tok
 LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, so at most as many tokens
 LONG_TEXT = 4096  # characters; encoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
-TEMPLATE_GLOBALS = frozenset(
-    {
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "raise_exception",
-        "strftime_now",
-        "namespace",
-        "range",
-        "dict",
-    }
-)
-TEMPLATE_ARGUMENTS = frozenset(
-    {"chat_template", "continue_final_message", "conversations", "render", "return_assistant_tokens_mask", "self"}
-)  # what a template's variables cannot be called, for they are given beside these
-TRACKING_TAG = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own; jinja does not know it
-Render = Callable[[Mapping[str, Any]], str]
+OWN_ARGUMENTS = frozenset({"self", "chat_template", "continue_final_message", "render"})
+"""Names that no variable of a template can have in `Tokenizer.apply_chat_template`, which takes something else by them."""
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
-@pass_context
-def _unfolded(*_args: Any) -> Any:
-    """In the place of each filter: one that needs its context, and so is not called before there is one."""
-
-
-class _Reader(ImmutableSandboxedEnvironment):
-    """Reads templates without working out what is constant in them, which may take any time and memory."""
-
-    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
-    intercepted_unops = frozenset(ImmutableSandboxedEnvironment.default_unop_table)
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.filters = dict.fromkeys(self.filters, _unfolded)
 
 
 class Tokenizer:
     """A model's fast tokenizer. Texts are neither padded, truncated nor tidied."""
 
-    def __init__(self, fast_tokenizer: Any) -> None:
-        """Wrap a transformers fast tokenizer.
-
-        Raises:
-            ModelError: the tokenizer is one of transformers' slow ones.
-        """
-        if not fast_tokenizer.is_fast:
-            raise ModelError(
-                f"tokenizer {type(fast_tokenizer).__name__}: got one without tokenizer.json; must be a fast tokenizer; "
-                "convert it with transformers (AutoTokenizer.from_pretrained(...).save_pretrained)"
-            )
-        self._transformers = fast_tokenizer
-        self._backend = fast_tokenizer.backend_tokenizer
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._backend = parts.backend
         # tokenizer.json may carry limits from training, which would cut prompts in silence
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -86,19 +42,18 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; the model's logits may be wider."""
-        return len(self._transformers)
+        size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        return size
 
     @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text, if there is one."""
-        token_id: int | None = self._transformers.bos_token_id
-        return token_id
+        return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text; a model may stop at others too, see `loader.eos_token_ids`."""
-        token_id: int | None = self._transformers.eos_token_id
-        return token_id
+        """The token that ends a text; a model may stop at others too, see `config_file.eos_token_ids`."""
+        return self._special_id("eos_token")
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -123,47 +78,45 @@ class Tokenizer:
             vocab_size=vocab_size,
             ends=self.eos_token_id,
             begins=self.bos_token_id,
-            unknown=self._transformers.unk_token_id,
+            unknown=self._special_id("unk_token"),
         )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be laid out without giving a template."""
-        return bool(self._transformers.chat_template)
+        return bool(self._parts.chat_template)
 
     @property
     def kind(self) -> str:
         """The name that transformers has for it."""
-        return type(self._transformers).__name__
+        return self._parts.kind
 
     @property
     def special_tokens(self) -> dict[str, str]:
         """The special tokens by their part: eos_token, bos_token, ..."""
-        return {name: str(token) for name, token in self._transformers.special_tokens_map.items()}
+        return dict(self._parts.special_tokens)
 
     @property
-    def chat_template(self) -> str | None:
-        """The template that conversations are laid out by, if there is one."""
-        template: str | None = self._transformers.chat_template
-        return template
+    def chat_template(self) -> str | Mapping[str, str] | None:
+        """The template that conversations are laid out by, if there is one; several by their names in a few models."""
+        return self._parts.chat_template
 
     @property
     def template_variables(self) -> frozenset[str]:
         """What the chat template reads besides messages and tools (enable_thinking, for one)."""
-        if not isinstance(self.chat_template, str):
+        template = self.chat_template
+        if not isinstance(template, str):
             return frozenset()
-        special = self._transformers.special_tokens_map
-        return frozenset(_variables(self.chat_template) - TEMPLATE_GLOBALS - TEMPLATE_ARGUMENTS - special.keys())
+        return variables_of(template) - ARGUMENTS - OWN_ARGUMENTS - self.special_tokens.keys()
 
     @property
     def tool_template(self) -> str | None:
-        """The template that conversations with tools are laid out by; None if it reads no tools.
-
-        Of several by name, transformers takes "tool_use" there.
-        """
-        named = self._transformers.chat_template
-        template = named.get("tool_use", named.get("default")) if isinstance(named, dict) else named
-        return template if template and "tools" in _variables(template) else None
+        """The template that conversations with tools are laid out by; None if it reads no tools."""
+        try:
+            template = self._template(None, has_tools=True)
+        except ValueError:
+            return None
+        return template if "tools" in variables_of(template) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it count as such.
@@ -197,13 +150,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        render: Render | None = None,
+        render: Render = render,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template or the one given.
 
         `template_kwargs` are variables for the template (enable_thinking, for one). `render` runs the
-        template, as transformers' `render_jinja_template` does and by default that.
+        template: `chat_template.render`, or something that is given the same.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -215,16 +168,13 @@ class Tokenizer:
                 "continue_final_message: got True together with add_generation_prompt; set add_generation_prompt=False"
             )
         try:
-            text = (render or _render)(
-                {
-                    "conversations": [[_without_nulls(message) for message in messages]],
-                    "tools": None if tools is None else [dict(tool) for tool in tools],
-                    "chat_template": self._transformers.get_chat_template(chat_template, tools),
-                    "continue_final_message": continue_final_message,
-                    "add_generation_prompt": add_generation_prompt,
-                    **self._transformers.special_tokens_map,
-                    **template_kwargs,
-                }
+            text = render(
+                self._template(chat_template, has_tools=tools is not None),
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=self.special_tokens | template_kwargs,
             )
         except (
             TemplateError,
@@ -238,17 +188,23 @@ class Tokenizer:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
         return self.encode(text, add_special_tokens=False)  # the template writes them out
 
+    def _template(self, given: str | None, *, has_tools: bool) -> str:
+        """The text of the template to use: the one given, which may be the name of one of the model's, or the model's."""
+        own = self.chat_template
+        if own is None or isinstance(own, str):
+            return given or own or ""
+        if given is not None:
+            return own.get(given, given)
+        name = "tool_use" if has_tools and "tool_use" in own else "default"
+        if name not in own:
+            raise ValueError(f"it has several and no default; name one of {', '.join(sorted(own))}")
+        return own[name]
 
-def _render(arguments: Mapping[str, Any]) -> str:
-    """A conversation's text, by its template."""
-    rendered: Any = render_jinja_template(**arguments)  # texts, and what in them is the assistant's
-    text: str = rendered[0][0]
-    return text
-
-
-def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without fields that are null, which many templates would write out."""
-    return {name: value for name, value in message.items() if value is not None}
+    def _special_id(self, name: str) -> int | None:
+        """The id of a special token, if there is such."""
+        token = self._parts.special_tokens.get(name)
+        token_id: int | None = None if token is None else self._backend.token_to_id(token)
+        return token_id
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -262,6 +218,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         ModelError: there is none, or it cannot be read.
     """
+    parts = plain_tokenizer(path)
+    return Tokenizer(parts if parts is not None else _read_by_transformers(path))
+
+
+def _read_by_transformers(path: Path) -> TokenizerParts:
+    from transformers import AutoTokenizer  # here, for it takes 100 MB
+
     source = _source(path)
     try:
         with quiet_transformers():
@@ -272,7 +235,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path}: the tokenizer cannot be loaded ({reason}); copy tokenizer.json and tokenizer_config.json "
             "from the original model"
         ) from error
-    return Tokenizer(fast_tokenizer)
+    return parts_of(fast_tokenizer)
 
 
 def _source(path: Path) -> dict[str, Any]:
@@ -284,6 +247,8 @@ def _source(path: Path) -> dict[str, Any]:
         return {"pretrained_model_name_or_path": str(path.absolute()), "local_files_only": True}
     gguf = find_gguf(path)
     if gguf is not None:
+        from forerun.models.gguf import gguf_source
+
         return gguf_source(gguf)
     if not path.is_dir():
         raise ModelError(f"{path}: there is no such folder; check the path")
@@ -303,15 +268,6 @@ def _broken_file(folder: Path) -> str | None:
         except ValueError:
             return f"{name} is not JSON"
     return None
-
-
-def _variables(template: str) -> set[str]:
-    """What a template reads."""
-    try:
-        plain = TRACKING_TAG.sub("", template)
-        return find_undeclared_variables(_Reader(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-    except (TemplateError, RecursionError):
-        return set()
 
 
 class TextStream:

@@ -1,8 +1,8 @@
 """A program of its own that lays out conversations by chat templates: it may hang, eat memory or die without harm.
 
-For each line of JSON that it reads, the arguments of transformers' `render_jinja_template`, it writes one,
-{"text": ...} or {"error": ...}. Its argument is the time for one, in seconds of CPU. It runs by its path
-and so imports nothing of the package.
+For each line of JSON that it reads, the arguments of `chat_template.render`, it writes one,
+{"text": ...} or {"error": ...}. Its argument is the time for one, in seconds of CPU. It runs by its path,
+and so does not import the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from forerun.models.chat_template import render
 
 MOST_BYTES = 2 << 30  # of address space
 
@@ -21,11 +21,10 @@ MOST_BYTES = 2 << 30  # of address space
 def lay_out(arguments: dict[str, Any]) -> dict[str, str]:
     """The conversation's text, or why there is none."""
     try:
-        rendered: Any = render_jinja_template(**arguments)  # texts, and what in them is the assistant's
+        return {"text": render(**arguments)}
     except Exception as error:  # a template may raise whatever Python can
         said, kind = str(error), type(error).__name__
         return {"error": f"{kind}: {said}" if isinstance(error, KeyError) else said or kind}
-    return {"text": rendered[0][0]}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,13 @@ class Templates:
         """Start a process, so that the first conversation need not wait for that."""
         self._idle.append(_start())
 
-    def render(self, arguments: Mapping[str, Any]) -> str:
-        """The text of a conversation; `arguments` as for transformers' `render_jinja_template`.
+    def render(self, template: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a conversation; see `chat_template.render`.
 
         Raises:
             TemplateError: the template refuses the conversation, or takes too much for it.
         """
-        question = json.dumps(arguments).encode()
+        question = json.dumps({"template": template, "messages": messages, **options}).encode()
         process = self._take()
         try:
             answer = _ask(process, question)

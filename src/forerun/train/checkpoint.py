@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.models.checkpoint import SINGLE_FILE
-from forerun.models.loader import CONFIG_FILE
+from forerun.models.folder import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.config import DecoderConfig
-from forerun.models.loader import CONFIG_FILE
+from forerun.models.folder import CONFIG_FILE
 from forerun.models.quiet import one_line
 from forerun.models.weights import Checkpoint
 

@@ -13,11 +13,11 @@ from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig
+from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
-from forerun.models.gguf import find_gguf
+from forerun.models.folder import find_gguf
 from forerun.models.heads.reader import HeadReader
 from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import read_config
 from forerun.models.mtp import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
 from forerun.models.weights import Part

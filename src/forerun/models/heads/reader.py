@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
+from forerun.models.config_file import config_like
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
 from forerun.models.families import decoder_config
+from forerun.models.folder import CONFIG_FILE, read_json
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.loaded import LoadedTarget
-from forerun.models.loader import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.quiet import one_line
 from forerun.models.weights import Checkpoint, Rename, WeightReader, renamed
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Head, Linear
@@ -165,10 +165,7 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
     model_type = ARCHITECTURES[architecture]
     values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
     try:
-        with quiet_transformers():
-            config = AutoConfig.for_model(model_type, **values)
-        config.architectures = [architecture]
-        return decoder_config(config)
+        return decoder_config(config_like(model_type, architecture, values))
     except NotCoveredError as error:
         raise ModelError(f"{CONFIG_FILE} of the head: {error}") from error
     except ModelError:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.folder import CONFIG_FILE
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loader import CONFIG_FILE
 
 
 def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:

@@ -1,0 +1,34 @@
+"""How much memory the default model takes, resident at the worst, beyond what nobody can do without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.native import needs_kernels
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PEAK = "print(next(int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+GENERATE = """
+from forerun import LLM, SamplingParams
+llm = LLM("smollm2-135m", dtype="bfloat16", max_model_len=512, max_num_seqs=8, enable_prefix_caching=False)
+sampling = SamplingParams(temperature=0, max_tokens=256, ignore_eos=True)
+llm.generate({"prompt_token_ids": list(range(100, 196))}, sampling, use_tqdm=False)
+"""
+WEIGHTS = 134_515_008 * 2  # bytes: bf16, and the head is the embedding
+KV = (96 + 256) * 30 * 3 * (64 + 64) * 2  # bytes: tokens, layers, heads, key and value, bf16
+
+
+def peak(code):
+    """Bytes resident at the worst in a process that runs this."""
+    ended = subprocess.run([sys.executable, "-c", code + PEAK], capture_output=True, text=True, check=True)
+    return int(ended.stdout.split()[-1])
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_default_model_takes_a_tenth_more_than_weights_kv_and_torch():
+    assert peak(GENERATE) < 1.1 * (WEIGHTS + KV + peak("import torch\n"))

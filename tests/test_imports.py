@@ -1,0 +1,35 @@
+"""What is not imported: it would cost every start seconds, and every process memory."""
+
+import subprocess
+import sys
+
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import MIN_VOCAB_SIZE, save_tiny_tokenizer
+
+DEAR = ("torch", "transformers", "sympy", "scipy", "PIL", "torch._dynamo", "fastapi", "matplotlib")
+GENERATE = """
+from forerun import LLM, SamplingParams
+llm = LLM({folder!r}, speculative_config={{"method": "ngram", "num_speculative_tokens": 2}})
+llm.generate("he", SamplingParams(max_tokens=4), use_tqdm=False)
+llm.chat([{{"role": "user", "content": "he"}}], SamplingParams(max_tokens=4), use_tqdm=False)
+"""
+
+
+def imported(code):
+    """Which of the dear packages a process that runs this has imported at its end."""
+    code += f"\nimport sys\nprint(*[name for name in {DEAR} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return ended.stdout.split()
+
+
+def test_generating_and_chatting_need_no_transformers(tmp_path):
+    save_tiny_model(tmp_path, vocab_size=MIN_VOCAB_SIZE)
+    save_tiny_tokenizer(tmp_path, vocab_size=MIN_VOCAB_SIZE)
+    assert imported(GENERATE.format(folder=str(tmp_path))) == ["torch"]
+
+
+def test_a_tokenizer_alone_needs_neither_transformers_nor_torch(tmp_path):
+    save_tiny_tokenizer(tmp_path)
+    code = "from pathlib import Path; from forerun.models.tokenizer import load_tokenizer\n"
+    code += f"load_tokenizer(Path({str(tmp_path)!r})).encode('he')"
+    assert imported(code) == []
