@@ -112,6 +112,7 @@ class Soak:
     questions: list[Question]
     counts: Counter = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    slowest: float = 0.0  # seconds that an answer took
 
     async def run(self, seconds, *, num_clients, seed):
         """Let so many clients work for so long."""
@@ -123,7 +124,9 @@ class Soak:
     async def _client(self, session, source, end):
         while time.monotonic() < end and len(self.failures) < 20:
             (act,) = source.choices((self._whole, self._streamed, self._leave, self._err), (4, 5, 2, 2))
+            start = time.monotonic()
             await act(session, source)
+            self.slowest = max(self.slowest, time.monotonic() - start)
 
     async def _whole(self, session, source):
         question = source.choice(self.questions)

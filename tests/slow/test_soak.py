@@ -63,10 +63,11 @@ def test_a_mixed_load_leaves_nothing_behind(tmp_path, capsys):
         at_rest, after = wait_for_rest(server), server.resident_bytes()
         assert urllib.request.urlopen(f"{server.url}/health").status == 200
     with capsys.disabled():
-        print(f"\n{soak.counts.total()} requests {dict(soak.counts)}")
         print(
-            f"resident {before / 2**20:.0f} MiB, then {after / 2**20:.0f}; preempted {at_rest['vllm:num_preemptions_total']:.0f} times"
+            f"\n{soak.counts.total()} requests in {SECONDS:.0f} s, the slowest {soak.slowest:.1f} s: {dict(soak.counts)}"
         )
+        print(f"resident {before / 2**20:.0f} MiB, then {after / 2**20:.0f} MiB")
+        print(f"preempted {at_rest['vllm:num_preemptions_total']:.0f} times")
     assert soak.failures == []
     assert soak.counts.keys() >= {*COMPLETIONS, *CHATS, "left", *(mistake.kind for mistake in MISTAKES)}
     assert at_rest["vllm:num_requests_running"] == at_rest["vllm:num_requests_waiting"] == 0
