@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from forerun.drafters.features import last_features
@@ -24,7 +23,8 @@ def features_from(offset):
         slots, text = Passes._slots, Passes._text
 
         def slots_beside(self, line, places):
-            return slots(self, line, np.clip(places + offset, 0, line.end - 1))
+            beside = [min(max(place + offset, 0), line.end - 1) for place in places]
+            return [slot for place in beside for slot in slots(self, line, range(place, place + 1))]
 
         def text_of(self, *args, **options):
             with monkeypatch.context() as reading:
