@@ -13,6 +13,7 @@ from forerun.errors import ModelError
 from forerun.models.config import NotCoveredError
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES, decoder_config, supports
+from forerun.models.loader import load_model
 from tests.models.paged_run import PagedRun
 from tests.models.state_dict import read_checkpoint
 from tests.tiny_models import save_tiny_model, tiny_config
@@ -115,6 +116,16 @@ def test_chunked_prefill_and_cached_decode_equal_transformers(variant):
         assert_logits(run.feed(TOKEN_IDS[start : start + size]), expected[start : start + size])
         start += size
     assert start == len(TOKEN_IDS)
+
+
+def test_windows_by_layer_in_a_file_of_mistral_are_ministrals(tmp_path):
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    folder = save_tiny_model(tmp_path, "MistralForCausalLM", layer_types=types)
+    decoder = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert type(reference) is transformers.MinistralForCausalLM
+    with torch.inference_mode():
+        assert_logits(PagedRun(decoder).feed(TOKEN_IDS), reference(torch.tensor([TOKEN_IDS])).logits[0])
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -130,3 +130,8 @@ def test_ropes_under_their_older_names_are_read_alike_and_without_transformers(t
 )
 def test_what_is_out_of_the_ordinary_is_read_alike(tmp_path, change):
     assert_same(tmp_path, content_of("llama") | change)
+
+
+@pytest.mark.parametrize("types", [None, ["sliding_attention", "full_attention", "sliding_attention"]])
+def test_a_file_of_mistral_with_layer_types_is_read_alike(tmp_path, types):
+    assert_same(tmp_path, content_of("mistral") | {"layer_types": types})

@@ -28,6 +28,12 @@ def _llama(hf: HFConfig) -> DecoderConfig:
 
 
 def _mistral(hf: HFConfig) -> DecoderConfig:
+    if hf.to_dict().get("layer_types"):  # Ministral's, whose files say Mistral
+        return replace(common_config(hf), windows=windows_by_layer_type(hf))
+    return _one_window(hf)
+
+
+def _one_window(hf: HFConfig) -> DecoderConfig:
     return replace(common_config(hf), windows=(hf.sliding_window,) * hf.num_hidden_layers)
 
 
@@ -89,7 +95,7 @@ def _gemma3_text_part(hf: HFConfig) -> DecoderConfig:
 
 
 def _phi3(hf: HFConfig) -> DecoderConfig:
-    return replace(_mistral(hf), stored_fused=True)
+    return replace(_one_window(hf), stored_fused=True)
 
 
 def _olmo2(hf: HFConfig) -> DecoderConfig:

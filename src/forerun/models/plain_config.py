@@ -144,11 +144,13 @@ def _standardized(parameters: Fields, fields: Fields) -> Fields | None:
 class Row:
     """What transformers' class of one model_type fills in.
 
-    `defaults` are the fields that files may leave out; `needed` those that they may not, besides `NEEDED`.
+    `defaults` are the fields that files may leave out; `needed` those that they may not, besides `NEEDED`;
+    `unusual` those by which transformers takes a file for another class's, besides `UNUSUAL`.
     """
 
     architecture: str
     needed: tuple[str, ...] = ()
+    unusual: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fill_windows: Callable[[Fields], None] = _one_window
     rope: Callable[[Fields, float], Fields | None] = _one_rope
@@ -171,6 +173,7 @@ ROWS: dict[str, Row] = {
     "mistral": Row(
         architecture="MistralForCausalLM",
         needed=("num_key_value_heads", "sliding_window"),
+        unusual=("layer_types",),
         defaults=GATED | OWN_HEADS,
     ),
     "qwen2": Row(
@@ -223,7 +226,7 @@ ROWS: dict[str, Row] = {
 def plain_config(content: Mapping[str, Any]) -> PlainConfig | None:
     """The configuration in a config.json that the decoder computes; None: transformers has to read it."""
     row = ROWS.get(content.get("model_type", ""))
-    if row is None or content.get("is_encoder_decoder") or any(name in content for name in UNUSUAL):
+    if row is None or content.get("is_encoder_decoder") or any(name in content for name in (*UNUSUAL, *row.unusual)):
         return None
     if (content.get("architectures") or [row.architecture]) != [row.architecture]:
         return None
