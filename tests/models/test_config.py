@@ -3,6 +3,7 @@
 import pytest
 
 from forerun.errors import ModelError
+from forerun.models.config import SIZES
 from forerun.models.families import decoder_config
 from tests.tiny_models import tiny_config
 
@@ -31,4 +32,25 @@ def test_layers_that_rotate_must_all_be_told():
     config = tiny_config("SmolLM3ForCausalLM")
     config.no_rope_layers = [1]
     with pytest.raises(ModelError, match="no_rope_layers: got 1"):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize("name", [*SIZES, "head_dim"])
+def test_sizes_below_one_are_refused(name):
+    config = tiny_config("LlamaForCausalLM")
+    setattr(config, name, 0)
+    with pytest.raises(ModelError, match=f"{name}: got 0; must be 1 or more"):
+        decoder_config(config)
+
+
+def test_an_architecture_of_another_model_type_is_refused():
+    config = tiny_config("LlamaForCausalLM")
+    config.architectures = ["MistralForCausalLM"]
+    with pytest.raises(ModelError, match=r"'MistralForCausalLM' of model_type 'llama'.*sliding_window"):
+        decoder_config(config)
+
+
+def test_a_value_that_cannot_be_computed_with_is_refused():
+    config = tiny_config("Gemma2ForCausalLM", query_pre_attn_scalar=0)
+    with pytest.raises(ModelError, match="'Gemma2ForCausalLM' of model_type 'gemma2': cannot be used"):
         decoder_config(config)

@@ -21,6 +21,11 @@ from forerun.ops.rotary import (
 HFConfig = Any
 """A `transformers.PretrainedConfig` of any architecture; each has fields of its own."""
 
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "max_position_embeddings",
+)
+
 
 class NotCoveredError(ModelError):
     """The decoder has no code for something in the configuration; transformers' own may have."""
@@ -98,13 +103,19 @@ def common_config(hf: HFConfig) -> DecoderConfig:
         NotCoveredError: the rope or the activation is none that the decoder has.
         ModelError: a value is impossible.
     """
+    for name in SIZES:
+        if getattr(hf, name) < 1:
+            raise ModelError(f"{name}: got {getattr(hf, name)}; must be 1 or more; mend config.json")
     if hf.num_key_value_heads < 1 or hf.num_attention_heads % hf.num_key_value_heads:
         raise ModelError(
             f"num_key_value_heads: got {hf.num_key_value_heads}; must divide num_attention_heads "
             f"({hf.num_attention_heads}); mend config.json"
         )
-    # Configurations without a head_dim of their own, and those that leave it open.
-    head_dim = hf.to_dict().get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    head_dim = hf.to_dict().get("head_dim")
+    if head_dim is None:  # it has none of its own, or leaves it open
+        head_dim = hf.hidden_size // hf.num_attention_heads
+    if head_dim < 1:
+        raise ModelError(f"head_dim: got {head_dim}; must be 1 or more; mend config.json")
     parameters = hf.rope_parameters
     is_nested = any(isinstance(value, Mapping) for value in parameters.values())  # a set per layer type: the row's
     rope = None if is_nested else rope_config(hf, parameters, head_dim)

@@ -19,6 +19,7 @@ from forerun.models.config import (
     windows_by_layer_type,
 )
 from forerun.models.mtp import mtp_prefixes
+from forerun.models.quiet import one_line
 
 Family = Callable[[HFConfig], DecoderConfig]
 
@@ -157,7 +158,13 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
     architecture = (hf.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         raise NotCoveredError(f"architecture {architecture!r} has no row{did_you_mean(architecture, FAMILIES)}")
-    config = FAMILIES[architecture](hf)
+    try:
+        config = FAMILIES[architecture](hf)
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"architecture {architecture!r} of model_type {hf.model_type!r}: cannot be used ({one_line(error)}); "
+            "mend config.json"
+        ) from error
     if len(config.ropes) != config.num_layers:
         raise ModelError(
             f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; mend config.json"
