@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.heads.reader import HeadReader, head_config
 from tests.engines import VOCAB_SIZE, native_target, tiny_target
-from tests.heads_eagle import eagle
+from tests.heads_eagle import LAYER, eagle
 from tests.models.state_dict import InMemoryCheckpoint
-from tests.native import needs_kernels
+from tests.native import generator, needs_kernels
+from tests.ops.native.passes import filled_cache, random_batch, source
 
 TARGETS = [pytest.param(tiny_target, id="torch"), pytest.param(native_target, id="kernels", marks=needs_kernels)]
 
@@ -77,3 +81,23 @@ def test_rope_is_the_heads_own_and_never_the_targets():
     (rope,) = set(head_config(config, architecture="LlamaForCausalLM").ropes)
     assert (rope.theta, rope.dim) == (10000.0, 12)
     assert config["vocab_size"] == VOCAB_SIZE
+
+
+@needs_kernels
+@pytest.mark.parametrize("inner", [56, 57])
+def test_layers_of_any_width_compute_in_bf16_what_they_do_in_fp32(inner, monkeypatch):
+    monkeypatch.setitem(LAYER, "intermediate_size", inner)  # the kernels compute no layers of odd widths
+    content, tensors = eagle(native_target(), num_layers=2)
+    tensors.add_norm("layers.0.input_layernorm", content["hidden_size"])
+    config = replace(head_config(content, architecture="LlamaForCausalLM"), root="")
+    batch, num_blocks = random_batch(source(2), [(0, 5)], block_size=4)
+    hidden = torch.randn(5, config.hidden_size, generator=generator(3))
+    outputs = []
+    for target in (native_target(), native_target(torch.float32)):
+        reader = reader_of(tensors, target)
+        spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
+        cache = filled_cache([spec] * 2, num_blocks=num_blocks, block_size=4, dtype=target.model.dtype)
+        attend = target.attention.begin(batch, cache)
+        outputs.append(reader.layers(config)(hidden, reader.rotations(config)(batch.positions), attend, 0, 2))
+    added = (outputs[1] - hidden).norm()
+    assert (outputs[0] - outputs[1]).norm() < 2e-2 * added

@@ -86,7 +86,7 @@ class HeadReader:
         """Layers one after the other, packed if there are kernels."""
         if self._packing and can_pack(config):
             return self._packing.layers(layers, config, rotation_of(config))
-        return TorchLayers(layers, rotation_of(config))
+        return TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
 
     def rotations(self, config: DecoderConfig) -> Rotations:
         """What the layers rotate rows by."""
@@ -139,6 +139,18 @@ class HeadReader:
             ModelError: the checkpoint has tensors that the head has no place for.
         """
         self.weights.finish()
+
+    def _packed_products(self, layer: DecoderLayer) -> DecoderLayer:
+        """The same with its products on the kernels, if there are any: they take any width, and the stream's dtype."""
+        qkv, output, gate_up, down = (
+            self.packed(product) if isinstance(product, Linear) else product
+            for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+        )
+        return replace(
+            layer,
+            attention=replace(layer.attention, qkv=qkv, output=output),
+            mlp=replace(layer.mlp, gate_up=gate_up, down=down),
+        )
 
     def _check_shared(self, name: str, width: int) -> None:
         if width != self.target.model.hidden_size:
