@@ -85,6 +85,23 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(kernels, variant):
 
 
 @every_level
+def test_rows_of_any_strides_and_dtype_are_taken_whatever_dtype_new_tensors_have(kernels):
+    decoder = native_decoder(kernels, "LlamaForCausalLM", dtype=torch.float32)
+    batch, num_blocks = random_batch(source(1), [(30, 1), (0, 11)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
+    wide = torch.randn(12, 2 * decoder.hidden_size, dtype=torch.float64)
+    expected = run_layer(kernels, decoder, 0, batch, wide[:, 1::2].float().contiguous(), cache)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = run_layer(kernels, decoder, 0, batch, wide[:, 1::2], cache)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, expected)
+    assert found.dtype == torch.float32
+
+
+@every_level
 @every_dtype
 @pytest.mark.parametrize("variant", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM"])
 def test_a_row_has_the_same_bits_beside_any_number_of_sequences(kernels, dtype, variant):

@@ -80,6 +80,23 @@ def test_linear_of_no_rows_is_empty(kernels):
     assert packed_linear(kernels, torch.randn(7, 6), dtype=torch.bfloat16)(torch.empty(0, 6)).shape == (0, 7)
 
 
+@every_level
+@every_dtype
+def test_products_are_fp32_whatever_dtype_new_tensors_have(kernels, dtype):
+    linear = packed_linear(kernels, torch.randn(40, 24), dtype=dtype)
+    x, ids = torch.randn(3, 24), torch.tensor([39, 0])
+    expected = linear(x), linear.rows(ids)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = linear(x), linear.rows(ids)
+    finally:
+        torch.set_default_dtype(before)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unpacked_weights_are_those_that_were_packed(dtype):
     weight = torch.randn(45, 13).to(dtype)

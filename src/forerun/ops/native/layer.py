@@ -41,8 +41,9 @@ class NativeLayers:
     def __call__(
         self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
     ) -> Tensor:
-        """fp32 rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size]."""
-        out = torch.empty(len(hidden), self._width)
+        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size] fp32."""
+        rows = hidden.float().contiguous()
+        out = torch.empty(len(rows), self._width, dtype=torch.float32)
         structs, rotation_of = self._places
         keys, values = attend.addresses.arrays(first)
         self._kernels.decoder_layers(
@@ -54,7 +55,7 @@ class NativeLayers:
             attend.addresses.storage,
             keys,
             values,
-            hidden.data_ptr(),
+            rows.data_ptr(),
             out.data_ptr(),
         )
         return out

@@ -125,7 +125,7 @@ class PackedLinear:
     def capped(self, x: Tensor, *, factor: float, cap: float) -> Tensor:
         """[..., in] -> [..., out] fp32: cap * tanh(factor * y / cap), or factor * y where cap is 0."""
         rows = x.float().contiguous()
-        out = torch.empty(*x.shape[:-1], self.weight.outputs)
+        out = torch.empty(*x.shape[:-1], self.weight.outputs, dtype=torch.float32)
         num_rows = rows.numel() // self.weight.inputs
         self.kernels.linear(
             self.weight.struct,
@@ -152,7 +152,7 @@ class PackedLinear:
     def rows(self, outputs: Tensor, *, scale: float = 1.0) -> Tensor:
         """The weights of some outputs, times `scale`: [n] int64 -> [n, in] fp32"""
         outputs = outputs.to(torch.int64).contiguous()
-        found = torch.empty(len(outputs), self.weight.inputs)
+        found = torch.empty(len(outputs), self.weight.inputs, dtype=torch.float32)
         self.kernels.read_outputs(
             self.weight.struct, outputs.data_ptr(), len(outputs), self.weight.inputs, scale, found.data_ptr()
         )
