@@ -5,6 +5,7 @@ import pytest
 from forerun.errors import ModelError
 from forerun.models.config import SIZES
 from forerun.models.families import decoder_config
+from forerun.models.mtp import COUNT_KEYS
 from tests.tiny_models import tiny_config
 
 
@@ -53,4 +54,13 @@ def test_an_architecture_of_another_model_type_is_refused():
 def test_a_value_that_cannot_be_computed_with_is_refused():
     config = tiny_config("Gemma2ForCausalLM", query_pre_attn_scalar=0)
     with pytest.raises(ModelError, match="'Gemma2ForCausalLM' of model_type 'gemma2': cannot be used"):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize("count", ["one", [1], -1, True])
+@pytest.mark.parametrize("key", COUNT_KEYS)
+def test_a_number_of_mtp_layers_that_is_none_is_refused(key, count):
+    config = tiny_config("LlamaForCausalLM")
+    setattr(config, key, count)
+    with pytest.raises(ModelError, match=f"{key}: got .*; must be a whole number"):
         decoder_config(config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from forerun.errors import ModelError
 from forerun.models.config import HFConfig
 
 COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # DeepSeek, GLM and MiMo; Qwen3.5
@@ -83,9 +84,19 @@ MIMO = MTPLayout(
 
 
 def num_mtp_layers(hf: HFConfig) -> int:
-    """How many MTP layers the configuration names."""
+    """How many MTP layers the configuration names.
+
+    Raises:
+        ModelError: what it names is no number of layers.
+    """
     content = hf.get_text_config().to_dict()
-    return next((int(content[key]) for key in COUNT_KEYS if content.get(key)), 0)
+    for key in COUNT_KEYS:
+        count = content.get(key) or 0
+        if type(count) is not int or count < 0:
+            raise ModelError(f"{key}: got {count!r}; must be a whole number, 0 or more; mend config.json")
+        if count:
+            return count
+    return 0
 
 
 def mtp_prefixes(hf: HFConfig) -> tuple[str, ...]:
