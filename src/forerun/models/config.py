@@ -19,7 +19,7 @@ from forerun.ops.rotary import (
 )
 
 HFConfig = Any
-"""A `transformers.PretrainedConfig` of any architecture; each has fields of its own."""
+"""A `transformers.PretrainedConfig` of any architecture, or a `PlainConfig`; each has fields of its own."""
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

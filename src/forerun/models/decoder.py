@@ -34,7 +34,7 @@ class Layers(Protocol):
     def __call__(
         self, hidden: Tensor, rotations: list[Rotation | None], attend: Any, first: int, last: int, /
     ) -> Tensor:
-        """[T, hidden_size] before layer `first` -> the same after layer `last` - 1."""
+        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size]."""
         ...
 
 
