@@ -21,8 +21,9 @@ from forerun.kv.cache import KVCache
 from forerun.models.heads.dflash import load_dflash
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.models.heads.peagle import load_peagle
-from forerun.ops.attention.naive import NaiveAttention
-from tests.engines import tiny_llm, tiny_target
+from forerun.models.loaded import choose_attention
+from tests.engines import native_target, tiny_llm, tiny_target
+from tests.native import needs_kernels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -31,13 +32,13 @@ NO_DIFFERENCE = {"rtol": 1e-4, "atol": 1e-4}
 PAGE = 4
 
 
-def made_by_speculators(folder, kind, **options):
-    """A checkpoint of the library's for the tiny target, in `folder`, and what the library computed with it."""
+def made_by_speculators(folder, kind, target=None, **options):
+    """A checkpoint of the library's for a target, by default the tiny one, in `folder`, and what the library computed with it."""
     try:
         python = python_in("speculators", DEFAULT_FOLDER)
     except InstallError as error:
         pytest.skip(str(error))
-    model = tiny_target().model
+    model = (target or tiny_target()).model
     ids = torch.arange(model.vocab_size)
     tables = {"embedding": model.embed(ids), "head": model.head_rows(ids)}
     save_file({name: table.contiguous() for name, table in tables.items()}, folder / "target.safetensors")
@@ -53,8 +54,9 @@ def made_by_speculators(folder, kind, **options):
 class Run:
     """A head over a paged cache, fed rows of one text."""
 
-    def __init__(self, head):
+    def __init__(self, head, *, kernels=None):
         self.head = head
+        self.attention = choose_attention(head.kv_specs, kernels)
         self.num_places = 0
         self.cache = KVCache(head.kv_specs, num_blocks=40, block_size=PAGE, dtype=head.dtype, device=head.device)
 
@@ -74,7 +76,12 @@ class Run:
             logits_rows=torch.arange(num_rows),
         )
         self.num_places = start + num_rows
-        return NaiveAttention().begin(batch, self.cache)
+        return self.attention.begin(batch, self.cache)
+
+
+def on_kernels():
+    """A tiny target in fp32 on the native kernels."""
+    return native_target(torch.float32)
 
 
 def features_of(oracle, count):
@@ -96,11 +103,13 @@ def features_of(oracle, count):
     ],
     ids=str,
 )
-def test_eagle3(options, tmp_path):
-    oracle = made_by_speculators(tmp_path, "eagle3", **options)
-    head = load_eagle3(tmp_path, tiny_target())
+@pytest.mark.parametrize("make_target", [tiny_target, pytest.param(on_kernels, marks=needs_kernels)])
+def test_eagle3(make_target, options, tmp_path):
+    target = make_target()
+    oracle = made_by_speculators(tmp_path, "eagle3", target, **options)
+    head = load_eagle3(tmp_path, target)
     tokens, count = oracle["tokens"], len(oracle["tokens"])
-    run = Run(head)
+    run = Run(head, kernels=target.kernels)
     eye = torch.eye(count, dtype=torch.bool)
     mask = torch.ones(count, count, dtype=torch.bool).tril()
     with torch.inference_mode():
