@@ -99,6 +99,26 @@ def test_it_knows_no_keys(monkeypatch):
     assert process.poll() is not None
 
 
+def test_ctrl_c_at_the_servers_terminal_is_not_for_them(templates):
+    render(templates, "a")
+    assert os.getsid(templates._idle[-1].pid) != os.getsid(0)
+
+
+def test_one_that_comes_back_while_they_are_closed_is_ended_too():
+    class Late(list):
+        def append(self, process):
+            templates.close()
+            super().append(process)
+
+    templates = Templates()
+    templates.prepare()
+    (process,) = templates._idle
+    templates._idle = Late(templates._idle)
+    assert render(templates, "a") == "a"
+    assert templates._idle == []
+    assert process.poll() is not None
+
+
 def test_one_that_has_died_is_replaced(templates):
     render(templates, "a")
     process = templates._idle[-1]
