@@ -25,6 +25,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []  # several threads pop and append, which are atomic
+        self._busy: set[subprocess.Popen[bytes]] = set()
         self._is_closed = False
 
     def prepare(self) -> None:
@@ -39,11 +40,14 @@ class Templates:
         """
         question = json.dumps({"template": template, "messages": messages, **options}).encode()
         process = self._take()
+        self._busy.add(process)
         try:
             answer = _ask(process, question)
         except BaseException:
             _end(process)
             raise
+        finally:
+            self._busy.discard(process)
         self._idle.append(process)
         if self._is_closed:  # since it was taken, or by now: whichever of the two looks last finds it
             self.close()
@@ -52,8 +56,10 @@ class Templates:
         return answer["text"]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, those that lay something out too."""
         self._is_closed = True
+        for busy in self._busy.copy():
+            busy.kill()
         while (process := self._pop()) is not None:
             _end(process)
 
