@@ -231,6 +231,19 @@ def test_no_more_files_wait_in_memory_than_there_are_writers(tmp_path, gate):
     assert not exporter._writes
 
 
+def test_a_file_asked_for_just_as_it_is_complete_makes_room_for_the_next(tmp_path):
+    class Asked(dict):
+        def get(self, path):
+            return self.pop(path, None)
+
+    llm = extracting(tmp_path, extra={"num_writer_threads": 1})
+    exporter = engine_of(llm).exporter
+    exporter._writes = Asked()
+    finish_one(llm)
+    exporter._writers.shutdown()
+    assert exporter._room.acquire(blocking=False)
+
+
 def test_streams_end_with_their_files_complete(tmp_path):
     list(extracting(tmp_path).stream([PROMPT, PROMPT], sampling(3)))
     assert len(list(tmp_path.glob("*.safetensors"))) == 2

@@ -152,6 +152,7 @@ def test_a_bad_chat_request_is_told_what_to_change(plain, fields, param):
     [
         {"tools": [], "tool_choice": "none"},
         {"tools": [TOOL], "tool_choice": "none"},
+        {"modalities": ["text"]},
         {"tools": None, "guided_json": None, "response_format": None},
         {"response_format": {"type": "text"}},
         {"user": "somebody", "stream_options": None},

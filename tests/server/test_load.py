@@ -233,3 +233,17 @@ def test_what_does_not_finish_in_time_is_cut_off():
         connection = begin(server, LONG | {"max_tokens": 240})
         until(lambda: steps.num > 1)
     connection.close()
+
+
+def test_a_server_that_is_told_so_twice_ends_its_engine_at_once():
+    llm = chat_llm()
+    steps = SlowSteps(llm)
+    with served(llm) as server:
+        connection = begin(server, LONG | {"stream": True})
+        until(lambda: steps.num)
+        server.server._server.force_exit = True
+        server.server.stop()
+        until(lambda: not server.model.engine._thread.is_alive())
+        connection.close()
+        assert server.model.engine.failure is None
+    assert steps.num < 100

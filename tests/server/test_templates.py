@@ -15,6 +15,7 @@ from forerun.models.tokenizer import load_tokenizer
 from forerun.server.templates import Templates
 from tests.engines import native_target, tiny_llm
 from tests.server.served import CHAT, PROMPT, chat_ids, served
+from tests.server.test_load import until
 from tests.tiny_tokenizer import CHAT_TEMPLATE, save_tiny_tokenizer
 
 MOST_SECONDS = 0.3
@@ -97,6 +98,39 @@ def test_it_knows_no_keys(monkeypatch):
             assert b"secret" not in file.read()
     templates.close()
     assert process.poll() is not None
+
+
+def test_ctrl_c_at_the_servers_terminal_is_not_for_them(templates):
+    render(templates, "a")
+    assert os.getsid(templates._idle[-1].pid) != os.getsid(0)
+
+
+def test_one_that_comes_back_while_they_are_closed_is_ended_too():
+    class Late(list):
+        def append(self, process):
+            templates.close()
+            super().append(process)
+
+    templates = Templates()
+    templates.prepare()
+    (process,) = templates._idle
+    templates._idle = Late(templates._idle)
+    assert render(templates, "a") == "a"
+    assert templates._idle == []
+    assert process.poll() is not None
+
+
+def test_closing_waits_for_no_template(monkeypatch):
+    monkeypatch.setattr("forerun.server.templates.MOST_SECONDS", 1000.0)
+    templates = Templates()
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(render, templates, HANG)
+        until(lambda: templates._busy)
+        templates.close()
+        with pytest.raises(TemplateError):
+            hanging.result(30)
+    assert templates._idle == []
+    assert not templates._busy
 
 
 def test_one_that_has_died_is_replaced(templates):

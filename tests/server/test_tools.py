@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from forerun.server.replies import ChatCompletion
 from tests.contract.drafters import CASES
 from tests.server.served import CHAT, NAME, served
 from tests.server.tool_models import MISTRAL, TOOLS, UNKNOWN, fits, saying, tool, tool_llm, tool_target
@@ -271,6 +272,14 @@ def test_logprobs_usage_and_origins_stand_beside_calls(drafting):
     assert last.usage == whole.usage
     assert sum(len(chunk.choices[0].logprobs.content) for chunk in chunks) == whole.usage.completion_tokens
     assert "".join(piece["text"] for chunk in chunks for piece in chunk.choices[0].forerun["pieces"]) == text
+
+
+def test_answers_with_calls_and_without_are_as_described(server):
+    for choice in ("required", "none"):
+        body = {"messages": CHAT, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300, "temperature": 0}
+        answer = server.post("/v1/chat/completions", body)
+        message = ChatCompletion.model_validate(answer).choices[0].message
+        assert message.model_dump(exclude_unset=True) == answer["choices"][0]["message"]
 
 
 def test_a_stop_string_within_a_call_leaves_it_open(server):

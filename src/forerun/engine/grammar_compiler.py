@@ -121,6 +121,7 @@ def _try(source: str, kind: str) -> None:
             text=True,
             timeout=TRIAL_TIMEOUT_S,
             check=False,
+            start_new_session=True,  # a server obeys Ctrl-C when what runs has finished, this as well
         )
     except subprocess.TimeoutExpired as error:
         raise _refusal(kind, "it takes too long to compile") from error

@@ -121,7 +121,7 @@ class HiddenStatesExporter:
         if error is not None:
             logger.error("hidden states: cannot write %s (%s)", path, error)
         elif self._writes.get(path) is write:
-            del self._writes[path]
+            self._writes.pop(path, None)  # a thread may ask for it at this moment
         self._room.release()
 
 

@@ -89,13 +89,12 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         super().resume_writing()
-        if self._departure is not None:
-            self._departure.cancel()
-            self._departure = None
+        self._stop_departing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
         self._stop_waiting()
+        self._stop_departing()
         super().connection_lost(exc)
 
     def end(self, reason: ApiError) -> None:
@@ -130,6 +129,11 @@ class Connection(H11Protocol):
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
+
+    def _stop_departing(self) -> None:
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
 
     def _lose_patience(self) -> None:
         self.end(ApiError(408, f"the request did not arrive within {self._patience.seconds:g} s; send it faster"))

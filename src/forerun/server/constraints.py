@@ -40,6 +40,9 @@ UNSERVED = {
 MEANINGLESS: tuple[Any, ...] = (None, False, [], {}, "none")
 """Values that ask for nothing."""
 
+SERVED = {"modalities": ["text"]}
+"""Fields of `UNSERVED` -> the value that asks for what is given anyway."""
+
 MOST_WARNINGS = 100
 
 _warned: set[str] = set()
@@ -52,7 +55,7 @@ def refuse_unserved(body: Body) -> None:
         ApiError: 400, a field constrains the answer.
     """
     for name, value in (body.model_extra or {}).items():
-        if value in MEANINGLESS or name in STRUCTURING:
+        if value in MEANINGLESS or name in STRUCTURING or (name in SERVED and value == SERVED[name]):
             continue
         if name in UNSERVED:
             raise ApiError(400, f"{name}: is not served; leave it out ({UNSERVED[name]})", param=name)

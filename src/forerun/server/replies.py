@@ -65,11 +65,28 @@ class TextChoice(Choice):
     text: str
 
 
+class FunctionCall(BaseModel):
+    """A function, and what it is called with: the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of one of the request's tools."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
-    """What the model says in a conversation."""
+    """What the model says in a conversation; `tool_calls` is left out where there are none."""
 
     role: Literal["assistant"]
     content: str | None
+    refusal: str | None
+    tool_calls: list[ToolCall] = []
 
 
 class MessageChoice(Choice):

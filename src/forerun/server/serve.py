@@ -115,9 +115,11 @@ class Server:
 
         self._loading = threading.Thread(target=load, name="forerun-loading", daemon=True)
         self._loading.start()
-        yield
-        if app.state.model is not None:
-            app.state.model.close()
+        try:
+            yield
+        finally:  # also where a second signal does not let the rest end
+            if app.state.model is not None:
+                app.state.model.close()
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
         gc.collect()

@@ -146,8 +146,8 @@ class ServedModel:
     def close(self) -> None:
         """End the engine's thread and the others."""
         self.engine.stop()
-        self.templates.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.templates.close()
 
 
 async def served_model(request: Request) -> ServedModel:

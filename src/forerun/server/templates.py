@@ -25,6 +25,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []  # several threads pop and append, which are atomic
+        self._busy: set[subprocess.Popen[bytes]] = set()
         self._is_closed = False
 
     def prepare(self) -> None:
@@ -39,35 +40,41 @@ class Templates:
         """
         question = json.dumps({"template": template, "messages": messages, **options}).encode()
         process = self._take()
+        self._busy.add(process)
         try:
             answer = _ask(process, question)
         except BaseException:
             _end(process)
             raise
-        if self._is_closed:
-            _end(process)
-        else:
-            self._idle.append(process)
+        finally:
+            self._busy.discard(process)
+        self._idle.append(process)
+        if self._is_closed:  # since it was taken, or by now: whichever of the two looks last finds it
+            self.close()
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer["text"]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, those that lay something out too."""
         self._is_closed = True
-        while self._idle:
-            _end(self._idle.pop())
+        for busy in self._busy.copy():
+            busy.kill()
+        while (process := self._pop()) is not None:
+            _end(process)
 
     def _take(self) -> subprocess.Popen[bytes]:
-        while self._idle:
-            try:
-                process = self._idle.pop()
-            except IndexError:  # another thread was faster
-                break
+        while (process := self._pop()) is not None:
             if process.poll() is None:
                 return process
             _end(process)
         return _start()
+
+    def _pop(self) -> subprocess.Popen[bytes] | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # none is left; to look before would be too early, as other threads take too
+            return None
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -76,6 +83,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | ONE_THREAD,
+        start_new_session=True,  # Ctrl-C is the server's, which lets what runs finish
     )
 
 

@@ -16,6 +16,7 @@ from forerun.server.tools.formats import FORMATS, format_of
         ("""{{ '{"name": "' + call.name + '", "parameters": ' }}""", "llama3_json"),
         ("{{ '<|python_tag|>' }}", "llama3_json"),
         ("<tool_call>\n<function=name>", None),
+        ("<tool_call>name\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", None),
         ("[TOOL_CALLS]name[ARGS]{}", None),
         ("<|tool_calls_section_begin|>", None),
     ],

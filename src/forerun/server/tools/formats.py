@@ -14,6 +14,7 @@ DEFAULT = "hermes"
 
 SIGNS = (
     ("<function=", None),  # Qwen3-Coder's
+    ("<arg_key>", None),  # GLM's, within <tool_call>
     ("[ARGS]", None),  # Mistral's newer one
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
