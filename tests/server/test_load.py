@@ -247,3 +247,23 @@ def test_a_server_that_is_told_so_twice_ends_its_engine_at_once():
         connection.close()
         assert server.model.engine.failure is None
     assert steps.num < 100
+
+
+def test_new_grammars_keep_no_other_request_waiting(monkeypatch):
+    llm = chat_llm()
+    accept, may_compile = llm.engine.accept, threading.Event()
+
+    def slow_with_a_grammar(name, ids, sampling, **more):
+        if sampling.structured_outputs is not None:
+            may_compile.wait(30)
+        return accept(name, ids, sampling, **more)
+
+    monkeypatch.setattr(llm.engine, "accept", slow_with_a_grammar)
+    constrained = {"prompt": PROMPT, "max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}
+    with served(llm) as server, ThreadPoolExecutor(10) as clients:
+        waiting = [clients.submit(server.post, "/v1/completions", constrained) for _ in range(10)]
+        until(lambda: server.model.admission.num_inside == 10)
+        assert server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["choices"]
+        assert not any(one.done() for one in waiting)
+        may_compile.set()
+        assert all(one.result()["choices"] for one in waiting)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from forerun.server.tools.formats import FORMATS, format_of
 T = TypeVar("T")
 
 NUM_INTAKE_THREADS = 4
+NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
 
 Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
 """Gives each prompt's text (None: it came as token ids) and token ids."""
@@ -56,6 +57,7 @@ class ServedModel:
             self.templates.prepare()
         self._ids = itertools.count()
         self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
+        self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="forerun-grammars")
 
     @property
     def speculates(self) -> bool:
@@ -114,7 +116,7 @@ class ServedModel:
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run something that may take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        return await _run(self._threads, function)
 
     async def answer(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
@@ -128,8 +130,9 @@ class ServedModel:
         num_completions = num_prompts * sampling.n
         leave = partial(self.admission.leave, num_completions)
         self.admission.enter(num_completions)
+        threads = self._threads if sampling.structured_outputs is None else self._grammar_threads
         try:
-            requests = await self.in_thread(lambda: self._accept(tokenise, sampling, cache_salt))
+            requests = await _run(threads, lambda: self._accept(tokenise, sampling, cache_salt))
             return Answers(self.engine, requests, streams=streams, when_closed=leave)
         except BaseException as error:
             leave()
@@ -146,8 +149,13 @@ class ServedModel:
     def close(self) -> None:
         """End the engine's thread and the others."""
         self.engine.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._grammar_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
+
+
+async def _run(threads: Executor, function: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, function)
 
 
 async def served_model(request: Request) -> ServedModel:
