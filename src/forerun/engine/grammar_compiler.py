@@ -85,8 +85,6 @@ class Compiler:
             raise
         except ValueError as error:  # from the reader of GBNF, or of JSON that is nested too deeply
             raise _refusal(wanted.kind, str(error)) from error
-        except RecursionError as error:
-            raise _refusal(wanted.kind, "it is nested too deeply") from error
 
 
 class CompiledGrammar:
