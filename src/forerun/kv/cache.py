@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
-
-PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # no shared memory
+from forerun.core.mapped import map_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     # Of the system itself: torch.zeros would write to all of it now, NumPy's to what its allocator has had before.
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(num_bytes, 1), **PRIVATE)
+    memory = map_memory(max(num_bytes, 1))
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 

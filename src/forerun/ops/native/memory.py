@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forerun.core.mapped import map_memory
+
 HUGE_PAGE = 2 << 20  # bytes
 CHUNK = 256 << 20  # of addresses: memory is taken as it is written to
-PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class Arena:
@@ -34,8 +35,7 @@ class Arena:
 def _chunk(size: int) -> Tensor:
     """Bytes that begin and end with a huge page."""
     size = -(-size // HUGE_PAGE) * HUGE_PAGE
-    # private: shared memory is given huge pages on few systems
-    memory = mmap.mmap(-1, size + HUGE_PAGE, **PRIVATE)
+    memory = map_memory(size + HUGE_PAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
