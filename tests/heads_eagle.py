@@ -49,6 +49,14 @@ def save(folder, config, tensors):
     return folder
 
 
+def save_damaged(folder, make, target, *, config=None, drop=(), add=None, **options):
+    """Save what `make` gives for a target and options, with other values in its config, and tensors dropped or added."""
+    content, tensors = make(target, **options)
+    for name in drop:
+        del tensors[name]
+    return save(folder, content | (config or {}), dict(tensors) | (add or {}))
+
+
 def eagle(target, *, seed=0, bias=False, num_layers=1, **changes):
     """EAGLE-1's (config, tensors) for a target: no norm before the first layer's attention, no final norm, no head."""
     width = target.model.hidden_size

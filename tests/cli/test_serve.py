@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.serving import FORERUN
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.cli.options import EngineOptions
 from forerun.errors import ModelError
 from forerun.server.options import ServerOptions
 from tests.stand_in import save_stand_in
-
-CODE = "import sys; from forerun.cli.app import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def test_a_missing_file_is_told_in_one_line(started: SimpleNamespace, capsys: py
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
-    code = f"import sys; sys.modules['fastapi'] = None; {CODE}"
+    code = f"import sys; sys.modules['fastapi'] = None; {FORERUN[-1]}"
     program = subprocess.run([sys.executable, "-c", code, "serve", "m"], capture_output=True, text=True, timeout=60)
     assert program.returncode == 2
     assert program.stderr.count("\n") == 1
@@ -179,7 +178,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_2(
 def test_a_signal_lets_what_runs_finish_and_ends_with_0(number: signal.Signals, tmp_path: Path) -> None:
     model = save_stand_in(tmp_path)
     program = subprocess.Popen(
-        [sys.executable, "-c", CODE, "serve", str(model), "--port", "0", "--max-model-len", "1000"],
+        [*FORERUN, "serve", str(model), "--port", "0", "--max-model-len", "1000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

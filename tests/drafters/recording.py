@@ -19,3 +19,14 @@ def recorded(llm):
 
     drafter.propose = spy
     return seen
+
+
+def recorded_under_pressure(llm, prompts, sampling):
+    """What is drafted for prompts that were answered before, while sequences are preempted and prefixes found."""
+    llm.generate(prompts, sampling, use_tqdm=False)
+    seen = recorded(llm)
+    llm.generate(prompts, sampling, use_tqdm=False)
+    scheduler = engine_of(llm).scheduler
+    assert scheduler.num_preemptions > 0
+    assert scheduler.num_cached_tokens > 0
+    return seen

@@ -11,7 +11,7 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.recording import recorded
+from tests.drafters.recording import recorded, recorded_under_pressure
 from tests.engines import engine_of, tiny_llm, tiny_target
 from tests.models.heads import dense
 from tests.models.paged_run import PagedRun
@@ -81,12 +81,7 @@ def test_drafts_are_those_of_the_formulas_computed_anew(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_also_after_prefix_hits_preemption_and_chunks(kind, tmp_path):
     llm = tiny_llm(config_of(kind, tmp_path), **TIGHT)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    seen = recorded(llm)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    scheduler = engine_of(llm).scheduler
-    assert scheduler.num_preemptions > 0
-    assert scheduler.num_cached_tokens > 0
+    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
     assert_drafts_are_those_of_the_formulas(kind, seen, least=80)
 
 
@@ -171,12 +166,9 @@ def test_a_head_beyond_its_own_maximum_is_silent(tmp_path):
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def damaged(folder, method, *, config=None, drop=(), add=None, **options):
+def damaged(folder, method, **damage):
     """A checkpoint with something wrong."""
-    content, tensors = getattr(heads_eagle, method)(tiny_target(), **options)
-    for name in drop:
-        del tensors[name]
-    heads_eagle.save(folder, content | (config or {}), dict(tensors) | (add or {}))
+    heads_eagle.save_damaged(folder, getattr(heads_eagle, method), tiny_target(), **damage)
     return {"method": method, "model": str(folder), "num_speculative_tokens": K}
 
 

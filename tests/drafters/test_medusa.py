@@ -11,7 +11,7 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle, heads_medusa
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.recording import recorded
+from tests.drafters.recording import recorded, recorded_under_pressure
 from tests.drafters.test_eagle import features_of
 from tests.engines import engine_of, tiny_llm, tiny_target
 
@@ -94,11 +94,7 @@ def test_every_path_of_a_tree_is_what_the_heads_say(method, tree, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_also_after_prefix_hits_preemption_and_chunks(method, tmp_path):
     llm = tiny_llm(config_of(method, tmp_path), **TIGHT)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    seen = drafts_of(llm, PROMPTS[:60])
-    scheduler = engine_of(llm).scheduler
-    assert scheduler.num_preemptions > 0
-    assert scheduler.num_cached_tokens > 0
+    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
     assert_drafts_are_those_of_the_formulas(method, seen, least=80)
 
 
@@ -127,12 +123,9 @@ def test_it_takes_no_kv_but_that_of_the_features(method, tmp_path):
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def damaged(folder, method, *, config=None, drop=(), add=None, **options):
+def damaged(folder, method, **damage):
     """A checkpoint with something wrong."""
-    content, tensors = getattr(heads_medusa, method)(tiny_target(), **options)
-    for name in drop:
-        del tensors[name]
-    heads_eagle.save(folder, content | (config or {}), dict(tensors) | (add or {}))
+    heads_eagle.save_damaged(folder, getattr(heads_medusa, method), tiny_target(), **damage)
     return {"method": method, "model": str(folder), "num_speculative_tokens": K}
 
 

@@ -15,7 +15,7 @@ from forerun.models.loader import load_model
 from forerun.models.mapped_vocabulary import map_vocabulary
 from forerun.models.tokenizer import load_tokenizer
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.recording import recorded
+from tests.drafters.recording import recorded, recorded_under_pressure
 from tests.engines import (
     VOCAB_SIZE,
     engine_of,
@@ -72,12 +72,7 @@ def test_drafts_are_those_of_one_pass_over_text_and_masks():
 
 def test_also_after_prefix_hits_preemption_and_chunks():
     llm = tiny_llm(pard(), **TIGHT)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    seen = recorded(llm)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    scheduler = engine_of(llm).scheduler
-    assert scheduler.num_preemptions > 0
-    assert scheduler.num_cached_tokens > 0
+    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
     assert_computed_anew(seen, least=80)
 
 

@@ -11,7 +11,7 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from tests import heads_eagle
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.drafters.recording import recorded
+from tests.drafters.recording import recorded, recorded_under_pressure
 from tests.drafters.test_eagle import features_of
 from tests.engines import engine_of, tiny_llm, tiny_target
 from tests.models.heads import dense
@@ -83,12 +83,7 @@ def test_so_are_their_logits(kind, tmp_path):
 
 def test_also_after_prefix_hits_preemption_and_chunks(tmp_path):
     llm = tiny_llm(config_of(tmp_path), **TIGHT)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    seen = recorded(llm)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    scheduler = engine_of(llm).scheduler
-    assert scheduler.num_preemptions > 0
-    assert scheduler.num_cached_tokens > 0
+    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
     assert_drafts_are_those_of_the_formulas(seen, least=80)
 
 
@@ -123,10 +118,8 @@ def test_more_tokens_than_were_trained_are_warned_of(num_tokens, is_told, tmp_pa
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def damaged(folder, *, method="peagle", drop=(), config=None, add=None):
-    content, tensors = heads_eagle.peagle(tiny_target())
-    kept = {name: tensor for name, tensor in tensors.items() if name not in drop}
-    heads_eagle.save(folder, content | (config or {}), kept | (add or {}))
+def damaged(folder, *, method="peagle", **damage):
+    heads_eagle.save_damaged(folder, heads_eagle.peagle, tiny_target(), **damage)
     return {"method": method, "model": str(folder), "num_speculative_tokens": K}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.peers.install import DEFAULT_FOLDER, InstallError, python_in
 from benchmarks.serving import serving
 from forerun.models.store import resolve_model
+from tests.slow.environments import interpreter_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,10 +58,7 @@ TASKS = ["choice", "written"]
 @pytest.fixture(scope="module")
 def lm_eval():
     """The interpreter of lm-eval's environment."""
-    try:
-        return python_in("lm_eval", DEFAULT_FOLDER)
-    except InstallError as error:
-        pytest.skip(str(error))
+    return interpreter_of("lm_eval")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.peers.install import DEFAULT_FOLDER, InstallError, python_in
 from forerun import SamplingParams
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
@@ -24,6 +23,7 @@ from forerun.models.heads.peagle import load_peagle
 from forerun.models.loaded import choose_attention
 from tests.engines import native_target, tiny_llm, tiny_target
 from tests.native import needs_kernels
+from tests.slow.environments import interpreter_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,10 +34,7 @@ PAGE = 4
 
 def made_by_speculators(folder, kind, target=None, **options):
     """A checkpoint of the library's for a target, by default the tiny one, in `folder`, and what the library computed with it."""
-    try:
-        python = python_in("speculators", DEFAULT_FOLDER)
-    except InstallError as error:
-        pytest.skip(str(error))
+    python = interpreter_of("speculators")
     model = (target or tiny_target()).model
     ids = torch.arange(model.vocab_size)
     tables = {"embedding": model.embed(ids), "head": model.head_rows(ids)}

@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
-from benchmarks.peers.install import DEFAULT_FOLDER, InstallError, python_in
 from benchmarks.serving import serving
+from tests.slow.environments import interpreter_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,10 +32,7 @@ main(parser.parse_args())
 @pytest.fixture(scope="module")
 def vllm():
     """The interpreter of vLLM's environment."""
-    try:
-        return python_in("vllm", DEFAULT_FOLDER)
-    except InstallError as error:
-        pytest.skip(str(error))
+    return interpreter_of("vllm")
 
 
 @pytest.fixture(scope="module")
