@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.targets import llm_on
 from forerun import LLM
 from forerun.engine.build import choose_arithmetic
 from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import resolve_speculative
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.config_file import eos_token_ids, read_config
+from forerun.models.config_file import read_config
 from forerun.models.decoder import build_decoder
-from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import load_tokenizer
 from forerun.models.weights import Checkpoint
 from forerun.ops.native.packed import quantize
 
@@ -52,13 +50,5 @@ def load_rounded(model: str, *, group_size: int, settings: Mapping[str, Any]) ->
     engine_settings = EngineSettings(model=model, dtype="float32", device="cpu", **settings)
     _, packing = choose_arithmetic(engine_settings, device, stored_dtype=None)
     checkpoint = RoundedCheckpoint(open_checkpoint(path), group_size)
-    kernels = None if packing is None else packing.kernels
     decoder = build_decoder(read_config(path), checkpoint, dtype=torch.float32, device=device, packing=packing)
-    target = LoadedTarget(
-        model=decoder,
-        attention=choose_attention(decoder.kv_specs, kernels),
-        tokenizer=load_tokenizer(path),
-        eos_token_ids=eos_token_ids(path),
-        kernels=kernels,
-    )
-    return LLM.from_target(target, engine_settings, resolve_speculative(None))
+    return llm_on(decoder, engine_settings, None if packing is None else packing.kernels)

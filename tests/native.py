@@ -9,14 +9,16 @@ import torch
 
 from forerun.ops.native.library import LEVELS, kernels_of_level
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.packed import PackedLinear, pack
+from forerun.ops.native.packed import PackedLinear, pack, pack_coded
 
 KERNELS = {level: kernels for level in LEVELS if (kernels := kernels_of_level(level)) is not None}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
+CODED = "coded"  # bf16 in 12 bits
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8", CODED: "coded"}
 
 every_level = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+every_format = pytest.mark.parametrize("dtype", [*DTYPES, CODED], ids=NAMES.get)
 every_stored_dtype = pytest.mark.parametrize("dtype", DTYPES[:2], ids=NAMES.get)
 needs_kernels = pytest.mark.skipif(not KERNELS, reason="the native kernels are not built")
 
@@ -33,7 +35,9 @@ def threads(kernels, count):
 
 
 def packed_linear(kernels, weight, bias=None, *, dtype):
-    """A linear layer on a packed copy of `weight`."""
+    """A linear layer on a packed copy of `weight`; `dtype` may be CODED."""
+    if dtype == CODED:
+        return PackedLinear(kernels, pack_coded(kernels, weight, bias, arena=Arena()))
     return PackedLinear(kernels, pack(weight, bias, dtype=dtype, arena=Arena()))
 
 

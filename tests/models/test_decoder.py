@@ -1,15 +1,19 @@
 """What the decoder gives back, and what it refuses to load."""
 
+import math
+
 import pytest
 import torch
 import transformers
 
 from forerun.errors import ModelError
 from forerun.models.decoder import build_decoder
+from forerun.models.dummy import DummyCheckpoint
+from forerun.models.families import FAMILIES
 from forerun.ops.attention.naive import NaiveAttention
 from tests.models.paged_run import PagedRun
 from tests.models.state_dict import read_checkpoint
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import save_tiny_model, tiny_config
 
 TOKEN_IDS = [5, 9, 17, 3, 44, 12, 99, 7, 31]
 EMBEDDING = "model.embed_tokens.weight"
@@ -60,6 +64,20 @@ def test_bf16_stays_near_fp32(tmp_path, architecture):
     exact = PagedRun(load(tmp_path)).feed(TOKEN_IDS).logits
     rounded = PagedRun(load(tmp_path, dtype=torch.bfloat16)).feed(TOKEN_IDS).logits
     assert (rounded - exact).square().mean().sqrt() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_weight_bytes_are_all_matrices_but_an_embedding_that_is_only_looked_up(architecture, tied):
+    hf_config = tiny_config(architecture, tie_word_embeddings=tied)
+    checkpoint = DummyCheckpoint(hf_config, dtype=torch.bfloat16)
+    matrices = {
+        name: math.prod(checkpoint.shape(name)) for name in checkpoint.names() if len(checkpoint.shape(name)) == 2
+    }
+    decoder = build_decoder(hf_config, checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"))
+    looked_up = 0 if decoder.config.tied else matrices[f"{decoder.config.root}embed_tokens.weight"]
+    biases = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names() if name.endswith("proj.bias"))
+    assert decoder.weight_bytes == 2 * (sum(matrices.values()) - looked_up + biases)
 
 
 def test_features_come_only_when_asked_for(decoder):

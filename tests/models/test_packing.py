@@ -20,7 +20,7 @@ from forerun.models.packing import PackedEmbeddingModule, PackedModule, Packing,
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
 from tests.models.paged_run import PagedRun
-from tests.models.random_decoders import CPU, exact_decoder, native_decoder
+from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
 from tests.models.test_fallback import CONFIGS, VOCAB, make_model
 from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels
 from tests.ops.native.passes import deal_blocks, make_batch, source
@@ -72,6 +72,36 @@ def test_a_decoder_of_other_sizes_computes_by_torch():
     decoder = build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing)
     assert isinstance(decoder.layers, TorchLayers)
     assert not decoder.is_batch_invariant
+
+
+@every_level
+@pytest.mark.parametrize(
+    "variant", ["LlamaForCausalLM", "LlamaForCausalLM tied", "Gemma3ForCausalLM", "Olmo2ForCausalLM"]
+)
+def test_coded_weights_change_no_bit_of_the_logits(kernels, variant):
+    coded, plain = (
+        build_decoder(
+            *random_source(variant, torch.bfloat16),
+            dtype=torch.bfloat16,
+            device=CPU,
+            packing=Packing(kernels, weight_dtype=torch.bfloat16, coded=coded),
+        )
+        for coded in (True, False)
+    )
+    assert coded.weight_bytes < 0.9 * plain.weight_bytes
+    assert torch.equal(logits_of(coded, kernels), logits_of(plain, kernels))
+
+
+@needs_kernels
+def test_bf16_is_coded_where_that_is_fast_and_only_bf16():
+    def storage(packing):
+        return packing.linear(torch.randn(40, 32)).weight.data.dtype
+
+    assert {level: storage(Packing(k, weight_dtype=torch.bfloat16)) for level, k in KERNELS.items()} == {
+        level: torch.bfloat16 if level == "portable" else torch.uint8 for level in KERNELS
+    }
+    assert storage(Packing(best(), weight_dtype=torch.float32)) == torch.float32
+    assert storage(Packing(best(), weight_dtype=torch.int8)) == torch.int8
 
 
 @needs_kernels

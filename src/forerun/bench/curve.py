@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
 from forerun.bench.clock import Clock, Stopwatch
 from forerun.bench.limits import PassBytes
@@ -20,9 +18,7 @@ from forerun.bench.passes import PassShape, RandomSequences, random_sequences
 from forerun.bench.progress import Progress, ignore
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.models.config_file import read_config
-from forerun.models.families import decoder_config, supports
-from forerun.models.store import resolve_model
+from forerun.models.decoder import Decoder
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 32)
 CONTEXTS = (256, 1024)
@@ -177,9 +173,8 @@ def _run_rounds(
 
 def _pass_bytes(llm: LLM) -> PassBytes | None:
     """What a pass must read; None for a model that only transformers knows."""
-    config = read_config(resolve_model(llm.settings.model))
-    weight_dtype = torch.int8 if llm.settings.quantization else llm.dtype
-    return PassBytes(decoder_config(config), llm.dtype, weight_dtype=weight_dtype) if supports(config) else None
+    model = llm.engine.parts.runner.model
+    return PassBytes(model.config, llm.dtype, weights=model.weight_bytes) if isinstance(model, Decoder) else None
 
 
 def _point(shape: PassShape, rounds: Rounds, limit: PassBytes | None) -> CurvePoint:

@@ -85,6 +85,12 @@ class Decoder:
         self.norm = parts.norm
         self._rotaries = list(parts.rotaries.values())
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices that a pass reads; of an embedding that is not the head it reads a row or a few."""
+        layers: int = sum(layer.num_bytes for layer in self.layers.layers)
+        return layers + self._parts.head.linear.num_bytes
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """See `TargetModel`."""
         return self._parts.embedding(token_ids)

@@ -13,12 +13,13 @@ from forerun.models.weights import WeightReader
 from forerun.ops.activations import ACTIVATIONS, Activation
 from forerun.ops.attention.base import Attend
 from forerun.ops.linear import Linear
+from forerun.ops.native.packed import PackedLinear
 from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
-Product = Callable[[Tensor], Tensor]
-"""x @ weight.T + bias, of torch (`Linear`) or native (`PackedLinear`)."""
+Product = Linear | PackedLinear
+"""x @ weight.T + bias, of torch or native."""
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -105,6 +106,12 @@ class DecoderLayer:
         attended = self.attention_out(self.attention(self.attention_in(hidden), rotation, attend))
         hidden = self._add(hidden, attended)
         return self._add(hidden, self.mlp_out(self.mlp(self.mlp_in(hidden))))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all matrices."""
+        products = (self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down)
+        return sum(product.num_bytes for product in products)
 
     def _add(self, hidden: Tensor, update: Tensor) -> Tensor:
         return hidden + (update if self.residual_scale == 1.0 else update * self.residual_scale)

@@ -15,7 +15,7 @@ from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena, give_back_freed_memory
-from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack
+from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack, pack_coded
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
 from forerun.ops.norms import RMSNorm
 
@@ -31,9 +31,11 @@ def can_pack(config: DecoderConfig) -> bool:
 class Packing:
     """Packs one model's weights in one dtype: fp32, bf16, or int8 with bf16 activations."""
 
-    def __init__(self, kernels: Kernels, *, weight_dtype: torch.dtype) -> None:
+    def __init__(self, kernels: Kernels, *, weight_dtype: torch.dtype, coded: bool | None = None) -> None:
+        """`coded`: whether bf16 weights are kept in 12 bits, None: where that is faster; it changes no result."""
         self.kernels = kernels
         self.weight_dtype = weight_dtype
+        self._is_coded = weight_dtype == torch.bfloat16 and (kernels.reads_coded_fast if coded is None else coded)
         self._arena = Arena()
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -88,9 +90,11 @@ class Packing:
             starts_normed=isinstance(layer, WideLayer) and layer.starts_normed,
         )
         kept = (*weights.values(), *norms.values())
-        return NativeLayer(struct=struct, tensors=kept)
+        return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        if self._is_coded:
+            return pack_coded(self.kernels, weight, bias, arena=self._arena)
         return pack(weight, bias, dtype=self.weight_dtype, arena=self._arena)
 
 

@@ -16,6 +16,11 @@ class Linear:
     weight: Tensor
     bias: Tensor | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return F.linear(x, self.weight, self.bias)

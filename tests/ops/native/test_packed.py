@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Head, Linear
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedHead, pack, quantize
+from forerun.ops.native.packed import (
+    NativeRMSNorm,
+    PackedEmbedding,
+    PackedHead,
+    PackedLinear,
+    pack,
+    pack_coded,
+    quantize,
+)
 from forerun.ops.norms import RMSNorm
-from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels, packed_linear, threads
+from tests.native import CODED, KERNELS, every_format, every_level, generator, needs_kernels, packed_linear, threads
 
 ROUNDING = 2.0**-24  # of one fp32 operation, relative
 ROW_COUNTS = (1, 2, 5, 8, 16, 300)
@@ -48,7 +56,7 @@ def assert_within_rounding(found, linear, x):
 
 
 @every_level
-@every_dtype
+@every_format
 @settings(max_examples=25)
 @given(
     rows=st.integers(1, 40),
@@ -66,7 +74,7 @@ def test_linear_agrees_with_its_twin_whatever_shape_and_strides(kernels, dtype, 
 
 
 @every_level
-@every_dtype
+@every_format
 def test_linear_keeps_leading_dimensions_and_dtype(kernels, dtype):
     linear = packed_linear(kernels, torch.randn(7, 6), dtype=dtype)
     x = torch.randn(2, 3, 6, dtype=torch.bfloat16)
@@ -81,7 +89,7 @@ def test_linear_of_no_rows_is_empty(kernels):
 
 
 @every_level
-@every_dtype
+@every_format
 def test_products_are_fp32_whatever_dtype_new_tensors_have(kernels, dtype):
     linear = packed_linear(kernels, torch.randn(40, 24), dtype=dtype)
     x, ids = torch.randn(3, 24), torch.tensor([39, 0])
@@ -103,6 +111,55 @@ def test_unpacked_weights_are_those_that_were_packed(dtype):
     assert torch.equal(pack(weight, None, dtype=dtype, arena=Arena()).unpack(), weight)
 
 
+def weight_with_rare_bytes(outputs, inputs, num_rare, random):
+    """bf16 weights of few magnitudes, but for `num_rare` of any bits at all, infinities and NaNs included."""
+    weight = (0.5 + torch.rand(outputs, inputs, generator=random)).to(torch.bfloat16)
+    weight *= torch.randint(2, weight.shape, generator=random) * 2 - 1
+    places = torch.randperm(weight.numel(), generator=random)[:num_rare]
+    weight.view(-1).view(torch.int16)[places] = torch.randint(-(2**15), 2**15, (num_rare,), generator=random).short()
+    return weight
+
+
+@every_level
+@settings(max_examples=25)
+@given(outputs=st.integers(65, 200), inputs=st.integers(100, 131), rare=st.integers(0, 6), seed=st.integers(0, 2**20))
+def test_coded_weights_keep_every_bit(kernels, outputs, inputs, rare, seed):
+    weight = weight_with_rare_bytes(outputs, inputs, rare, generator(seed))
+    packed = pack_coded(kernels, weight, None, arena=Arena())
+    assert packed.exceptions is not None
+    assert torch.equal(packed.unpack().view(torch.int16), weight.view(torch.int16))
+    rows = PackedLinear(kernels, packed).rows(torch.arange(outputs))
+    torch.testing.assert_close(rows, weight.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@every_level
+@settings(max_examples=25)
+@given(rows=st.integers(1, 40), rare=st.integers(0, 20), seed=st.integers(0, 2**20))
+def test_products_with_coded_weights_have_the_bits_of_plain_ones(kernels, rows, rare, seed):
+    random = generator(seed)
+    weight = weight_with_rare_bytes(250, 90, rare, random)
+    weight[~weight.isfinite()] = 1e30
+    coded, plain = (packed_linear(kernels, weight, dtype=dtype) for dtype in (CODED, torch.bfloat16))
+    x = torch.randn(rows, 90, generator=random)
+    assert coded.weight.exceptions is not None
+    assert torch.equal(coded(x), plain(x))
+
+
+@every_level
+def test_a_coded_weight_has_twelve_bits_each(kernels):
+    weight = torch.randn(640, 1024)
+    coded, plain = (packed_linear(kernels, weight, dtype=dtype) for dtype in (CODED, torch.bfloat16))
+    assert coded.num_bytes == pytest.approx(0.75 * plain.num_bytes, rel=0.01)
+
+
+@every_level
+def test_a_weight_of_many_magnitudes_is_not_coded(kernels):
+    weight = torch.randn(64, 100) * torch.logspace(-30, 30, 100)
+    packed = pack_coded(kernels, weight, torch.ones(64), arena=Arena())
+    assert packed.exceptions is None
+    assert torch.equal(packed.unpack(), weight.to(torch.bfloat16))
+
+
 def test_int8_weights_are_within_half_a_step():
     weight = torch.randn(45, 13) * torch.logspace(-6, 6, 45)[:, None]
     step = weight.abs().amax(1, keepdim=True) / 127
@@ -117,7 +174,7 @@ def test_int8_takes_an_output_of_nothing_but_zeros():
 
 
 @every_level
-@every_dtype
+@every_format
 def test_selected_outputs_have_the_bits_of_the_whole(kernels, dtype):
     linear = packed_linear(kernels, torch.randn(100, 30), torch.randn(100), dtype=dtype)
     x, outputs = torch.randn(9, 30), torch.randperm(100)[:45]
@@ -125,7 +182,7 @@ def test_selected_outputs_have_the_bits_of_the_whole(kernels, dtype):
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_argmax_is_the_first_highest_logit(kernels, dtype, num_threads):
     weight = torch.randn(200, 24, generator=generator(0))
@@ -137,7 +194,7 @@ def test_argmax_is_the_first_highest_logit(kernels, dtype, num_threads):
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, None), (0.3, None), (1.0, 2.5), (1.7, 30.0)])
 def test_head_agrees_with_its_twin(kernels, dtype, scale, soft_cap):
     linear, x = packed_linear(kernels, torch.randn(50, 24), dtype=dtype), torch.randn(9, 24)
@@ -148,7 +205,7 @@ def test_head_agrees_with_its_twin(kernels, dtype, scale, soft_cap):
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, 0.01), (1e-40, None)])
 def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, dtype, scale, soft_cap):
     head = PackedHead(packed_linear(kernels, torch.randn(200, 24), dtype=dtype), scale, soft_cap)
@@ -166,7 +223,7 @@ def test_soft_cap_is_precise_near_zero(kernels):
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("scale", [1.0, 6.9375])
 def test_embedding_equals_its_twin(kernels, dtype, scale):
     head = packed_linear(kernels, torch.randn(45, 13), dtype=dtype)
@@ -198,7 +255,7 @@ def test_norm_agrees_with_its_twin_whatever_shape_and_strides(kernels, rows, wid
 
 
 @every_level
-@every_dtype
+@every_format
 def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, dtype):
     linear = packed_linear(kernels, torch.randn(150, 131), torch.randn(150), dtype=dtype)
     x = torch.randn(max(ROW_COUNTS), 131)
@@ -209,7 +266,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, dtype):
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_a_row_has_the_same_bits_with_any_number_of_threads(kernels, dtype, num_threads):
     linear, x = packed_linear(kernels, torch.randn(150, 30), dtype=dtype), torch.randn(23, 30)
@@ -229,7 +286,7 @@ def test_a_normed_row_has_the_same_bits_among_any_number_of_rows(kernels):
 
 
 @every_level
-@every_dtype
+@every_format
 def test_argmax_does_not_depend_on_the_rows_beside(kernels, dtype):
     linear, x = packed_linear(kernels, torch.randn(90, 24), dtype=dtype), torch.randn(40, 24)
     head = PackedHead(linear)
@@ -238,7 +295,7 @@ def test_argmax_does_not_depend_on_the_rows_beside(kernels, dtype):
 
 
 @needs_kernels
-@every_dtype
+@every_format
 def test_levels_agree(dtype):
     """Each level rounds in its own way, but all compute the same sum."""
     weight, x = torch.randn(40, 64), torch.randn(7, 64)

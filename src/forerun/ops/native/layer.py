@@ -24,6 +24,7 @@ class NativeLayer:
 
     struct: LayerStruct
     tensors: tuple[object, ...]
+    num_bytes: int  # of all matrices
 
 
 class NativeLayers:

@@ -29,6 +29,8 @@ PROTOTYPES: dict[str, list[type]] = {
     "forerun_set_threads": [c_int32, c_void_p],
     "forerun_linear": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
     "forerun_linear_argmax": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
+    "forerun_choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    "forerun_code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
     "forerun_read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
     "forerun_rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],
     "forerun_rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
@@ -54,6 +56,8 @@ class Kernels:
             function.argtypes, function.restype = arguments, None
         self.linear = library.forerun_linear
         self.linear_argmax = library.forerun_linear_argmax
+        self.choose_high_bytes = library.forerun_choose_high_bytes
+        self.code_weight = library.forerun_code_weight
         self.read_outputs = library.forerun_read_outputs
         self.rms_norm = library.forerun_rms_norm
         self.rotate = library.forerun_rotate
@@ -64,6 +68,11 @@ class Kernels:
         self._read = library.forerun_read
         self._read.argtypes, self._read.restype = [c_void_p, c_int64], c_uint64
         self._num_threads = library.forerun_num_threads
+
+    @property
+    def reads_coded_fast(self) -> bool:
+        """Whether bf16 in 12 bits (csrc/coded.h) is decoded faster than the bytes that it saves are read."""
+        return self.level != "portable"
 
     @property
     def num_threads(self) -> int:

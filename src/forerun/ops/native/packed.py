@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from forerun.ops.native.coded import Exceptions, choose_high_bytes, coded_tile_bytes, decode, inputs_of
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.structs import STORAGE, WeightStruct
 
 TILE = 32  # outputs that lie side by side
+MOST_EXCEPTIONS = 1e-3  # of a coded weight's values; each costs some ten nanoseconds in each pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
     """A weight [outputs, inputs] in tiles of 32 outputs (csrc/matmul.h).
 
-    fp32 is stored as [tiles, inputs, 32], bf16 and int8 as [tiles, inputs / 2, 32, 2]; outputs are padded
-    with zeros to whole tiles, inputs to an even number. int8 has a scale per output.
+    fp32 is stored as [tiles, inputs, 32], bf16 and int8 as [tiles, inputs / 2, 32, 2], coded bf16 (coded.py) as
+    [tiles, bytes]; outputs are padded with zeros to whole tiles, inputs to an even number. int8 has a scale per output.
     """
 
     data: Tensor
@@ -27,30 +29,38 @@ class PackedWeight:
     bias: Tensor | None  # [padded outputs] fp32
     outputs: int
     inputs: int
+    exceptions: Exceptions | None = None  # of coded bf16
     struct: WeightStruct = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tiles, steps = self.data.shape[:2]
-        pair = 1 if self.data.ndim == 3 else 2
         struct = WeightStruct(
             data=self.data.data_ptr(),
             scale=None if self.scale is None else self.scale.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
-            outputs=tiles * TILE,
-            inputs=steps * pair,
+            outputs=len(self.data) * TILE,
+            inputs=self._padded_inputs(),
             storage=STORAGE[self.data.dtype],
+            exceptions=None if self.exceptions is None else self.exceptions.values.data_ptr(),
+            first_exceptions=None if self.exceptions is None else self.exceptions.first.data_ptr(),
         )
         object.__setattr__(self, "struct", struct)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that a pass reads."""
-        extra = sum(4 * len(values) for values in (self.scale, self.bias) if values is not None)
-        return self.data.numel() * self.data.itemsize + extra
+        parts = [self.data, self.scale, self.bias]
+        parts += [] if self.exceptions is None else [self.exceptions.values, self.exceptions.first]
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def _padded_inputs(self) -> int:
+        if self.exceptions is not None:
+            return inputs_of(self.data)
+        return self.data.shape[1] * (1 if self.data.ndim == 3 else 2)
 
     def unpack(self) -> Tensor:
         """[outputs, inputs] as it was given: fp32, bf16, or what int8 stands for in fp32."""
-        data = self.data if self.data.ndim == 4 else self.data.unsqueeze(-1)
+        data = self.data if self.exceptions is None else decode(self.data, self.exceptions)
+        data = data if data.ndim == 4 else data.unsqueeze(-1)
         tiles, steps, lanes, pair = data.shape
         weight = data.permute(0, 2, 1, 3).reshape(tiles * lanes, steps * pair)
         if self.scale is not None:
@@ -58,7 +68,8 @@ class PackedWeight:
         return weight[: self.outputs, : self.inputs]
 
     def select(self, outputs: Tensor) -> PackedWeight:
-        """The same for some outputs only ([n] int64), copied: a head over a part of the vocabulary."""
+        """The same for some outputs only ([n] int64), copied: a head over a part of the vocabulary. Not of coded bf16."""
+        assert self.exceptions is None, "a tile's outputs share their code"
         padded = torch.zeros(-(-len(outputs) // TILE) * TILE, dtype=torch.int64)
         padded[: len(outputs)] = outputs
         tiles, lanes = padded // TILE, padded % TILE
@@ -94,6 +105,30 @@ def pack(weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, arena: Aren
     )
 
 
+def pack_coded(kernels: Kernels, weight: Tensor, bias: Tensor | None, *, arena: Arena) -> PackedWeight:
+    """Lay out a weight [outputs, inputs] as bf16 in 12 bits, or as `pack` does where too many of its high bytes are rare."""
+    rows = weight.to(torch.bfloat16).contiguous()
+    outputs, inputs = rows.shape
+    tables, first = choose_high_bytes(kernels, rows)
+    num_exceptions = int(first[-1])
+    if num_exceptions > MOST_EXCEPTIONS * rows.numel():
+        return pack(rows, bias, dtype=torch.bfloat16, arena=arena)
+    exceptions = Exceptions(arena.empty((num_exceptions,), torch.int64), first)
+    data = arena.empty((len(tables), coded_tile_bytes(inputs)), torch.uint8)
+    kernels.code_weight(
+        *(rows.data_ptr(), outputs, inputs, tables.data_ptr()),
+        *(first.data_ptr(), data.data_ptr(), exceptions.values.data_ptr()),
+    )
+    return PackedWeight(
+        data=data,
+        scale=None,
+        bias=None if bias is None else _padded(bias, len(tables) * TILE, arena),
+        outputs=outputs,
+        inputs=inputs,
+        exceptions=exceptions,
+    )
+
+
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round each output's weights to 8 bits, symmetric about 0: int8 [outputs, inputs] and fp32 scale [outputs]."""
     wide = weight.float()
@@ -117,6 +152,11 @@ class PackedLinear:
 
     kernels: Kernels
     weight: PackedWeight
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.weight.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in x's dtype."""
@@ -160,7 +200,11 @@ class PackedLinear:
 
     def select(self, outputs: Tensor) -> PackedLinear:
         """The same for some outputs only."""
-        return PackedLinear(self.kernels, self.weight.select(outputs))
+        weight = self.weight
+        if weight.exceptions is None:
+            return PackedLinear(self.kernels, weight.select(outputs))
+        bias = None if weight.bias is None else weight.bias[outputs]
+        return PackedLinear(self.kernels, pack_coded(self.kernels, self.rows(outputs), bias, arena=Arena()))
 
 
 @dataclass(frozen=True, slots=True)

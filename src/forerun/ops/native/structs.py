@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""How values are stored."""
+STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+"""How values are stored: `Storage` of csrc/matmul.h; bytes are coded bf16."""
 
 
 class WeightStruct(Structure):
@@ -22,6 +22,8 @@ class WeightStruct(Structure):
         ("inputs", c_int64),
         ("storage", c_int32),
         ("reserved", c_int32),
+        ("exceptions", c_void_p),
+        ("first_exceptions", c_void_p),
     ]
 
 

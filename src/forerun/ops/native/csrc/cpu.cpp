@@ -2,6 +2,7 @@
 //
 // Pointers are to contiguous rows unless a comment says otherwise; `storage` says what they hold: 0 fp32, 1 bf16.
 #include <memory>
+#include <numeric>
 
 #include "layer.h"
 
@@ -51,6 +52,18 @@ const void* rows_for(const Weight& weight, const float* rows, int64_t num_rows, 
 F16 finished(F16 sum, float factor, float cap) {
     if (factor != 1.0f) sum = sum * splat(factor);
     return soft_cap(sum, cap);
+}
+
+// Shares out the tiles that rows [num_rows, width] make; returns how many there are.
+template <class Work>
+int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work& work) {
+    Team& team = *process->team;
+    const int64_t tiles = (num_rows + kTile - 1) / kTile;
+    team.run([&](int member) {
+        for (int64_t tile = team.share(tiles, member); tile < team.share(tiles, member + 1); ++tile)
+            work(tile, TileRows{rows + tile * kTile * width, std::min<int64_t>(kTile, num_rows - tile * kTile), width});
+    });
+    return tiles;
 }
 
 template <class Stored>
@@ -165,6 +178,26 @@ EXPORT void forerun_linear_argmax(const Weight* weight, const float* rows, int64
             if (best[member * num_rows + row].value > found.value) found = best[member * num_rows + row];
         ids[row] = found.id;
     }
+}
+
+// Tables [tiles, 64] for coding `rows` [num_rows, width] bf16, and where each tile's exceptions begin [tiles + 1].
+EXPORT void forerun_choose_high_bytes(const bf16* rows, int64_t num_rows, int64_t width, uint8_t* tables, int64_t* first_exceptions) {
+    const std::lock_guard<std::mutex> lock(process->mutex);
+    first_exceptions[0] = 0;
+    const int64_t tiles = each_tile(rows, num_rows, width, [&](int64_t tile, const TileRows& part) {
+        first_exceptions[tile + 1] = choose_high_bytes(part, tables + tile * kTableBytes);
+    });
+    std::partial_sum(first_exceptions, first_exceptions + tiles + 1, first_exceptions);
+}
+
+// The coded tiles of `rows`, with what forerun_choose_high_bytes found.
+EXPORT void forerun_code_weight(const bf16* rows, int64_t num_rows, int64_t width, const uint8_t* tables,
+                                const int64_t* first_exceptions, uint8_t* out, Exception* exceptions) {
+    const std::lock_guard<std::mutex> lock(process->mutex);
+    each_tile(rows, num_rows, width, [&](int64_t tile, const TileRows& part) {
+        code_tile(part, tables + tile * kTableBytes, out + tile * coded_tile_bytes(part.steps() * 2),
+                  exceptions + first_exceptions[tile]);
+    });
 }
 
 // out [num_ids, width] fp32 = the weight's rows for output neurons `ids`, times `factor`.

@@ -80,7 +80,8 @@ struct Pairs {
     __m512bh v;
 };
 
-inline Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+inline Pairs pairs_of(__m512i bits) { return {(__m512bh)bits}; }
+inline Pairs load_pairs(const bf16* p) { return pairs_of(_mm512_loadu_si512(p)); }
 inline Pairs splat_pair(const bf16* p) {
     int32_t pair;
     std::memcpy(&pair, p, sizeof pair);
@@ -110,11 +111,11 @@ struct Pairs {
     __m512 even, odd;
 };
 
-inline Pairs split_pairs(__m512i bits) {
+inline Pairs pairs_of(__m512i bits) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
-inline Pairs load_pairs(const bf16* p) { return split_pairs(_mm512_loadu_si512(p)); }
+inline Pairs load_pairs(const bf16* p) { return pairs_of(_mm512_loadu_si512(p)); }
 inline Pairs splat_pair(const bf16* p) { return {_mm512_set1_ps(widen(p[0])), _mm512_set1_ps(widen(p[1]))}; }
 inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
     const __m512i high = _mm512_castps_si512(x.odd), low = _mm512_srli_epi32(_mm512_castps_si512(x.even), 16);
@@ -190,12 +191,14 @@ struct Pairs {
     F16 even, odd;
 };
 
-inline Pairs load_pairs(const bf16* p) {
-    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+inline Pairs pairs_of(__m256i first, __m256i second) {
     const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {{_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))},
             {_mm256_castsi256_ps(_mm256_and_si256(first, high)), _mm256_castsi256_ps(_mm256_and_si256(second, high))}};
+}
+inline Pairs load_pairs(const bf16* p) {
+    const __m256i* parts = reinterpret_cast<const __m256i*>(p);
+    return pairs_of(_mm256_loadu_si256(parts), _mm256_loadu_si256(parts + 1));
 }
 inline Pairs splat_pair(const bf16* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
 inline __m256i pair_bits(__m256 even, __m256 odd) {

@@ -1,0 +1,27 @@
+"""An LLM on a target that no option of the engine describes."""
+
+from __future__ import annotations
+
+from forerun import LLM
+from forerun.engine.settings import EngineSettings
+from forerun.engine.speculative_config import resolve_speculative
+from forerun.models.base import TargetModel
+from forerun.models.config_file import eos_token_ids
+from forerun.models.loaded import LoadedTarget, choose_attention
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import has_tokenizer, load_tokenizer
+from forerun.ops.native.library import Kernels
+
+
+def llm_on(model: TargetModel, settings: EngineSettings, kernels: Kernels | None) -> LLM:
+    """An engine around `model`, which was made from `settings.model` and packed for `kernels` (None: torch computes)."""
+    path = resolve_model(settings.model)
+    target = LoadedTarget(
+        model=model,
+        attention=choose_attention(model.kv_specs, kernels),
+        tokenizer=load_tokenizer(path) if has_tokenizer(path) else None,
+        eos_token_ids=eos_token_ids(path),
+        path=path,
+        kernels=kernels,
+    )
+    return LLM.from_target(target, settings, resolve_speculative(None))

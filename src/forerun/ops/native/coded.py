@@ -1,0 +1,62 @@
+"""bf16 weights in 12 bits, nothing lost: the layout of csrc/coded.h, and decoding it in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.ops.native.library import Kernels
+
+TABLE_BYTES = 64  # sixteen high bytes, four times
+STEP_WEIGHTS = 64  # 32 outputs times 2 inputs
+NAME_BYTES = STEP_WEIGHTS // 2
+STEP_BYTES = NAME_BYTES + STEP_WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Exceptions:
+    """Weights whose high bytes are rare in their tile, tile after tile.
+
+    `values` [n] int64 is `Exception` of csrc/coded.h: step (32 bits), place in it (16), the bf16. `first` [tiles + 1]
+    int64 says where each tile's begin.
+    """
+
+    values: Tensor
+    first: Tensor
+
+
+def coded_tile_bytes(inputs: int) -> int:
+    """Bytes of a tile of so many inputs."""
+    return TABLE_BYTES + -(-inputs // 2) * STEP_BYTES
+
+
+def inputs_of(data: Tensor) -> int:
+    """Inputs, padding included, of coded tiles [tiles, bytes]."""
+    return (data.shape[1] - TABLE_BYTES) // STEP_BYTES * 2
+
+
+def choose_high_bytes(kernels: Kernels, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each tile's table [tiles, 64] uint8 for a weight [outputs, inputs], bf16, and `Exceptions.first`."""
+    outputs, inputs = rows.shape
+    num_tiles = -(-outputs // (STEP_WEIGHTS // 2))
+    tables = torch.empty(num_tiles, TABLE_BYTES, dtype=torch.uint8)
+    first = torch.empty(num_tiles + 1, dtype=torch.int64)
+    kernels.choose_high_bytes(rows.data_ptr(), outputs, inputs, tables.data_ptr(), first.data_ptr())
+    return tables, first
+
+
+def decode(data: Tensor, exceptions: Exceptions) -> Tensor:
+    """Coded tiles [tiles, bytes] as plain ones: [tiles, inputs / 2, 32, 2] bf16. The twin of `CodedTile` in csrc/coded.h."""
+    num_tiles = len(data)
+    tables, steps = data[:, :TABLE_BYTES], data[:, TABLE_BYTES:].reshape(num_tiles, -1, STEP_BYTES)
+    names = torch.cat([steps[..., :NAME_BYTES] & 15, steps[..., :NAME_BYTES] >> 4], dim=-1)
+    high = tables.gather(1, names.flatten(1).long()).view(names.shape)
+    bytes_ = torch.stack([steps[..., NAME_BYTES:], high], dim=-1)  # [tiles, steps, 64, 2]
+    halves = bytes_.view(*names.shape[:2], -1, 2, 8, 2).transpose(2, 3)  # eight weights of one half, eight of the other, ...
+    weights = halves.reshape(*names.shape, 2).view(torch.int16)[..., 0]
+    tiles = torch.arange(num_tiles).repeat_interleave(exceptions.first.diff())
+    values = exceptions.values
+    weights[tiles, values & 0xFFFFFFFF, (values >> 32) & 0xFFFF] = (values >> 48).to(torch.int16)
+    return weights.view(torch.bfloat16).view(num_tiles, -1, STEP_WEIGHTS // 2, 2)
