@@ -65,7 +65,18 @@ class PlainTile {
 struct Ahead {
     const char* data;
     int64_t bytes;
+    bool is_read_once;  // and must not push aside what the second cache holds: the step's own rows, keys and code
 };
+
+// How far ahead of itself a tile that is read once is fetched: what memory delivers to a core while it waits for a line.
+constexpr int64_t kFetchedAhead = 6144;
+
+inline void fetch(const Ahead& ahead, int64_t offset) {
+    if (ahead.is_read_once)
+        __builtin_prefetch(ahead.data + offset, 0, 0);
+    else
+        __builtin_prefetch(ahead.data + offset, 0, 2);
+}
 
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
 // would keep them in memory, where the caller can see them.)
@@ -77,8 +88,8 @@ inline void multiply_tile(Tile tile, const Value* rows, int64_t stride, int64_t 
     for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
     for (int64_t i = 0; i < inputs; i += step) {
         const auto [first, second] = tile.next();
-        __builtin_prefetch(ahead.data, 0, 2);
-        __builtin_prefetch(ahead.data + ahead.bytes / 2, 0, 2);
+        fetch(ahead, 0);
+        fetch(ahead, ahead.bytes / 2);
         ahead.data += ahead.bytes;
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
@@ -117,17 +128,19 @@ void multiply_any(int64_t num_rows, const Weight& weight, Tile tile, int64_t out
     multiply_rows<Rows>(weight, tile, output, rows, first_row, ahead, finish);
 }
 
-// All rows times one tile, in register tiles of nearly equal height. The next tile's `next_bytes` are fetched
-// meanwhile, evenly, so that memory never waits for the multiplying, nor the multiplying for memory.
+// All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
+// memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
+// stream a little further on, else the next tile, to be found in the cache by all of them.
 template <class Tile, class Value, class Finish>
-void multiply_all(const Weight& weight, Tile tile, int64_t output, const Value* rows, int64_t num_rows, const char* next,
+void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
-    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows;
+    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows, bytes = weight.tile_bytes();
     const int64_t steps = weight.inputs / (sizeof(Value) == 2 ? 2 : 1);
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
-        const int64_t bytes = weight.tile_bytes() / parts;
-        multiply_any(count, weight, tile, output, rows, first, Ahead{next + bytes * part, bytes / steps}, finish);
+        const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kFetchedAhead, bytes / steps, true}
+                                       : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
+        multiply_any(count, weight, tile, index * kTile, rows, first, ahead, finish);
     }
 }
 
@@ -153,7 +166,7 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
         const auto multiply_by = [&](auto source, const auto* values) {
-            multiply_all(weight, source, tile * kTile, values, num_rows, next, finish);
+            multiply_all(weight, source, tile, values, num_rows, next, finish);
         };
         const auto multiply_narrow = [&](auto source) {
             const auto* values = static_cast<const bf16*>(rows);
