@@ -17,6 +17,7 @@ namespace forerun {
 
 constexpr int kTileKeys = 256;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
+constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
 // Groups of sixteen keys, members and vectors of a value that are computed together: as many sums as fit in
 // registers, and enough of them to hide what one sum waits for the one before it.
@@ -147,7 +148,8 @@ class AttentionBlock {
     AttentionBlock(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
                    const Stored* value, AttentionScratch& scratch)
         : pass_(pass), shape_(shape), query_(query), key_(key), value_(value), scratch_(scratch),
-          width_((shape.value_dim + kLanes - 1) / kLanes * kLanes) {}
+          width_((shape.value_dim + kLanes - 1) / kLanes * kLanes),
+          places_ahead_(static_cast<int>(kRowBytesAhead / (shape.key_dim * static_cast<int64_t>(sizeof(Stored))) + 1)) {}
 
     // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim].
     void attend(const AttentionItem& item, Stored* out) {
@@ -162,6 +164,7 @@ class AttentionBlock {
         for (int64_t start = first_key / kTileKeys * kTileKeys; start < num_keys; start += kTileKeys) {
             const int count = static_cast<int>(std::min<int64_t>(kTileKeys, num_keys - start));
             find_slots(start, count);
+            for (int i = 0; i < places_ahead_; ++i) fetch_place(i, count);
             score_keys(count);
             for (int member = 0; member < num_members_; ++member) weigh_keys(member, start, count);
             add_values(count);
@@ -171,6 +174,7 @@ class AttentionBlock {
 
   private:
     static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits
+    static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
 
     // Keys that the member's row sees end here.
     int64_t end_of(int member) const { return first_end_ + member / item_.num_heads; }
@@ -223,11 +227,27 @@ class AttentionBlock {
             scratch_.slots[i] = scratch_.tree_slots[start + i - sequence.num_unmasked()];
     }
 
+    template <int Dims>
+    static void fetch(const Stored* row) {
+#pragma GCC unroll 4
+        for (int dim = 0; dim < Dims; dim += kLineDims) __builtin_prefetch(row + dim);
+    }
+
+    // Brings near what is read i-th of a tile: its keys come first, then its values.
+    void fetch_place(int i, int count) const {
+        if (i >= 2 * count) return;
+        const bool is_key = i < count;
+        const int64_t dims = is_key ? shape_.key_dim : shape_.value_dim, slot = scratch_.slots[is_key ? i : i - count];
+        const Stored* row = (is_key ? key_ : value_) + (slot * shape_.num_kv_heads + item_.kv_head) * dims;
+        for (int64_t dim = 0; dim < dims; dim += kLineDims) fetch<kLineDims>(row + dim);
+    }
+
     void score_keys(int count) {
         const int num_words = shape_.key_dim / kWordDims;
         auto* transposed = reinterpret_cast<uint32_t*>(scratch_.keys);
         for (int start = 0; start < count; start += kKeyGroups * kLanes) {
             const int groups = std::min(kKeyGroups, (count - start + kLanes - 1) / kLanes);
+            for (int i = start; i < std::min(count, start + kKeyGroups * kLanes); ++i) fetch_place(i + places_ahead_, count);
             for (int g = 0; g < groups; ++g)
                 transpose_group(start + g * kLanes, std::min(kLanes, count - start - g * kLanes), num_words,
                                 transposed + g * kLanes * num_words);
@@ -345,6 +365,7 @@ class AttentionBlock {
             for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
         for (int i = 0; i < count; ++i) {
             const Stored* place = values + scratch_.slots[i] * stride;
+            if (i + places_ahead_ < count) fetch<Vectors * kLanes>(values + scratch_.slots[i + places_ahead_] * stride);
             F16 value[Vectors];
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v)
@@ -377,6 +398,7 @@ class AttentionBlock {
     const Stored* value_;
     AttentionScratch& scratch_;
     const int width_;
+    const int places_ahead_;
     AttentionItem item_{};
     int num_members_ = 0;
     int64_t first_end_ = 0;  // keys that the first row sees end here

@@ -69,7 +69,7 @@ struct Ahead {
 };
 
 // How far ahead of itself a tile that is read once is fetched: what memory delivers to a core while it waits for a line.
-constexpr int64_t kFetchedAhead = 6144;
+constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
     if (ahead.is_read_once)
@@ -138,7 +138,7 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
     const int64_t steps = weight.inputs / (sizeof(Value) == 2 ? 2 : 1);
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
-        const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kFetchedAhead, bytes / steps, true}
+        const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
                                        : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
         multiply_any(count, weight, tile, index * kTile, rows, first, ahead, finish);
     }
