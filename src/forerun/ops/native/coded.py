@@ -54,7 +54,8 @@ def decode(data: Tensor, exceptions: Exceptions) -> Tensor:
     names = torch.cat([steps[..., :NAME_BYTES] & 15, steps[..., :NAME_BYTES] >> 4], dim=-1)
     high = tables.gather(1, names.flatten(1).long()).view(names.shape)
     bytes_ = torch.stack([steps[..., NAME_BYTES:], high], dim=-1)  # [tiles, steps, 64, 2]
-    halves = bytes_.view(*names.shape[:2], -1, 2, 8, 2).transpose(2, 3)  # eight weights of one half, eight of the other, ...
+    # Eight weights of one half, eight of the other, and so on.
+    halves = bytes_.view(*names.shape[:2], -1, 2, 8, 2).transpose(2, 3)
     weights = halves.reshape(*names.shape, 2).view(torch.int16)[..., 0]
     tiles = torch.arange(num_tiles).repeat_interleave(exceptions.first.diff())
     values = exceptions.values
