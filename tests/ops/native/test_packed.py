@@ -126,7 +126,7 @@ def weight_with_rare_bytes(outputs, inputs, num_rare, random):
 def test_coded_weights_keep_every_bit(kernels, outputs, inputs, rare, seed):
     weight = weight_with_rare_bytes(outputs, inputs, rare, generator(seed))
     packed = pack_coded(kernels, weight, None, arena=Arena())
-    assert packed.exceptions is not None
+    assert packed.rare is not None
     assert torch.equal(packed.unpack().view(torch.int16), weight.view(torch.int16))
     rows = PackedLinear(kernels, packed).rows(torch.arange(outputs))
     torch.testing.assert_close(rows, weight.float(), rtol=0, atol=0, equal_nan=True)
@@ -141,7 +141,7 @@ def test_products_with_coded_weights_have_the_bits_of_plain_ones(kernels, rows, 
     weight[~weight.isfinite()] = 1e30
     coded, plain = (packed_linear(kernels, weight, dtype=dtype) for dtype in (CODED, torch.bfloat16))
     x = torch.randn(rows, 90, generator=random)
-    assert coded.weight.exceptions is not None
+    assert coded.weight.rare is not None
     assert torch.equal(coded(x), plain(x))
 
 
@@ -156,7 +156,7 @@ def test_a_coded_weight_has_twelve_bits_each(kernels):
 def test_a_weight_of_many_magnitudes_is_not_coded(kernels):
     weight = torch.randn(64, 100) * torch.logspace(-30, 30, 100)
     packed = pack_coded(kernels, weight, torch.ones(64), arena=Arena())
-    assert packed.exceptions is None
+    assert packed.rare is None
     assert torch.equal(packed.unpack(), weight.to(torch.bfloat16))
 
 

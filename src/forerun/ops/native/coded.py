@@ -16,10 +16,10 @@ STEP_BYTES = NAME_BYTES + STEP_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
-class Exceptions:
+class RareWeights:
     """Weights whose high bytes are rare in their tile, tile after tile.
 
-    `values` [n] int64 is `Exception` of csrc/coded.h: step (32 bits), place in it (16), the bf16. `first` [tiles + 1]
+    `values` [n] int64 is `RareWeight` of csrc/coded.h: step (32 bits), place in it (16), the bf16. `first` [tiles + 1]
     int64 says where each tile's begin.
     """
 
@@ -38,7 +38,7 @@ def inputs_of(data: Tensor) -> int:
 
 
 def choose_high_bytes(kernels: Kernels, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each tile's table [tiles, 64] uint8 for a weight [outputs, inputs], bf16, and `Exceptions.first`."""
+    """Each tile's table [tiles, 64] uint8 for a weight [outputs, inputs], bf16, and `RareWeights.first`."""
     outputs, inputs = rows.shape
     num_tiles = -(-outputs // (STEP_WEIGHTS // 2))
     tables = torch.empty(num_tiles, TABLE_BYTES, dtype=torch.uint8)
@@ -47,7 +47,7 @@ def choose_high_bytes(kernels: Kernels, rows: Tensor) -> tuple[Tensor, Tensor]:
     return tables, first
 
 
-def decode(data: Tensor, exceptions: Exceptions) -> Tensor:
+def decode(data: Tensor, rare: RareWeights) -> Tensor:
     """Coded tiles [tiles, bytes] as plain ones: [tiles, inputs / 2, 32, 2] bf16. The twin of `CodedTile` in csrc/coded.h."""
     num_tiles = len(data)
     tables, steps = data[:, :TABLE_BYTES], data[:, TABLE_BYTES:].reshape(num_tiles, -1, STEP_BYTES)
@@ -57,7 +57,7 @@ def decode(data: Tensor, exceptions: Exceptions) -> Tensor:
     # Eight weights of one half, eight of the other, and so on.
     halves = bytes_.view(*names.shape[:2], -1, 2, 8, 2).transpose(2, 3)
     weights = halves.reshape(*names.shape, 2).view(torch.int16)[..., 0]
-    tiles = torch.arange(num_tiles).repeat_interleave(exceptions.first.diff())
-    values = exceptions.values
+    tiles = torch.arange(num_tiles).repeat_interleave(rare.first.diff())
+    values = rare.values
     weights[tiles, values & 0xFFFFFFFF, (values >> 32) & 0xFFFF] = (values >> 48).to(torch.int16)
     return weights.view(torch.bfloat16).view(num_tiles, -1, STEP_WEIGHTS // 2, 2)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forerun.ops.native.coded import Exceptions, choose_high_bytes, coded_tile_bytes, decode, inputs_of
+from forerun.ops.native.coded import RareWeights, choose_high_bytes, coded_tile_bytes, decode, inputs_of
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.structs import STORAGE, WeightStruct
 
 TILE = 32  # outputs that lie side by side
-MOST_EXCEPTIONS = 1e-3  # of a coded weight's values; each costs some ten nanoseconds in each pass
+MOST_RARE = 1e-3  # of a coded weight's values; each costs some ten nanoseconds in each pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class PackedWeight:
     bias: Tensor | None  # [padded outputs] fp32
     outputs: int
     inputs: int
-    exceptions: Exceptions | None = None  # of coded bf16
+    rare: RareWeights | None = None  # of coded bf16
     struct: WeightStruct = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -40,8 +40,8 @@ class PackedWeight:
             outputs=len(self.data) * TILE,
             inputs=self._padded_inputs(),
             storage=STORAGE[self.data.dtype],
-            exceptions=None if self.exceptions is None else self.exceptions.values.data_ptr(),
-            first_exceptions=None if self.exceptions is None else self.exceptions.first.data_ptr(),
+            rare=None if self.rare is None else self.rare.values.data_ptr(),
+            first_rare=None if self.rare is None else self.rare.first.data_ptr(),
         )
         object.__setattr__(self, "struct", struct)
 
@@ -49,17 +49,17 @@ class PackedWeight:
     def num_bytes(self) -> int:
         """Bytes that a pass reads."""
         parts = [self.data, self.scale, self.bias]
-        parts += [] if self.exceptions is None else [self.exceptions.values, self.exceptions.first]
+        parts += [] if self.rare is None else [self.rare.values, self.rare.first]
         return sum(part.nbytes for part in parts if part is not None)
 
     def _padded_inputs(self) -> int:
-        if self.exceptions is not None:
+        if self.rare is not None:
             return inputs_of(self.data)
         return self.data.shape[1] * (1 if self.data.ndim == 3 else 2)
 
     def unpack(self) -> Tensor:
         """[outputs, inputs] as it was given: fp32, bf16, or what int8 stands for in fp32."""
-        data = self.data if self.exceptions is None else decode(self.data, self.exceptions)
+        data = self.data if self.rare is None else decode(self.data, self.rare)
         data = data if data.ndim == 4 else data.unsqueeze(-1)
         tiles, steps, lanes, pair = data.shape
         weight = data.permute(0, 2, 1, 3).reshape(tiles * lanes, steps * pair)
@@ -69,7 +69,7 @@ class PackedWeight:
 
     def select(self, outputs: Tensor) -> PackedWeight:
         """The same for some outputs only ([n] int64), copied: a head over a part of the vocabulary. Not of coded bf16."""
-        assert self.exceptions is None, "a tile's outputs share their code"
+        assert self.rare is None, "a tile's outputs share their code"
         padded = torch.zeros(-(-len(outputs) // TILE) * TILE, dtype=torch.int64)
         padded[: len(outputs)] = outputs
         tiles, lanes = padded // TILE, padded % TILE
@@ -110,14 +110,14 @@ def pack_coded(kernels: Kernels, weight: Tensor, bias: Tensor | None, *, arena: 
     rows = weight.to(torch.bfloat16).contiguous()
     outputs, inputs = rows.shape
     tables, first = choose_high_bytes(kernels, rows)
-    num_exceptions = int(first[-1])
-    if num_exceptions > MOST_EXCEPTIONS * rows.numel():
+    num_rare = int(first[-1])
+    if num_rare > MOST_RARE * rows.numel():
         return pack(rows, bias, dtype=torch.bfloat16, arena=arena)
-    exceptions = Exceptions(arena.empty((num_exceptions,), torch.int64), first)
+    rare = RareWeights(arena.empty((num_rare,), torch.int64), first)
     data = arena.empty((len(tables), coded_tile_bytes(inputs)), torch.uint8)
     kernels.code_weight(
         *(rows.data_ptr(), outputs, inputs, tables.data_ptr()),
-        *(first.data_ptr(), data.data_ptr(), exceptions.values.data_ptr()),
+        *(first.data_ptr(), data.data_ptr(), rare.values.data_ptr()),
     )
     return PackedWeight(
         data=data,
@@ -125,7 +125,7 @@ def pack_coded(kernels: Kernels, weight: Tensor, bias: Tensor | None, *, arena: 
         bias=None if bias is None else _padded(bias, len(tables) * TILE, arena),
         outputs=outputs,
         inputs=inputs,
-        exceptions=exceptions,
+        rare=rare,
     )
 
 
@@ -201,7 +201,7 @@ class PackedLinear:
     def select(self, outputs: Tensor) -> PackedLinear:
         """The same for some outputs only."""
         weight = self.weight
-        if weight.exceptions is None:
+        if weight.rare is None:
             return PackedLinear(self.kernels, weight.select(outputs))
         bias = None if weight.bias is None else weight.bias[outputs]
         return PackedLinear(self.kernels, pack_coded(self.kernels, self.rows(outputs), bias, arena=Arena()))

@@ -22,8 +22,8 @@ class WeightStruct(Structure):
         ("inputs", c_int64),
         ("storage", c_int32),
         ("reserved", c_int32),
-        ("exceptions", c_void_p),
-        ("first_exceptions", c_void_p),
+        ("rare", c_void_p),
+        ("first_rare", c_void_p),
     ]
 
 

@@ -2,10 +2,10 @@
 // (sign and most of the exponent) most frequent in the tile. A trained matrix has few of them: its exponents carry less
 // than three bits (DFloat11, arXiv 2504.11651). The rare weight with another high byte is listed beside the tiles.
 //
-// A tile is a table of sixteen high bytes, four times, then step after step 32 bytes of names and 64 low bytes. So that
-// interleaving low and high bytes, 16 at a time, gives the pairs of outputs 0 to 15 and those of outputs 16 to 31, low
-// bytes lie in fours of eight of these and eight of those. The name of low byte b is in byte b % 32, in the low four
-// bits if b < 32.
+// A tile is a table of sixteen high bytes, four times, then step after step 32 bytes of names and 64 low bytes. Low bytes
+// lie eight of outputs 0 to 15, eight of outputs 16 to 31, and so on: interleaving low and high bytes, as processors do it
+// within every 16, gives the pairs of the former and of the latter in order. The name of low byte b is in byte b % 32, in
+// the low four bits if b < 32.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ constexpr int kStepBytes = kNameBytes + kStepWeights;
 constexpr int kNames = 16;
 constexpr int kTableBytes = 64;
 
-// A weight whose high byte has no name; those of a tile are in the order of their places.
-struct Exception {
+// A weight whose high byte has no name; a tile's are in the order of their steps.
+struct RareWeight {
     uint32_t step;
     uint16_t place;  // 2 * output + input, both counted within tile and step
     bf16 value;
@@ -93,12 +93,12 @@ class HighBytes {
 // Reads a tile from its first step to its last.
 class CodedTile {
   public:
-    CodedTile(const uint8_t* data, const Exception* first, const Exception* last)
-        : high_bytes_(data), step_(data + kTableBytes), exception_(first), last_(last), next_exception_(step_of_next()) {}
+    CodedTile(const uint8_t* data, const RareWeight* first, const RareWeight* last)
+        : high_bytes_(data), step_(data + kTableBytes), rare_(first), last_(last), next_rare_(step_of_next()) {}
 
     inline PairsOfStep next() {
         PairsOfStep found = high_bytes_.decode_step(step_);
-        if (num_read_ == next_exception_) [[unlikely]]
+        if (num_read_ == next_rare_) [[unlikely]]
             correct(found);
         ++num_read_;
         step_ += kStepBytes;
@@ -106,25 +106,25 @@ class CodedTile {
     }
 
   private:
-    uint32_t step_of_next() const { return exception_ == last_ ? UINT32_MAX : exception_->step; }
+    uint32_t step_of_next() const { return rare_ == last_ ? UINT32_MAX : rare_->step; }
 
     // (Inline: a call would have all sums of a register tile written to memory and read again.)
     [[gnu::always_inline]] void correct(PairsOfStep& found) {
         bf16 weights[kStepWeights];
         store_pairs(weights, found.first);
         store_pairs(weights + kStepWeights / 2, found.second);
-        for (; next_exception_ == num_read_; next_exception_ = step_of_next()) {
-            weights[exception_->place] = exception_->value;
-            ++exception_;
+        for (; next_rare_ == num_read_; next_rare_ = step_of_next()) {
+            weights[rare_->place] = rare_->value;
+            ++rare_;
         }
         found = {load_pairs(weights), load_pairs(weights + kStepWeights / 2)};
     }
 
     HighBytes high_bytes_;
     const uint8_t* step_;
-    const Exception* exception_;
-    const Exception* last_;
-    uint32_t next_exception_;
+    const RareWeight* rare_;
+    const RareWeight* last_;
+    uint32_t next_rare_;
     uint32_t num_read_ = 0;
 };
 
@@ -155,8 +155,8 @@ inline int64_t choose_high_bytes(const TileRows& tile, uint8_t* table) {
     return tile.steps() * kStepWeights - num_named;
 }
 
-// Writes a tile, and its exceptions, as many as `choose_high_bytes` counted.
-inline void code_tile(const TileRows& tile, const uint8_t* table, uint8_t* out, Exception* exceptions) {
+// Writes a tile, and its rare weights, as many as `choose_high_bytes` counted.
+inline void code_tile(const TileRows& tile, const uint8_t* table, uint8_t* out, RareWeight* rare) {
     uint8_t names[256];
     std::fill(names, names + 256, kNames);
     for (int name = 0; name < kNames; ++name) names[table[name]] = static_cast<uint8_t>(name);
@@ -169,7 +169,7 @@ inline void code_tile(const TileRows& tile, const uint8_t* table, uint8_t* out, 
             const int byte = byte_of(place), name = names[value >> 8];
             out[kNameBytes + byte] = static_cast<uint8_t>(value);
             if (name == kNames)
-                *exceptions++ = {static_cast<uint32_t>(step), static_cast<uint16_t>(place), value};
+                *rare++ = {static_cast<uint32_t>(step), static_cast<uint16_t>(place), value};
             else
                 out[byte % kNameBytes] |= static_cast<uint8_t>(byte < kNameBytes ? name : name << 4);
         }

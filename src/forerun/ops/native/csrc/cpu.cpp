@@ -180,23 +180,23 @@ EXPORT void forerun_linear_argmax(const Weight* weight, const float* rows, int64
     }
 }
 
-// Tables [tiles, 64] for coding `rows` [num_rows, width] bf16, and where each tile's exceptions begin [tiles + 1].
-EXPORT void forerun_choose_high_bytes(const bf16* rows, int64_t num_rows, int64_t width, uint8_t* tables, int64_t* first_exceptions) {
+// Tables [tiles, 64] for coding `rows` [num_rows, width] bf16, and where each tile's rare weights begin [tiles + 1].
+EXPORT void forerun_choose_high_bytes(const bf16* rows, int64_t num_rows, int64_t width, uint8_t* tables, int64_t* first_rare) {
     const std::lock_guard<std::mutex> lock(process->mutex);
-    first_exceptions[0] = 0;
+    first_rare[0] = 0;
     const int64_t tiles = each_tile(rows, num_rows, width, [&](int64_t tile, const TileRows& part) {
-        first_exceptions[tile + 1] = choose_high_bytes(part, tables + tile * kTableBytes);
+        first_rare[tile + 1] = choose_high_bytes(part, tables + tile * kTableBytes);
     });
-    std::partial_sum(first_exceptions, first_exceptions + tiles + 1, first_exceptions);
+    std::partial_sum(first_rare, first_rare + tiles + 1, first_rare);
 }
 
 // The coded tiles of `rows`, with what forerun_choose_high_bytes found.
 EXPORT void forerun_code_weight(const bf16* rows, int64_t num_rows, int64_t width, const uint8_t* tables,
-                                const int64_t* first_exceptions, uint8_t* out, Exception* exceptions) {
+                                const int64_t* first_rare, uint8_t* out, RareWeight* rare) {
     const std::lock_guard<std::mutex> lock(process->mutex);
     each_tile(rows, num_rows, width, [&](int64_t tile, const TileRows& part) {
         code_tile(part, tables + tile * kTableBytes, out + tile * coded_tile_bytes(part.steps() * 2),
-                  exceptions + first_exceptions[tile]);
+                  rare + first_rare[tile]);
     });
 }
 

@@ -25,8 +25,8 @@ struct Weight {
     int64_t inputs;      // even; padding included
     int32_t storage;
     int32_t reserved;
-    const Exception* exceptions;      // coded: of all tiles
-    const int64_t* first_exceptions;  // [tiles + 1] where each tile's begin
+    const RareWeight* rare;     // coded: of all tiles
+    const int64_t* first_rare;  // [tiles + 1] where each tile's begin
 
     bool narrow_inputs() const { return storage != kFloat32; }  // rows are bf16, else fp32
     int64_t tiles() const { return outputs / kTile; }
@@ -36,8 +36,8 @@ struct Weight {
     }
     const char* tile_data(int64_t tile) const { return static_cast<const char*>(data) + tile * tile_bytes(); }
     CodedTile coded_tile(int64_t tile) const {
-        return {reinterpret_cast<const uint8_t*>(tile_data(tile)), exceptions + first_exceptions[tile],
-                exceptions + first_exceptions[tile + 1]};
+        return {reinterpret_cast<const uint8_t*>(tile_data(tile)), rare + first_rare[tile],
+                rare + first_rare[tile + 1]};
     }
 };
 
@@ -201,9 +201,9 @@ inline void read_output(const Weight& weight, int64_t output, float* row) {
         }
     }
     if (weight.storage != kCoded) return;
-    for (int64_t i = weight.first_exceptions[tile]; i < weight.first_exceptions[tile + 1]; ++i) {
-        const Exception& exception = weight.exceptions[i];
-        if (exception.place / 2 == lane) row[exception.step * 2 + exception.place % 2] = widen(exception.value);
+    for (int64_t i = weight.first_rare[tile]; i < weight.first_rare[tile + 1]; ++i) {
+        const RareWeight& rare = weight.rare[i];
+        if (rare.place / 2 == lane) row[rare.step * 2 + rare.place % 2] = widen(rare.value);
     }
 }
 
