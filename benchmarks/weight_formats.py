@@ -21,6 +21,7 @@ from benchmarks.targets import llm_on
 from forerun import LLM
 from forerun.bench.bandwidth import BandwidthProbe
 from forerun.bench.clock import Stopwatch
+from forerun.bench.curve import NUM_WARMUP_ROUNDS
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, random_sequences
 from forerun.engine.build import LOADERS
@@ -29,7 +30,6 @@ from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.ops.native.library import Kernels, load_kernels
 
-NUM_WARMUP_ROUNDS = 2
 PLAIN, CODED, INT8 = "bf16 in 16 bits", "bf16 in 12 bits", "int8"
 
 

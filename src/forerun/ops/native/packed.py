@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forerun.ops.native.coded import RareWeights, choose_high_bytes, coded_tile_bytes, decode, inputs_of
+from forerun.ops.native.coded import RareWeights, code, decode, inputs_of
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.structs import STORAGE, WeightStruct
-
-TILE = 32  # outputs that lie side by side
-MOST_RARE = 1e-3  # of a coded weight's values; each costs some ten nanoseconds in each pass
+from forerun.ops.native.structs import STORAGE, TILE, WeightStruct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,22 +104,15 @@ def pack(weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, arena: Aren
 
 def pack_coded(kernels: Kernels, weight: Tensor, bias: Tensor | None, *, arena: Arena) -> PackedWeight:
     """Lay out a weight [outputs, inputs] as bf16 in 12 bits, or as `pack` does where too many of its high bytes are rare."""
-    rows = weight.to(torch.bfloat16).contiguous()
-    outputs, inputs = rows.shape
-    tables, first = choose_high_bytes(kernels, rows)
-    num_rare = int(first[-1])
-    if num_rare > MOST_RARE * rows.numel():
-        return pack(rows, bias, dtype=torch.bfloat16, arena=arena)
-    rare = RareWeights(arena.empty((num_rare,), torch.int64), first)
-    data = arena.empty((len(tables), coded_tile_bytes(inputs)), torch.uint8)
-    kernels.code_weight(
-        *(rows.data_ptr(), outputs, inputs, tables.data_ptr()),
-        *(first.data_ptr(), data.data_ptr(), rare.values.data_ptr()),
-    )
+    coded = code(kernels, weight.to(torch.bfloat16).contiguous(), arena)
+    if coded is None:
+        return pack(weight, bias, dtype=torch.bfloat16, arena=arena)
+    data, rare = coded
+    outputs, inputs = weight.shape
     return PackedWeight(
         data=data,
         scale=None,
-        bias=None if bias is None else _padded(bias, len(tables) * TILE, arena),
+        bias=None if bias is None else _padded(bias, len(data) * TILE, arena),
         outputs=outputs,
         inputs=inputs,
         rare=rare,

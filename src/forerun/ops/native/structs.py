@@ -7,6 +7,9 @@ from typing import ClassVar
 
 import torch
 
+TILE = 32
+"""Outputs that lie side by side: `kTile` of csrc/matmul.h."""
+
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 """How values are stored: `Storage` of csrc/matmul.h; bytes are coded bf16."""
 

@@ -239,7 +239,7 @@ class AttentionBlock {
         const bool is_key = i < count;
         const int64_t dims = is_key ? shape_.key_dim : shape_.value_dim, slot = scratch_.slots[is_key ? i : i - count];
         const Stored* row = (is_key ? key_ : value_) + (slot * shape_.num_kv_heads + item_.kv_head) * dims;
-        for (int64_t dim = 0; dim < dims; dim += kLineDims) fetch<kLineDims>(row + dim);
+        for (int64_t dim = 0; dim < dims; dim += kLineDims) __builtin_prefetch(row + dim);
     }
 
     void score_keys(int count) {
