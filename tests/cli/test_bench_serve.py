@@ -192,7 +192,12 @@ def test_energy_is_measured_where_there_is_a_sensor(run, server, tmp_path):
     folder.mkdir(parents=True)
     for name, text in (("name", "package-0"), ("energy_uj", "5"), ("max_energy_range_uj", "100000000")):
         (folder / name).write_text(text)
-    server.on_request = lambda: (folder / "energy_uj").write_text(str(len(server.bodies) * 2_000_000 + 5))
+
+    def count() -> None:  # in one move, as the system does: the sensor is read meanwhile, and never found empty
+        (folder / "next").write_text(str(len(server.bodies) * 2_000_000 + 5))
+        (folder / "next").replace(folder / "energy_uj")
+
+    server.on_request = count
     energy = json.loads(run("--json").out)["energy"]
     assert (energy["method"], energy["cpu_j"], energy["j_per_request"]) == ("rapl", 10.0, 2.0)
     assert (energy["j_per_output_token"], energy["tokens_per_j"], energy["gpu_j"]) == (0.25, 4.0, None)
