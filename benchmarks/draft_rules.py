@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.prompt_files import FUNCTION, first_turns, source_files
 from forerun import LLM, SamplingParams
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
-from forerun.engine.speculative_config import resolve_speculative
 
 NUM_FILES = 64
 NUM_TOKENS = 192

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks.targets import llm_on
 from forerun import LLM
-from forerun.engine.build import choose_arithmetic
-from forerun.engine.settings import EngineSettings
+from forerun.build import choose_arithmetic
+from forerun.config.settings import EngineSettings
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.decoder import build_decoder

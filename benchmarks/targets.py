@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forerun import LLM
-from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import resolve_speculative
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
 from forerun.models.base import TargetModel
 from forerun.models.config_file import eos_token_ids
 from forerun.models.loaded import LoadedTarget, choose_attention

@@ -24,8 +24,8 @@ from forerun.bench.clock import Stopwatch
 from forerun.bench.curve import NUM_WARMUP_ROUNDS
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, random_sequences
-from forerun.engine.build import LOADERS
-from forerun.engine.settings import EngineSettings
+from forerun.build import LOADERS
+from forerun.config.settings import EngineSettings
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.ops.native.library import Kernels, load_kernels

@@ -6,14 +6,19 @@ import functools
 import json
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import resolve_speculative
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
+from forerun.drafters.guard import GuardedDrafter
+from forerun.engine.scheduler import Scheduler
+from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.local import LocalExecutor
+from forerun.kv.block_pool import BlockPool
 from forerun.llm import LLM
 from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
@@ -176,6 +181,18 @@ def tiny_head(make, target):
     return folder if folder.exists() else heads_eagle.save(folder, *make(target))
 
 
-def engine_of(llm):
+@dataclass(frozen=True)
+class Insides:
     """The engine's parts, for white-box claims about memory."""
-    return llm._engine._parts
+
+    scheduler: Scheduler
+    pool: BlockPool
+    executor: LocalExecutor
+    drafting: GuardedDrafter
+    exporter: HiddenStatesExporter | None
+
+
+def engine_of(llm):
+    """What is inside an LLM's engine."""
+    parts, executor = llm.engine.parts, llm.executor
+    return Insides(parts.scheduler, parts.pool, executor, executor.drafting, executor.exporter)

@@ -10,8 +10,8 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.cli.app import COMMANDS
+from forerun.config.settings import EngineSettings
 from forerun.drafters.registry import DRAFTERS
-from forerun.engine.settings import EngineSettings
 from forerun.verify.registry import VERIFIERS
 
 ROOT = Path(__file__).parent.parent

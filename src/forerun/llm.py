@@ -12,16 +12,17 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from forerun.build import BuiltEngine, assemble, build_engine
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.build import BuiltEngine, assemble, build_engine
 from forerun.engine.engine import Engine
 from forerun.engine.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
-from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.engine.stats import EngineStats
 from forerun.errors import ModelError, RequestError, refuse_unknown_keys
+from forerun.executor.local import LocalExecutor
 from forerun.models.loaded import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ class LLM:
 
     def _adopt(self, built: BuiltEngine) -> None:
         self._engine = built.engine
+        self._executor = built.executor
         self._target = built.target
         self._ids = itertools.count()
         self._finished: dict[str, RequestOutput] = {}  # ended, not read yet
@@ -77,6 +79,11 @@ class LLM:
     def engine(self) -> Engine:
         """The engine underneath, for benchmarks."""
         return self._engine
+
+    @property
+    def executor(self) -> LocalExecutor:
+        """What computes the engine's steps, for benchmarks."""
+        return self._executor
 
     @property
     def stats(self) -> EngineStats:

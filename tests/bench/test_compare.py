@@ -9,7 +9,7 @@ import pytest
 from forerun.bench import bandwidth, compare
 from forerun.bench.compare import measure_comparison
 from forerun.bench.workloads import ComparisonWorkload
-from forerun.engine.settings import EngineSettings
+from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, UnknownKeyError
 from tests.bench.clocks import TickingClock
 from tests.contract.drafters import BadDrafter, MoodyDrafter

@@ -8,8 +8,8 @@ import pytest
 
 from forerun.bench.answers import Answers
 from forerun.bench.outcomes import Rounds, summarise
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.stats import SpeculationStats, StepTimes
-from forerun.engine.speculative_config import resolve_speculative
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 PROMPTS = [[1], [2]]

@@ -10,8 +10,8 @@ import pytest
 
 from forerun.cli.app import main
 from forerun.cli.options import EngineOptions, SamplingOptions
+from forerun.config.settings import EngineSettings
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.settings import EngineSettings
 from tests.cli.fakes import FakeLoader
 
 FLAG = "--speculative-config"

@@ -8,7 +8,7 @@ from forerun.core.draft import NO_DRAFT
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.engine.generation import Generation
-from forerun.kv.slots import Slot
+from forerun.kv.block_table import BlockTable
 from forerun.ops.sampling import SamplingRules
 
 BLOCK = 4
@@ -26,7 +26,7 @@ def generation_of(pool, prompt_ids, *, output_ids=(), draft=NO_DRAFT, index=0, s
         sequence=sequence,
         request_id=str(sequence.seq_id),
         index=index,
-        slot=Slot(pool, block_size=BLOCK),
+        slot=BlockTable(pool, block_size=BLOCK),
         rules=SamplingRules(sampling, prompt_ids=sequence.prompt_ids, vocab_size=VOCAB_SIZE),
         stop_tokens=stop_tokens or {},
         max_length=len(prompt_ids) + sampling.max_tokens,

@@ -8,7 +8,7 @@ from forerun.core.draft import Draft
 from forerun.engine import scheduler as scheduler_module
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.kv.block_pool import BlockPool
-from forerun.kv.slots import Slot
+from forerun.kv.block_table import BlockTable
 from tests.engine.generations import BLOCK, finish_step, generation_of
 
 CHAIN = Draft((1, 2, 3, 4, 5, 6))
@@ -130,8 +130,8 @@ def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():
 
 def test_what_does_not_fit_is_hashed_again_only_when_there_is_more_room(monkeypatch):
     num_matches = []
-    plain_match = Slot.match
-    monkeypatch.setattr(Slot, "match", lambda slot, ids: num_matches.append(len(ids)) or plain_match(slot, ids))
+    plain_match = BlockTable.match
+    monkeypatch.setattr(BlockTable, "match", lambda slot, ids: num_matches.append(len(ids)) or plain_match(slot, ids))
     scheduler, pool = make(num_blocks=8)
     running, waiting = generation_of(pool, range(16)), generation_of(pool, range(50, 75))
     scheduler.enqueue(running)

@@ -8,8 +8,8 @@ import torch
 
 from forerun.core.batch import LayerKVSpec
 from forerun.kv.block_pool import BlockPool
+from forerun.kv.block_table import BlockTable
 from forerun.kv.cache import KVCache, bytes_per_block
-from forerun.kv.slots import Slot
 from forerun.ops.native.memory import give_back_freed_memory
 
 SPECS = [LayerKVSpec(num_kv_heads=2, key_dim=4, value_dim=3), LayerKVSpec(num_kv_heads=1, key_dim=2, value_dim=2)]
@@ -73,7 +73,7 @@ def test_moving_nothing_changes_nothing():
 
 def test_accepted_tree_path_ends_up_in_the_places_that_are_committed():
     cache = numbered_cache()
-    slot = Slot(BlockPool(3), block_size=4)
+    slot = BlockTable(BlockPool(3), block_size=4)
     slot.allocate(8)
     slot.commit([10, 11])
     path = [1, 3, 4]  # accepted nodes of a tree whose rows were written from place 2 on

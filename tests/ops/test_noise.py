@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.ops.noise import Stream, child_seed, exponential, exponential_row, uniform
+from forerun.core.random_bits import Stream, child_seed, uniform
+from forerun.ops.noise import exponential, exponential_row
 
 NUM_DRAWS = 20_000
 PINNED_UNIFORMS = [0.30868980060872697, 0.950138076779902, 0.14967804746509572]

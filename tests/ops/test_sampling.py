@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ModelError, RequestError
-from forerun.ops.noise import Stream
 from forerun.ops.sampling import SamplingRules, draw_token, greedy_token, target_probs, target_token, token_logprobs
 
 VOCAB_SIZE = 8

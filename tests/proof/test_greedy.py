@@ -77,7 +77,7 @@ def test_on_the_kernels_greedy_text_is_bit_identical(dtype):
 @needs_kernels
 def test_on_the_kernels_rounding_that_depends_on_the_batch_is_a_bug(monkeypatch):
     llm = tiny_llm(CASES["suffix-tree"], target=native_target())
-    model = llm.engine.parts.runner.model
+    model = llm.executor.model
     exact = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: exact(hidden) * (1 + 1e-6 * (len(hidden) > 1)))
     findings = check_greedy(llm, ["a b a b a b"], max_tokens=30, progress=print)
@@ -87,7 +87,7 @@ def test_on_the_kernels_rounding_that_depends_on_the_batch_is_a_bug(monkeypatch)
 @pytest.mark.parametrize(("gap", "is_tie"), [(1e-4, True), (0.1, False)])
 def test_near_ties_are_told_from_the_text_alone(monkeypatch, gap, is_tie):
     llm = tiny_llm()
-    decoder = llm.engine.parts.runner.model
+    decoder = llm.executor.model
     logits = torch.zeros(decoder.vocab_size)
     logits[7], logits[8] = 5.0, 5.0 - gap
     monkeypatch.setattr(decoder, "logits", lambda hidden: logits.repeat(len(hidden), 1))

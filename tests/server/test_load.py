@@ -157,7 +157,7 @@ def test_no_mixture_of_options_drafts_and_departures_hurts_the_server():
 def test_a_failed_step_ends_the_requests_in_flight_and_no_others():
     llm = chat_llm(NGRAM)
     steps = SlowSteps(llm)
-    forward = llm.engine.parts.runner.forward
+    forward = llm.executor.forward
     fails = threading.Event()
 
     def failing(*args):
@@ -166,7 +166,7 @@ def test_a_failed_step_ends_the_requests_in_flight_and_no_others():
             raise RuntimeError("secret: out of memory at /private/path")
         return forward(*args)
 
-    llm.engine.parts.runner.forward = failing
+    llm.executor.forward = failing
     with served(llm) as server, ThreadPoolExecutor(2) as threads:
         whole = threads.submit(server.send, "POST", "/v1/completions", LONG)
         streamed = threads.submit(server.stream, "/v1/completions", LONG)
@@ -185,17 +185,17 @@ def test_a_failed_step_ends_the_requests_in_flight_and_no_others():
 
 def test_steps_that_keep_failing_make_the_server_ill_until_one_works():
     llm = chat_llm()
-    forward = llm.engine.parts.runner.forward
+    forward = llm.executor.forward
 
     def failing(*_args):
         raise RuntimeError("no")
 
     with served(llm) as server:
-        llm.engine.parts.runner.forward = failing
+        llm.executor.forward = failing
         for _ in range(3):
             assert server.send("POST", "/v1/completions", LONG)[0] == 500
         assert server.send("GET", "/health")[0] == 503
-        llm.engine.parts.runner.forward = forward
+        llm.executor.forward = forward
         assert server.post("/v1/completions", LONG | {"max_tokens": 1})["choices"]
         assert server.send("GET", "/health")[0] == 200
 

@@ -168,4 +168,4 @@ def test_a_checkpoint_of_the_library_drafts_in_the_engine(method, tmp_path):
     (drafted,) = llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
     (plain,) = tiny_llm(None).generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
     assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
-    assert llm.engine.parts.drafting.num_failures == 0
+    assert llm.executor.drafting.num_failures == 0

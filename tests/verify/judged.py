@@ -5,7 +5,7 @@ import torch
 from forerun.core.draft import Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.ops.sampling import SamplingRules
-from forerun.verify.base import Judged
+from forerun.verify.base import VerifyRequest
 
 VOCAB_SIZE = 8
 
@@ -13,7 +13,7 @@ VOCAB_SIZE = 8
 def judged_of(draft=None, *, first_row=0, seed=0, position=5, output_ids=None, stop_ids=frozenset(), **params):
     """A sequence with a vocabulary of `VOCAB_SIZE`; `params` are its sampling settings."""
     rules = SamplingRules(SamplingParams(**params), prompt_ids=[0], vocab_size=VOCAB_SIZE, stop_token_ids=stop_ids)
-    return Judged(
+    return VerifyRequest(
         draft=draft or Draft(),
         first_row=first_row,
         rules=rules,

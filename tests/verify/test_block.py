@@ -7,10 +7,10 @@ from collections import Counter
 import torch
 
 from forerun.core.draft import Draft
+from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
-from forerun.ops.noise import Stream
 from forerun.ops.sampling import SamplingRules, draw_token
-from forerun.verify.base import Judged
+from forerun.verify.base import VerifyRequest
 from forerun.verify.block import BlockConfig
 from tests.verify.exact import random_model, reversed_model
 from tests.verify.judged import judged_of, rows_preferring
@@ -39,7 +39,7 @@ def decoded(seed):
         draft = drawn_chain(output_ids, seed=seed)
         places = [(*output_ids, *draft.token_ids[:depth]) for depth in range(len(draft) + 1)]
         logits = torch.tensor([TARGET(path) for path in places]).log()
-        judged = Judged(
+        judged = VerifyRequest(
             draft=draft, first_row=0, rules=rules, seed=seed, position=1 + len(output_ids), output_ids=output_ids
         )
         verdict = VERIFIER.verify(logits, [judged])[0]

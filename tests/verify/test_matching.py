@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from forerun.core.draft import Draft
 from forerun.core.verdict import Verdict
 from forerun.ops.sampling import target_token
-from forerun.verify.base import Judged
+from forerun.verify.base import VerifyRequest
 from forerun.verify.matching import MatchingConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
 
@@ -58,7 +58,7 @@ def decode_with_drafts(model, num_tokens, drafts, *, seed, **params):
         draft = next(drafts)
         paths = [[draft.token_ids[n] for n in draft.path(node)] for node in range(-1, len(draft))]
         logits = torch.stack([model((*output_ids, *path)) for path in paths])
-        judged = Judged(
+        judged = VerifyRequest(
             draft=draft, first_row=0, rules=rules, seed=seed, position=1 + len(output_ids), output_ids=output_ids
         )
         verdict = VERIFIER.verify(logits, [judged])[0]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from forerun.core.draft import Draft
+from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
-from forerun.ops.noise import Stream
 from forerun.ops.sampling import SamplingRules, draw_token
-from forerun.verify.base import Judged
+from forerun.verify.base import VerifyRequest
 from forerun.verify.block import BlockConfig
 from forerun.verify.matching import MatchingConfig
 from forerun.verify.rejection import RejectionConfig
@@ -32,7 +32,7 @@ def first_tokens(config, *, parents, draft_stream=Stream.DRAFT, num_draws=NUM_DR
             draw_token(probs[node], seed=seed, position=1, stream=draft_stream, index=node)
             for node in range(len(parents))
         )
-        judged = Judged(
+        judged = VerifyRequest(
             draft=Draft(token_ids, parents, probs), first_row=0, rules=RULES, seed=seed, position=1, output_ids=[]
         )
         verdict = verifier.verify(LOGITS, [judged])[0]

@@ -16,9 +16,9 @@ from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.outcomes import Judge, Rounds, summarise
 from forerun.bench.progress import Progress, ignore
 from forerun.bench.workloads import ComparisonWorkload
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import resolve_speculative
 from forerun.errors import ConfigError, ForerunError
 from forerun.llm import LLM
 from forerun.models.loaded import LoadedTarget

@@ -173,7 +173,7 @@ def _run_rounds(
 
 def _pass_bytes(llm: LLM) -> PassBytes | None:
     """What a pass must read; None for a model that only transformers knows."""
-    model = llm.engine.parts.runner.model
+    model = llm.executor.model
     return PassBytes(model.config, llm.dtype, weights=model.weight_bytes) if isinstance(model, Decoder) else None
 
 

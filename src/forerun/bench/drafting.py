@@ -41,7 +41,7 @@ def measure_drafting(llm: LLM, one_row_milliseconds: float, *, num_tokens: int =
     What a drafter with KV of its own reads of the prompt, and what it does for the first time, is not
     counted. `one_row_milliseconds` is T(1), which a drafted token is held against.
     """
-    vocab_size = llm.engine.parts.runner.model.vocab_size
+    vocab_size = llm.executor.model.vocab_size
     pattern = torch.randint(vocab_size, (NUM_PATTERN_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
     for salt in ("warm-up", "measured"):

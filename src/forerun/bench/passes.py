@@ -1,4 +1,4 @@
-"""Forward passes of an engine's own runner, over sequences of random tokens."""
+"""Forward passes of an engine's own executor, over sequences of random tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
-from forerun.engine.engine import EngineParts
 from forerun.errors import ConfigError
-from forerun.kv.slots import Slot
+from forerun.executor.local import LocalExecutor
+from forerun.kv.block_table import BlockTable
 from forerun.llm import LLM
 
 PREFILL_ROWS = 512
@@ -31,15 +31,15 @@ class PassShape:
 class RandomSequences:
     """Sequences of random tokens whose KV is in an engine's cache; made by `random_sequences`."""
 
-    def __init__(self, parts: EngineParts, slots: Sequence[Slot]) -> None:
-        self._parts = parts
-        self._slots = slots
+    def __init__(self, executor: LocalExecutor, tables: Sequence[BlockTable]) -> None:
+        self._executor = executor
+        self._tables = tables
         self._random = torch.Generator().manual_seed(0)
 
     def batch(self, shape: PassShape, *, all_logits: bool = True) -> ForwardBatch:
         """The rows after the first `shape.context` tokens, as when drafts are verified: logits of each row."""
-        slots = self._slots[: shape.num_sequences]
-        places = [np.asarray(slot.slots(shape.context, shape.rows), dtype=np.int64) for slot in slots]
+        tables = self._tables[: shape.num_sequences]
+        places = [np.asarray(table.slots(shape.context, shape.rows), dtype=np.int64) for table in tables]
         num_rows = shape.num_sequences * shape.rows
         positions = torch.arange(shape.context, shape.context + shape.rows).repeat(shape.num_sequences)
         return ForwardBatch(
@@ -47,33 +47,33 @@ class RandomSequences:
             positions=positions.to(self._device),
             slot_mapping=torch.from_numpy(np.concatenate(places)).to(self._device),
             sequences=[
-                SequenceRows(num_context=shape.context, num_rows=shape.rows, block_ids=slot.block_ids) for slot in slots
+                SequenceRows(num_context=shape.context, num_rows=shape.rows, block_ids=table.block_ids)
+                for table in tables
             ],
-            block_size=self._parts.runner.cache.block_size,
+            block_size=self._executor.cache.block_size,
             logits_rows=torch.arange(0 if all_logits else num_rows - 1, num_rows, device=self._device),
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run one whole pass, the layers' common preparation included; logits of the batch's rows."""
         with torch.inference_mode():
-            runner = self._parts.runner
-            return runner.forward(batch, runner.prepare(batch)).logits
+            return self._executor.forward(batch, self._executor.prepare_pass(batch)).logits
 
     def prefill(self, num_tokens: int) -> None:
         """Compute the KV of the first sequence's first tokens and give the others a copy each."""
         for start in range(0, num_tokens, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, num_tokens - start)
             self.forward(self.batch(PassShape(context=start, num_sequences=1, rows=rows), all_logits=False))
-        source, *others = (torch.as_tensor(slot.slots(0, num_tokens), device=self._device) for slot in self._slots)
+        source, *others = (torch.as_tensor(table.slots(0, num_tokens), device=self._device) for table in self._tables)
         for destination in others:
-            self._parts.runner.cache.move(source, destination)
+            self._executor.cache.move(source, destination)
 
     @property
     def _device(self) -> torch.device:
-        return self._parts.runner.model.device
+        return self._executor.model.device
 
     def _tokens(self, count: int) -> Tensor:
-        vocab_size = self._parts.runner.model.vocab_size
+        vocab_size = self._executor.model.vocab_size
         return torch.randint(vocab_size, (count,), generator=self._random).to(self._device)
 
 
@@ -84,25 +84,25 @@ def random_sequences(llm: LLM, shapes: Sequence[PassShape]) -> Iterator[RandomSe
     Raises:
         ConfigError: a shape is longer than the engine's sequences, or there is not enough KV memory for all.
     """
-    parts, context = llm.engine.parts, max(shape.context for shape in shapes)
+    pool, context = llm.engine.parts.pool, max(shape.context for shape in shapes)
     longest = context + max(shape.rows for shape in shapes)
     if longest > llm.max_model_len:
         raise ConfigError(
             f"contexts, rows: got sequences of {longest} tokens in sum; max_model_len is {llm.max_model_len}; "
             "ask for less or raise max_model_len"
         )
-    slots: list[Slot] = []
+    tables: list[BlockTable] = []
     try:
         for index in range(max(shape.num_sequences for shape in shapes)):
-            slots.append(Slot(parts.pool, block_size=parts.runner.cache.block_size))
-            if not slots[-1].allocate(longest):
+            tables.append(BlockTable(pool, block_size=llm.executor.cache.block_size))
+            if not tables[-1].allocate(longest):
                 raise ConfigError(
                     f"sequences: KV memory holds {index} of {longest} tokens each; "
                     "raise kv_cache_memory_bytes or ask for fewer or shorter ones"
                 )
-        sequences = RandomSequences(parts, slots)
+        sequences = RandomSequences(llm.executor, tables)
         sequences.prefill(context)
         yield sequences
     finally:
-        for slot in slots:
-            slot.free()
+        for table in tables:
+            table.free()

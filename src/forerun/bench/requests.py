@@ -16,7 +16,7 @@ from forerun.models.tokenizer import Tokenizer
 def random_prompts(llm: LLM, count: int, num_tokens: int) -> list[list[int]]:
     """Prompts of random tokens of the model's vocabulary; the engine's seed is theirs."""
     random = np.random.default_rng(llm.settings.seed)
-    vocab_size = llm.engine.parts.runner.model.vocab_size
+    vocab_size = llm.executor.model.vocab_size
     prompts: list[list[int]] = random.integers(vocab_size, size=(count, num_tokens)).tolist()
     return prompts
 

@@ -49,7 +49,7 @@ def compare(
     from forerun.bench.prompts import WORKLOADS
     from forerun.bench.requests import lay_out
     from forerun.cli.config_files import read_configs
-    from forerun.engine.settings import EngineSettings
+    from forerun.config.settings import EngineSettings
     from forerun.proof.greedy import is_near_tie
 
     check_picture("--picture", picture)

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.bench.comparison import PLAIN
 from forerun.cli.yaml_files import read_yaml
-from forerun.engine.speculative_config import resolve_speculative
+from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError, ForerunError
 
 EXAMPLE = "name: {method: ngram, num_speculative_tokens: 5}"

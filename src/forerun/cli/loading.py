@@ -16,7 +16,7 @@ from forerun.models import download, store
 
 if TYPE_CHECKING:
     from forerun import LLM
-    from forerun.engine.settings import EngineSettings
+    from forerun.config.settings import EngineSettings
     from forerun.models.loaded import LoadedTarget
 
 LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting"}
@@ -31,7 +31,7 @@ def load_llm(model: str, options: EngineOptions) -> LLM:
 
 def load_target(settings: EngineSettings) -> LoadedTarget:
     """Load a model without an engine around it, as `load_llm` does otherwise."""
-    from forerun.engine.build import load_target as load  # torch: only when it is needed
+    from forerun.build import load_target as load  # torch: only when it is needed
 
     pull_if_needed(settings.model)
     with spinner(f"Loading {settings.model}"):

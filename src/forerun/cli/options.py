@@ -122,7 +122,7 @@ class EngineOptions:
 
     def speculation(self) -> Mapping[str, Any] | None:
         """The `speculative_config` asked for, in the older form too; None if there is none."""
-        from forerun.engine.speculative_config import merge_deprecated  # torch: only when it is needed
+        from forerun.config.speculative_config import merge_deprecated  # torch: only when it is needed
 
         given = {name: value for name, value in asdict(self).items() if name in SPECULATIVE_OPTIONS}
         return merge_deprecated(given.pop("speculative_config"), **given)

@@ -86,7 +86,7 @@ class StreamDelta:
 
     `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
     them (it may lag behind while a stop string or a multi-byte character is incomplete). `logprobs`
-    are the tokens' own, where asked for. The step checked a draft of `num_draft_tokens`, by `drafter`
+    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`, by `drafter`
     where several take turns, and accepted `num_accepted_tokens`, those that a stop rule cut included.
     """
 
@@ -96,6 +96,7 @@ class StreamDelta:
     token_ids: list[int]
     origins: list[Origin]
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     drafter: str | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forerun.core.keywords import strict_keywords
 from forerun.core.structured_outputs import StructuredOutputs, resolve_structured_outputs
 from forerun.errors import RequestError, refuse_unknown_keys
 
-LogitsProcessor = Callable[..., Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsProcessor: TypeAlias = "Callable[..., Tensor]"
 """`f(output_ids, logits)` or `f(prompt_ids, output_ids, logits)` -> logits, over one row [vocab_size]."""
 
 
@@ -48,7 +48,7 @@ SCALARS = (
 )
 SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 MOST_COMPLETIONS = 16384  # per prompt, as in vLLM
-LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 SPECULATION_OFF = RequestSpeculation(num_speculative_tokens=0)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.core.random_bits import Stream
 from forerun.drafters.base import DraftRequest
 from forerun.errors import ConfigError, RequestError
-from forerun.ops.noise import Stream
 from forerun.ops.sampling import draw_token, target_probs, target_tokens
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")

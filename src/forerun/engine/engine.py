@@ -1,76 +1,87 @@
-"""The loop: schedule, build, forward, verify, commit, draft."""
+"""The loop: plan a step, have it executed, apply its result."""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from forerun.core.draft import NO_DRAFT
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
-from forerun.core.stats import StepTimes
-from forerun.core.verdict import Verdict
-from forerun.drafters.guard import GuardedDrafter
-from forerun.engine.batcher import Batch, Batcher
-from forerun.engine.commit import Committed, commit_step
-from forerun.engine.drafting import propose
-from forerun.engine.generation import Generation, Work
-from forerun.engine.hidden_states import HiddenStatesExporter
+from forerun.core.step import (
+    UNKNOWN_TOKEN,
+    EndedSequence,
+    PlannedSequence,
+    SequenceResult,
+    StepPlan,
+    StepRecord,
+    StepResult,
+    lay_out,
+)
+from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
+from forerun.engine.commit import Committed, commit
+from forerun.engine.generation import SAVED, Generation
 from forerun.engine.logprobs import describe_logprobs
-from forerun.engine.request import Intake, Request
-from forerun.engine.runner import Runner
+from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, StatsLog
 from forerun.errors import RequestError
+from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
-from forerun.verify.base import Judged, Verifier
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one step gave: new text per completion, and the requests that ended with it."""
-
-    deltas: list[StreamDelta] = field(default_factory=list)
-    finished: list[RequestOutput] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """The engine's parts, made by `engine.build`."""
+    """What an engine is made of."""
 
-    intake: Intake
+    processor: RequestProcessor
     pool: BlockPool
     scheduler: Scheduler
-    batcher: Batcher
-    runner: Runner
-    verifier: Verifier
-    drafting: GuardedDrafter
+    executor: Executor
     control: SpeculationControl
-    exporter: HiddenStatesExporter | None  # None: hidden states are not saved
-    torch_threads: AbstractContextManager[None]  # torch's threads during a step
+    block_size: int
+    files: HiddenStatesFiles | None = None  # None: hidden states are not saved
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step that was executed and is to be applied."""
+
+    plan: StepPlan
+    generations: list[Generation]
+    result: StepResult
+    start: float
+    plan_seconds: float
 
 
 class Engine:
-    """Runs requests to their end, a step at a time.
+    """Runs requests to their end, a step at a time: policy in integers, with no tensor in sight.
 
-    Plain decoding is a draft of length zero: there is one path, whatever the drafter.
+    `plan` decides who computes what, the executor computes it, `apply` commits what it found. Plain
+    decoding is a draft of length zero: there is one path, whatever the drafter.
+
+    Args:
+        parts: what the engine is made of.
+        delay: how many steps late results are applied: 0, or 1 to plan each step before the result of
+            the one before is known, as for a device that must not wait for the host.
+        clock: seconds; the engine takes no other time.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts, *, delay: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.stats = EngineStats()
         self._parts = parts
+        self._delay = delay
+        self._clock = clock
+        self._accepted: dict[str, Request] = {}  # ready, not submitted
         self._requests: dict[str, Request] = {}
-        self._log = StatsLog()
-        self._num_earlier_failures = 0  # of the drafter, before the statistics were reset
-        self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
+        self._flight: _Flight | None = None
+        self._log = StatsLog(clock)
+        self._num_failed_drafts = 0  # of the executor, since it was made
+        self._num_earlier_failures = 0  # of these, before the statistics were reset
 
     @property
     def parts(self) -> EngineParts:
@@ -79,8 +90,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self._requests)
+        """Whether any request is unfinished, or a step not applied."""
+        return bool(self._requests) or self._flight is not None
 
     @property
     def state(self) -> EngineState:
@@ -96,6 +107,10 @@ class Engine:
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
         )
 
+    def snapshot(self) -> EngineSnapshot:
+        """The statistics and the state of this moment, as records that count no further."""
+        return EngineSnapshot(copy.deepcopy(self.stats), self.state)
+
     def metrics(self) -> list[Metric]:
         """All counters and gauges, in vLLM's names where vLLM has them."""
         return self.stats.metrics(self.state)
@@ -103,8 +118,8 @@ class Engine:
     def reset_stats(self) -> None:
         """Count from zero again."""
         self.stats = EngineStats()
-        self._log = StatsLog()
-        self._num_earlier_failures = self._parts.drafting.num_failures
+        self._log = StatsLog(self._clock)
+        self._num_earlier_failures = self._num_failed_drafts
 
     def add_request(
         self,
@@ -115,72 +130,60 @@ class Engine:
         prompt: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """Queue a request.
+        """Accept and queue a request.
 
         Raises:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        self.enqueue(self.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt))
+        self.accept(
+            EngineRequest(
+                request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, prompt=prompt, cache_salt=cache_salt
+            )
+        )
+        self.submit(request_id)
 
-    def accept(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        prompt: str | None = None,
-        cache_salt: str | None = None,
-    ) -> Request:
-        """Check a request and make it ready for `enqueue`; any thread may call it at any time.
+    def accept(self, request: EngineRequest) -> None:
+        """Check a request and make ready what it needs; any thread may call this at any time.
 
         Raises:
-            RequestError: the prompt or a sampling value does not fit.
+            RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        return self._parts.intake.accept(request_id, prompt_ids, sampling, prompt=prompt, cache_salt=cache_salt)
+        request_id = request.request_id
+        if request_id in self._accepted or request_id in self._requests:
+            raise RequestError(f"request_id: {request_id!r} is running already; choose another")
+        self._accepted[request_id] = self._parts.processor.process(request, arrival_time=self._clock())
 
-    def enqueue(self, request: Request) -> None:
-        """Queue a request that `accept` has made.
+    def withdraw(self, request_id: str) -> None:
+        """Forget a request that was accepted and not submitted; any thread may call this at any time."""
+        request = self._accepted.pop(request_id, None)
+        if request is not None:
+            self._parts.executor.release(
+                [EndedSequence(seq_id=g.spec.seq_id, num_output_tokens=0) for g in request.generations]
+            )
 
-        Raises:
-            RequestError: its id is in use.
-        """
-        if request.request_id in self._requests:
-            raise RequestError(f"request_id: {request.request_id!r} is running already; choose another")
-        self._requests[request.request_id] = request
+    def submit(self, request_id: str) -> None:
+        """Queue a request that `accept` has made ready."""
+        request = self._accepted.pop(request_id)
+        self._requests[request_id] = request
         self._parts.scheduler.enqueue(request.generations[0])
-
-    def prepare(self, sampling: SamplingParams) -> None:
-        """Compile what a request's text must match, so that `add_request` finds it ready.
-
-        Another thread may call it, beside a step; a second per model and some tenths per grammar are
-        then nobody's wait.
-
-        Raises:
-            RequestError: it cannot be compiled.
-            ConfigError: llguidance is not installed.
-        """
-        if sampling.constraint is not None:
-            self._parts.intake.grammars.prepare(sampling.constraint)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; return what it has given, or None if it is not running."""
+        self.withdraw(request_id)
         request = self._requests.get(request_id)
-        if request is None:
-            return None
-        return self._end(request, "abort")
+        return None if request is None else self._end(request, "abort")
 
     def finish_files(self, output: RequestOutput) -> None:
         """Wait until the hidden states of an ended request are in their files; any thread may.
 
         Where they cannot be saved its `error` says why, and the path is taken back.
         """
-        exporter = self._parts.exporter
-        if exporter is None:
+        if self._parts.files is None:
             return
         for completion in output.outputs:
             if completion.hidden_states_path is None:
                 continue
-            failure = exporter.finish(completion.hidden_states_path)
+            failure = self._parts.files.finish(completion.hidden_states_path)
             if failure is not None:
                 output.error = f"hidden states: cannot write {completion.hidden_states_path} ({failure}); check the disk and shared_storage_path"
                 completion.hidden_states_path = None
@@ -188,79 +191,138 @@ class Engine:
             output.kv_transfer_params = None
 
     def step(self) -> StepOutput:
-        """Compute one forward pass for as many sequences as fit, and commit what it decided.
+        """Plan and execute one step, and apply its result, or with a delay the result of the step before.
 
-        Whatever the forward pass or the verifier raises comes out of here; nothing is committed
-        then, so that the caller may step again, or abort what it will not wait for.
+        Whatever the executor raises comes out of here; nothing is committed then, so that the caller
+        may step again, or abort what it will not wait for.
         """
-        with self._no_autograd, self._parts.torch_threads:
-            return self._step()
-
-    def _step(self) -> StepOutput:
-        parts, clock, start = self._parts, [time.perf_counter()], time.monotonic()
-        works = parts.scheduler.schedule()
-        clock.append(time.perf_counter())
-        if not works:
-            assert not self._requests, "as long as there are requests one of them can run"
+        start = self._clock()
+        plan, generations = self.plan()
+        plan_seconds = self._clock() - start
+        flight = None
+        if generations:
+            try:
+                result = self._parts.executor.execute(plan)
+            except BaseException:
+                self._withdraw_plan(generations)
+                raise
+            flight = _Flight(plan, generations, result, start, plan_seconds)
+            for generation in generations:
+                generation.is_known = True
+        if self._delay:
+            flight, self._flight = self._flight, flight
+        if flight is None:
+            assert generations or not self._requests, "as long as there are requests one of them can run"
             return StepOutput()
-        batch = parts.batcher.build(works)
-        attend = parts.runner.prepare(batch.forward)
-        clock.append(time.perf_counter())
-        result = parts.runner.forward(batch.forward, attend)
-        clock.append(time.perf_counter())
-        verdicts = self._verify(works, batch, result.logits)
-        clock.append(time.perf_counter())
-        committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
-        output = self._report(committed, batch, result.logits, start=start)
-        clock.append(time.perf_counter())
-        self._draft(works, batch)
-        clock.append(time.perf_counter())
-        self._count(committed, clock)
+        return self._apply(flight)
+
+    def plan(self) -> tuple[StepPlan, list[Generation]]:
+        """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.
+
+        KV places are reserved. The generations are those of the plan's sequences, in order; where there are
+        none there is nothing to compute.
+        """
+        scheduler, control = self._parts.scheduler, self._parts.control
+        chosen = scheduler.schedule()
+        batch_size = len(scheduler.running)
+        generations: list[Generation] = []
+        sequences: list[PlannedSequence] = []
+        tails: list[Sequence[int]] = []
+        drafts: list[Draft] = []
+        for generation, planned in chosen:
+            generations.append(generation)
+            sequences.append(planned)
+            if planned.is_pending:
+                tails.append((UNKNOWN_TOKEN,))
+                drafts.append(Draft((UNKNOWN_TOKEN,) * planned.num_draft) if planned.num_draft else NO_DRAFT)
+            else:
+                tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
+                drafts.append(generation.draft.first(planned.num_draft))
+            if planned.reaches_end:
+                planned.draft_limit = generation.draft_limit = control.draft_limit(generation, batch_size=batch_size)
+        rows = lay_out(sequences, tails, drafts, block_size=self._parts.block_size)
+        new = [generation.spec for generation in generations if not generation.is_known]
+        return StepPlan(sequences=sequences, rows=rows, block_size=self._parts.block_size, new=new), generations
+
+    def _withdraw_plan(self, generations: Sequence[Generation]) -> None:
+        """Forget a plan that could not be executed: what is in flight is the step before, if any."""
+        before = {}
+        if self._flight is not None:
+            before = {p.seq_id: p for p in self._flight.plan.sequences}
+        for generation in generations:
+            generation.in_flight = before.get(generation.spec.seq_id)
+
+    def _apply(self, flight: _Flight) -> StepOutput:
+        """Commit what a step found: tokens, text, KV, finished requests, statistics."""
+        start = self._clock()
+        output, record = self.apply(flight.plan, flight.generations, flight.result, planned_at=flight.start)
+        times = flight.result.times
+        times.schedule = flight.plan_seconds
+        times.commit = self._clock() - start
+        self.stats.times.add(times)
+        self._parts.control.observe(record)
+        self._num_failed_drafts = flight.result.num_failed_drafts
+        self.stats.num_failed_drafts = self._num_failed_drafts - self._num_earlier_failures
+        if self._log.is_due:
+            self._log.write(self.stats, self.state)
         return output
 
-    def _verify(self, works: Sequence[Work], batch: Batch, logits: Tensor) -> list[Verdict | None]:
-        """A verdict for each work that has something to judge."""
-        judged = [
-            Judged(
-                draft=work.draft,
-                first_row=row,
-                rules=work.generation.rules,
-                seed=work.generation.sequence.seed,
-                position=len(work.generation.sequence),
-                output_ids=work.generation.sequence.output_ids,
-            )
-            for work, row in zip(works, batch.first_rows, strict=True)
-            if row >= 0
-        ]
-        verdicts = iter(self._parts.verifier.verify(logits, judged) if judged else ())
-        return [next(verdicts) if row >= 0 else None for row in batch.first_rows]
-
-    def _report(self, committed: Sequence[Committed], batch: Batch, logits: Tensor, *, start: float) -> StepOutput:
-        """Logprobs, stream deltas and finished requests of the step begun at `start`; siblings are released here."""
+    def apply(
+        self, plan: StepPlan, generations: Sequence[Generation], result: StepResult, *, planned_at: float
+    ) -> tuple[StepOutput, StepRecord]:
+        """Commit a step's result, at once or one step late; what it gave to requests, and what it says of drafting."""
         output = StepOutput()
-        now = time.monotonic()
-        for done, first_row, prompt_rows in zip(committed, batch.first_rows, batch.prompt_rows, strict=True):
-            generation = done.work.generation
-            request = self._requests[generation.request_id]
-            metrics = request.metrics
-            metrics.first_scheduled_time = metrics.first_scheduled_time or start
-            if prompt_rows:
-                self._note_prompt_logprobs(request, done.work, logits, prompt_rows)
-            if first_row < 0:
-                continue
-            if request.held:
-                self._parts.scheduler.enqueue_first(request.held)
-                request.held = []
-            if generation.sequence.sampling.logprobs is not None:
-                self._note_logprobs(done, logits)
-            metrics.first_token_time = metrics.first_token_time or now
-            output.deltas.append(_delta(generation, done))
-            if generation.finish_reason is not None:
-                self._save_hidden_states(generation)
-                self._retire(generation)
+        now = self._clock()
+        record = StepRecord(
+            num_rows=len(plan.rows.token_ids),
+            num_context_tokens=sum(planned.start for planned in plan.sequences),
+            verified=[],
+            times=result.times,
+        )
+        for generation, planned, found in zip(generations, plan.sequences, result.sequences, strict=True):
+            if generation.in_flight is planned:
+                generation.in_flight = None
+            if not generation.finished:
+                self._apply_to(generation, planned, found, output=output, record=record, times=(planned_at, now))
+            elif generation.in_flight is None:  # it ended after this step was planned
+                generation.table.free()
         for request_id in dict.fromkeys([delta.request_id for delta in output.deltas if delta.finish_reason]):
             self._conclude(self._requests[request_id], output)
-        return output
+        return output, record
+
+    def _apply_to(
+        self,
+        generation: Generation,
+        planned: PlannedSequence,
+        found: SequenceResult,
+        *,
+        output: StepOutput,
+        record: StepRecord,
+        times: tuple[float, float],
+    ) -> None:
+        """Commit one sequence's part; `times` are the step's beginning and now."""
+        request = self._requests[generation.request_id]
+        metrics = request.metrics
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = times[0]
+        self._count_prompt(generation, planned)
+        if planned.num_prompt_logits:
+            self._note_prompt_logprobs(request, planned, found)
+        done = commit(generation, planned, found)
+        if not planned.reaches_end:
+            return
+        if request.held:
+            self._parts.scheduler.enqueue_first(request.held)
+            request.held = []
+        if metrics.first_token_time is None:
+            metrics.first_token_time = times[1]
+        if done is not None:
+            self._count(done, record)
+            if found.logprobs is not None:
+                self._note_logprobs(done, found)
+        output.deltas.append(_delta(generation, done, request))
+        if generation.finish_reason is not None:
+            self._retire(generation)
 
     def _conclude(self, request: Request, output: StepOutput) -> None:
         """Hand out a request that has ended; an error in one completion ends the others with it."""
@@ -269,99 +331,73 @@ class Engine:
             request.error = str(failed.stop_reason)
             others = [generation for generation in request.generations if not generation.finished]
             output.finished.append(self._end(request, "error", request.error))
-            output.deltas += map(_delta, others)
+            output.deltas += [_delta(generation, None, request) for generation in others]
         elif request.finished:
             output.finished.append(self._end(request, "stop"))
 
     def _end(self, request: Request, reason: str, stop_reason: str | None = None) -> RequestOutput:
         """Take a request out of the engine; generations still running end with `reason`."""
         for generation in request.generations:
-            generation.finish(reason, stop_reason)
-            self._retire(generation)
+            if not generation.finished:
+                generation.finish(reason, stop_reason)
+                self._retire(generation)
         del self._requests[request.request_id]
-        request.metrics.finished_time = time.monotonic()
+        request.metrics.finished_time = self._clock()
         for generation in request.generations:
             why = generation.finish_reason or reason
             self.stats.num_finished[why] = self.stats.num_finished.get(why, 0) + 1
         return request.output()
 
-    def _save_hidden_states(self, generation: Generation) -> None:
-        """Hand the features of a generation that ended by itself to the exporter, if there is one."""
-        exporter = self._parts.exporter
-        if exporter is not None and generation.finish_reason != "error":
-            generation.hidden_states_path = exporter.save(generation, self._parts.runner.cache)
-
     def _retire(self, generation: Generation) -> None:
-        """Free what a finished generation holds; doing so again changes nothing."""
-        self._parts.scheduler.remove(generation)
-        self._parts.drafting.stop(generation.sequence)
-
-    def _note_logprobs(self, done: Committed, logits: Tensor) -> None:
-        """Add the logprobs of the tokens just committed."""
-        generation = done.work.generation
-        wanted = generation.sequence.sampling.logprobs
-        assert wanted is not None, "called only where they are wanted"
-        rows = describe_logprobs(
-            logits[done.logits_rows], done.token_ids, wanted, token_text=self._parts.intake.token_text
+        """Free what a finished generation holds, here and at the executor."""
+        path = generation.hidden_states_path if generation.finish_reason in SAVED else None
+        ended = EndedSequence(
+            seq_id=generation.spec.seq_id,
+            num_output_tokens=len(generation.output_ids),
+            hidden_states_path=path,
+            blocks=None if path is None else generation.table.block_ids.copy(),
         )
+        self._parts.executor.release([ended])
+        self._parts.scheduler.remove(generation)
+
+    def _note_logprobs(self, done: Committed, found: SequenceResult) -> None:
+        """Add the logprobs of the tokens just committed."""
+        generation = done.generation
+        assert found.logprobs is not None, "called only where they are wanted"
+        rows = describe_logprobs(found.logprobs, done.token_ids, token_text=self._parts.processor.token_text)
         generation.logprobs += rows
         generation.cumulative_logprob += sum(row[t].logprob for row, t in zip(rows, done.token_ids, strict=True))
 
-    def _note_prompt_logprobs(self, request: Request, work: Work, logits: Tensor, rows: range) -> None:
+    def _note_prompt_logprobs(self, request: Request, planned: PlannedSequence, found: SequenceResult) -> None:
         """Fill in the logprobs of the prompt tokens that this step's rows predict."""
-        wanted = work.generation.sequence.sampling.prompt_logprobs
-        assert wanted is not None, "rows are only made when they are wanted"
         assert request.prompt_logprobs is not None, "the request has a place for them"
-        first = work.start + 1
-        token_ids = request.prompt_ids[first : first + len(rows)]
-        request.prompt_logprobs[first : first + len(rows)] = describe_logprobs(
-            logits[rows.start : rows.stop], token_ids, wanted, token_text=self._parts.intake.token_text
+        assert found.prompt_logprobs is not None, "the executor computes what was planned"
+        first = planned.start + 1
+        token_ids = request.prompt_ids[first : first + planned.num_prompt_logits]
+        request.prompt_logprobs[first : first + planned.num_prompt_logits] = describe_logprobs(
+            found.prompt_logprobs, token_ids, token_text=self._parts.processor.token_text
         )
 
-    def _draft(self, works: Sequence[Work], batch: Batch) -> None:
-        """Get the bets that the next step will verify; here the drafter first hears of a sequence.
-
-        So it keeps nothing for those that only wait, however many they are.
-        """
-        drafting, running = self._parts.drafting, []
-        for work, row in zip(works, batch.first_rows, strict=True):
-            generation = work.generation
-            if generation.finish_reason is None:
-                drafting.start(generation.sequence)
-                if row >= 0:
-                    generation.draft = NO_DRAFT
-                    running.append(generation)
-        requests = self._parts.control.requests(running, batch_size=len(self._parts.scheduler.running))
-        if not requests:
+    def _count_prompt(self, generation: Generation, planned: PlannedSequence) -> None:
+        """Count the prompt tokens that a step computed for the first time."""
+        start, num_prompt = planned.start, len(generation.spec.prompt_ids)
+        if start >= num_prompt:
             return
-        by_id = {generation.sequence.seq_id: generation for generation in running}
-        for request, draft in zip(
-            requests, propose(drafting, requests, self._parts.runner.cache.features), strict=True
-        ):
-            by_id[request.sequence.seq_id].draft = draft
+        end = min(start + planned.num_tail, num_prompt)
+        self.stats.num_prompt_tokens += max(0, end - max(start, generation.num_counted_prompt_tokens))
+        generation.num_counted_prompt_tokens = max(generation.num_counted_prompt_tokens, end)
 
-    def _count(self, committed: Sequence[Committed], clock: list[float]) -> None:
-        """Add a step to the statistics; `clock` holds the times at the phases' borders."""
-        stats = self.stats
-        schedule, build, forward, verify, commit, draft = (end - start for start, end in pairwise(clock))
-        stats.times.add(StepTimes(schedule, build, forward, verify, commit, draft, num_steps=1))
-        for done in committed:
-            work = done.work
-            num_prompt = len(work.generation.sequence.prompt_ids) - work.start
-            if num_prompt > 0:
-                stats.num_prompt_tokens += min(num_prompt, work.num_tail)
-            stats.num_generation_tokens += len(done.token_ids)
-            if done.accepted is not None:
-                stats.speculation.record(work.draft, done.accepted)
-        stats.num_failed_drafts = self._parts.drafting.num_failures - self._num_earlier_failures
-        if self._log.is_due:
-            self._log.write(stats, self.state)
+    def _count(self, done: Committed, record: StepRecord) -> None:
+        """Add what one sequence's verdict says to the statistics and to the step's record."""
+        self.stats.num_generation_tokens += len(done.token_ids)
+        self.stats.speculation.record(done.draft, done.accepted)
+        record.verified.append((done.draft.source, len(done.draft.token_ids), len(done.accepted)))
 
 
-def _delta(generation: Generation, done: Committed | None = None) -> StreamDelta:
-    """What a step added to a generation; None: it ends without one."""
+def _delta(generation: Generation, done: Committed | None, request: Request) -> StreamDelta:
+    """What a step added to a generation; None: it ends without anything."""
     token_ids = done.token_ids if done else []
-    draft = done.work.draft if done else NO_DRAFT
+    prompt_logprobs, request.prompt_logprobs_to_send = request.prompt_logprobs_to_send, None
     return StreamDelta(
         request_id=generation.request_id,
         index=generation.index,
@@ -369,9 +405,10 @@ def _delta(generation: Generation, done: Committed | None = None) -> StreamDelta
         token_ids=token_ids,
         origins=done.origins if done else [],
         logprobs=generation.logprobs[len(generation.logprobs) - len(token_ids) :] if generation.logprobs else None,
-        drafter=draft.source,
-        num_draft_tokens=len(draft),
-        num_accepted_tokens=len((done and done.accepted) or ()),
+        prompt_logprobs=prompt_logprobs,
+        drafter=done.draft.source if done else None,
+        num_draft_tokens=len(done.draft.token_ids) if done else 0,
+        num_accepted_tokens=len(done.accepted) if done else 0,
         finish_reason=generation.finish_reason,
         stop_reason=generation.stop_reason,
     )

@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine, and the rows it gets in one step."""
+"""One completion on its way through the engine."""
 
 from __future__ import annotations
 
@@ -6,99 +6,103 @@ from dataclasses import dataclass, field
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import CompletionOutput, TokenLogprobs
-from forerun.core.sequence import Sequence
+from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
+from forerun.core.step import PlannedSequence, SequenceSpec
 from forerun.core.verdict import Origin
 from forerun.engine.text import CompletionText
-from forerun.kv.slots import Slot
-from forerun.ops.sampling import SamplingRules
+from forerun.kv.block_table import BlockTable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """A sequence with all that the engine knows of it.
+    """A completion with all that the engine knows of it; its executor knows `spec` and its tokens too.
 
-    `stop_tokens` maps each token that ends the text to the stop_reason it gives (None: EOS).
-    `max_length` is the sequence length (prompt included) at which generation ends for lack of room.
-    `draft` are the bets that the next step will verify.
+    `group` is the client's request that it belongs to, which shares the running places with other
+    requests. `stop_tokens` maps each token that ends the text to the stop_reason it gives (None: EOS).
+    `draft` is what the executor drafted for the next step; `draft_limit` how much it was asked for.
+    `in_flight` are its rows in a step whose result has not been applied.
     """
 
-    sequence: Sequence
+    spec: SequenceSpec
     request_id: str
     index: int
-    slot: Slot
-    rules: SamplingRules
+    group: str
+    table: BlockTable
     stop_tokens: dict[int, int | None]
-    max_length: int
     text: CompletionText | None  # None: detokenize=False
+    hidden_states_path: str | None = None  # where they are saved when the text ends
+    output_ids: list[int] = field(default_factory=list)
     draft: Draft = NO_DRAFT
+    draft_limit: int = 0
+    in_flight: PlannedSequence | None = None
+    prefix_digests: list[bytes] | None = None  # of the tokens so far, kept while it waits for room
     origins: list[Origin] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     num_cached_tokens: int | None = None  # None: not admitted yet
-    hidden_states_path: str | None = None
+    num_counted_prompt_tokens: int = 0  # in the statistics; computing them again counts no more
+    is_known: bool = False  # to the executor
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether this generation has ended."""
-        return self.finish_reason is not None
+    def prompt_ids(self) -> list[int]:
+        """The prompt."""
+        return self.spec.prompt_ids
 
     @property
-    def num_uncomputed(self) -> int:
-        """Committed tokens whose KV is not in the cache yet; 1 in steady decoding."""
-        return len(self.sequence) - self.slot.num_computed
+    def sampling(self) -> SamplingParams:
+        """The request's sampling settings."""
+        return self.spec.sampling
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens, prompt included."""
+        return len(self.spec.prompt_ids) + len(self.output_ids)
+
+    @property
+    def finished(self) -> bool:
+        """Whether this completion has ended."""
+        return self.finish_reason is not None
 
     @property
     def wants_prompt_logits(self) -> bool:
         """Whether the logits at every prompt token are wanted still, so that no cached block will do."""
-        wanted = self.sequence.sampling.prompt_logprobs is not None
-        return wanted and self.index == 0 and not self.sequence.output_ids
+        wanted = self.spec.sampling.prompt_logprobs is not None
+        return wanted and self.index == 0 and not self.output_ids
+
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Committed tokens at places [start, end), prompt included."""
+        prompt_ids = self.spec.prompt_ids
+        num_prompt = len(prompt_ids)
+        if start >= num_prompt:
+            return self.output_ids[start - num_prompt : end - num_prompt]
+        return prompt_ids[start:end] + self.output_ids[: max(0, end - num_prompt)]
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        """End this generation; the first reason stands."""
+        """End this completion; the first reason stands."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self.stop_reason = stop_reason
 
     def output(self) -> CompletionOutput:
         """What has been generated so far, in vLLM's form."""
-        wants_logprobs = self.sequence.sampling.logprobs is not None
+        wants_logprobs = self.sampling.logprobs is not None
         return CompletionOutput(
             index=self.index,
             text=self.text.text if self.text is not None else "",
-            token_ids=list(self.sequence.output_ids),
+            token_ids=list(self.output_ids),
             cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
             logprobs=self.logprobs if wants_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             origins=list(self.origins),
             speculation=self.stats,
-            hidden_states_path=self.hidden_states_path,
+            hidden_states_path=self.hidden_states_path if self.finish_reason in SAVED else None,
         )
 
 
-@dataclass(slots=True)
-class Work:
-    """The rows of one generation in one step: `num_tail` committed tokens, then a draft.
-
-    Rows start at place `start` of the sequence. Only when the tail reaches the last committed
-    token is there something to judge, and only then may the draft be non-empty.
-    """
-
-    generation: Generation
-    start: int
-    num_tail: int
-    draft: Draft = NO_DRAFT
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last committed token is among the rows, so that a next token can be chosen."""
-        return self.start + self.num_tail == len(self.generation.sequence)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in the forward pass."""
-        return self.num_tail + len(self.draft)
+SAVED = ("stop", "length")
+"""Finish reasons of completions that ended by themselves: only their hidden states are saved."""

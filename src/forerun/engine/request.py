@@ -5,25 +5,54 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-import time
-from collections.abc import Iterator, Set
-from collections.abc import Sequence as Listing
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from forerun.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from forerun.core.random_bits import child_seed
 from forerun.core.sampling_params import SamplingParams
-from forerun.core.sequence import Sequence
 from forerun.core.stats import SpeculationStats
+from forerun.core.step import EndedSequence, SequenceSpec
+from forerun.engine.client import EngineRequest
 from forerun.engine.generation import Generation
-from forerun.engine.grammars import Grammars
-from forerun.engine.hidden_states import HiddenStatesExporter
-from forerun.engine.text import CompletionText
+from forerun.engine.text import CompletionText, TokenText
 from forerun.errors import RequestError
+from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
-from forerun.kv.slots import Slot
-from forerun.models.tokenizer import TextStream, Tokenizer
-from forerun.ops.noise import child_seed
-from forerun.ops.sampling import SamplingRules
+from forerun.kv.block_table import BlockTable
+
+
+class RequestTokenizer(Protocol):
+    """What the engine asks of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        ...
+
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> TokenText:
+        """The text of what follows a prompt, token by token."""
+        ...
+
+
+class HiddenStatesFiles(Protocol):
+    """Where hidden states of requests are saved."""
+
+    def check(self, request_id: str, sampling: SamplingParams) -> None:
+        """Refuse a request whose file would not lie where it may (`RequestError`)."""
+        ...
+
+    def path(self, request_id: str, index: int, sampling: SamplingParams) -> str:
+        """The file of completion `index`."""
+        ...
+
+    def finish(self, path: str) -> BaseException | None:
+        """Wait until the file at `path` is complete; what prevented that, if anything did."""
+        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -31,7 +60,7 @@ class Request:
     """One prompt and its `n` generations.
 
     `held` are the generations that wait until the first has computed the prompt, so that they find
-    it in the prefix cache.
+    it in the prefix cache. `prompt_logprobs_to_send` go out with the first delta.
     """
 
     request_id: str
@@ -41,6 +70,7 @@ class Request:
     held: list[Generation]
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs_to_send: list[TokenLogprobs | None] | None = None
     error: str | None = None
 
     @property
@@ -53,12 +83,13 @@ class Request:
         total = SpeculationStats()
         for generation in self.generations:
             total.add(generation.stats)
-        path = self.generations[0].hidden_states_path
+        outputs = [generation.output() for generation in self.generations]
+        path = outputs[0].hidden_states_path
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_ids,
-            outputs=[generation.output() for generation in self.generations],
+            outputs=outputs,
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             metrics=self.metrics,
@@ -70,60 +101,72 @@ class Request:
 
 
 @dataclass(slots=True, kw_only=True)
-class Intake:
+class RequestProcessor:
     """Checks requests against what the model can serve and makes their generations.
 
-    `grammars` compile what texts must match. `eos_token_ids` end a text unless the request ignores
-    them. Requests without a seed draw one from `random_source`. `exporter` saves their hidden states, if there is one. `accept` may be called
-    from any thread.
+    `eos_token_ids` end a text unless the request ignores them. Requests without a seed draw one from
+    `random_source`. `files` are where hidden states go, if they are saved. `process` may be called from
+    any thread.
     """
 
-    tokenizer: Tokenizer | None
-    grammars: Grammars
+    tokenizer: RequestTokenizer | None
+    executor: Executor
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     pool: BlockPool
     block_size: int
     random_source: random.Random
-    exporter: HiddenStatesExporter | None = None
+    files: HiddenStatesFiles | None = None
     _seq_ids: Iterator[int] = field(default_factory=itertools.count, init=False)
 
-    def accept(
-        self,
-        request_id: str,
-        prompt_ids: Listing[int],
-        sampling: SamplingParams,
-        *,
-        prompt: str | None = None,
-        cache_salt: str | None = None,
-    ) -> Request:
-        """Make a request.
+    def process(self, request: EngineRequest, *, arrival_time: float) -> Request:
+        """Check a request, make its generations, and let the executor prepare their sampling.
 
         Raises:
             RequestError: the prompt is empty, too long or holds ids outside the vocabulary, or a
                 sampling value does not fit the model or the engine.
             ConfigError: what a sampling value needs is not installed.
         """
-        ids = _as_token_ids(prompt_ids)
+        ids, sampling = _as_token_ids(request.prompt_ids), request.sampling
         self._check_prompt(ids)
         self._check_logprobs(sampling)
-        self._check_kv_transfer(request_id, sampling)
-        if cache_salt is not None and not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt: got {cache_salt!r}; must be a string or None")
+        self._check_kv_transfer(request.request_id, sampling)
+        if request.cache_salt is not None and not isinstance(request.cache_salt, str):
+            raise RequestError(f"cache_salt: got {request.cache_salt!r}; must be a string or None")
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
-        generations = [
-            self._generation(request_id, index, ids, sampling, child_seed(seed, index), cache_salt)
-            for index in range(sampling.n)
-        ]
+        stop_tokens = self._stop_tokens(sampling)
+        bad_words = self._bad_words(sampling)
+        generations: list[Generation] = []
+        try:
+            for index in range(sampling.n):
+                spec = SequenceSpec(
+                    seq_id=next(self._seq_ids),
+                    prompt_ids=ids,
+                    sampling=sampling,
+                    seed=child_seed(seed, index),
+                    cache_salt=request.cache_salt,
+                    max_length=self._max_length(ids, sampling),
+                    stop_token_ids=frozenset(stop_tokens),
+                    bad_words_ids=bad_words,
+                )
+                generations.append(self._generation(request, index, spec, stop_tokens))
+                self.executor.prepare(spec)
+        except BaseException:
+            self.executor.release([EndedSequence(seq_id=g.spec.seq_id, num_output_tokens=0) for g in generations])
+            raise
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if sampling.prompt_logprobs is not None:
+            prompt_logprobs = [None] * len(ids)
         return Request(
-            request_id=request_id,
-            prompt=prompt,
+            request_id=request.request_id,
+            prompt=request.prompt,
             prompt_ids=ids,
             generations=generations,
             held=generations[1:],
-            metrics=RequestMetrics(arrival_time=time.monotonic()),
-            prompt_logprobs=None if sampling.prompt_logprobs is None else [None] * len(ids),
+            metrics=RequestMetrics(arrival_time=arrival_time),
+            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs_to_send=prompt_logprobs,
         )
 
     def token_text(self, token_id: int) -> str | None:
@@ -152,45 +195,38 @@ class Intake:
                 )
 
     def _check_kv_transfer(self, request_id: str, sampling: SamplingParams) -> None:
-        if self.exporter is not None:
-            self.exporter.check(request_id, sampling)
+        if self.files is not None:
+            self.files.check(request_id, sampling)
         elif sampling.kv_transfer is not None:
             raise RequestError(
                 "extra_args: got 'kv_transfer_params', but this engine saves no hidden states; leave it out, or "
                 "load the model with method 'extract_hidden_states' and a kv_transfer_config"
             )
 
-    def _generation(
-        self, request_id: str, index: int, prompt_ids: list[int], sampling: SamplingParams, seed: int, salt: str | None
-    ) -> Generation:
+    def _stop_tokens(self, sampling: SamplingParams) -> dict[int, int | None]:
+        """Tokens that end a text -> the stop_reason that each gives."""
         stop_tokens: dict[int, int | None] = {t: t for t in sampling.stop_token_ids or ()}
         if not sampling.ignore_eos:
             stop_tokens.update(dict.fromkeys(self.eos_token_ids))
+        return stop_tokens
+
+    def _max_length(self, prompt_ids: list[int], sampling: SamplingParams) -> int:
         room = self.max_model_len - len(prompt_ids)
-        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        return len(prompt_ids) + (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+
+    def _generation(
+        self, request: EngineRequest, index: int, spec: SequenceSpec, stop_tokens: dict[int, int | None]
+    ) -> Generation:
+        sampling = request.sampling
         return Generation(
-            sequence=Sequence(
-                seq_id=next(self._seq_ids),
-                prompt_ids=prompt_ids,
-                output_ids=[],
-                sampling=sampling,
-                seed=seed,
-                cache_salt=salt,
-            ),
-            request_id=request_id,
+            spec=spec,
+            request_id=request.request_id,
             index=index,
-            slot=Slot(self.pool, block_size=self.block_size, cache_salt=salt),
-            rules=SamplingRules(
-                sampling,
-                prompt_ids=prompt_ids,
-                vocab_size=self.vocab_size,
-                stop_token_ids=frozenset(stop_tokens),
-                bad_words_ids=self._bad_words(sampling),
-                grammar=None if sampling.constraint is None else self.grammars.begin(sampling.constraint),
-            ),
+            group=request.group or request.request_id,
+            table=BlockTable(self.pool, block_size=self.block_size, cache_salt=request.cache_salt),
             stop_tokens=stop_tokens,
-            max_length=len(prompt_ids) + max_tokens,
-            text=self._text(prompt_ids, sampling),
+            text=self._text(spec.prompt_ids, sampling),
+            hidden_states_path=None if self.files is None else self.files.path(request.request_id, index, sampling),
         )
 
     def _text(self, prompt_ids: list[int], sampling: SamplingParams) -> CompletionText | None:
@@ -198,28 +234,28 @@ class Intake:
             if sampling.stop_strings:
                 raise RequestError("stop: stop strings need a tokenizer, but the model was loaded without one")
             return None
-        tokens = TextStream(self.tokenizer, prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
+        tokens = self.tokenizer.stream(prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
         return CompletionText(tokens, stop=sampling.stop_strings, include_stop=sampling.include_stop_str_in_output)
 
-    def _bad_words(self, sampling: SamplingParams) -> list[list[int]]:
+    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token ids of each bad word, as a text's beginning and after a space (vLLM's two forms)."""
         if not sampling.bad_words:
-            return []
+            return ()
         if self.tokenizer is None:
             raise RequestError(
                 "bad_words: words need a tokenizer, but the model was loaded without one; use logit_bias"
             )
-        found: list[list[int]] = []
+        found: list[tuple[int, ...]] = []
         for word in sampling.bad_words:
             bare = self.tokenizer.encode(word.lstrip(), add_special_tokens=False)
             spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            found.append(bare)
+            found.append(tuple(bare))
             if bare and spaced[0] != bare[0] and len(spaced) == len(bare):
-                found.append(spaced)
-        return found
+                found.append(tuple(spaced))
+        return tuple(found)
 
 
-def _as_token_ids(prompt_ids: Listing[int]) -> list[int]:
+def _as_token_ids(prompt_ids: Sequence[int]) -> list[int]:
     """The prompt as plain integers (NumPy's and tensors' elements too).
 
     Raises:

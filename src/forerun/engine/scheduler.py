@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from forerun.engine.generation import Generation, Work
+from forerun.core.step import PlannedSequence
+from forerun.engine.generation import Generation
 from forerun.kv.block_pool import BlockPool
 
 PROMPT_LOGPROB_ROWS = 256  # rows per step of a request that wants logits at every prompt token
-NEVER_REFUSED = (-1, -1)  # seq_id of the sequence that did not fit last, and the room (blocks) there was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +21,86 @@ class SchedulerLimits:
     max_num_batched_tokens: int
 
 
+class WaitingQueue:
+    """Waiting completions, the client's requests taking turns.
+
+    Within a request (`Generation.group`) completions keep their order. A request that comes in goes to
+    the end of the round, and one that gets a turn goes there too: so a request of a thousand
+    completions keeps nobody waiting for more than one of them.
+    """
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[str, deque[Generation]] = OrderedDict()
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Generation]:
+        for group in self._groups.values():
+            yield from group
+
+    @property
+    def groups(self) -> Iterable[str]:
+        """Requests with a completion that waits."""
+        return self._groups.keys()
+
+    @property
+    def first(self) -> Generation:
+        """Whose turn it is; there must be one."""
+        return next(iter(self._groups.values()))[0]
+
+    def append(self, generation: Generation) -> None:
+        """Put a completion behind those of its request."""
+        self._groups.setdefault(generation.group, deque()).append(generation)
+        self._num_waiting += 1
+
+    def put_back(self, generation: Generation) -> None:
+        """Put a completion before the others of its request; the request keeps its turn, or gets the last one."""
+        self._groups.setdefault(generation.group, deque()).appendleft(generation)
+        self._num_waiting += 1
+
+    def put_first(self, generations: Iterable[Generation]) -> None:
+        """Put completions of one request before all others, in order."""
+        for generation in reversed(list(generations)):
+            self._groups.setdefault(generation.group, deque()).appendleft(generation)
+            self._groups.move_to_end(generation.group, last=False)
+            self._num_waiting += 1
+
+    def pop_first(self) -> Generation:
+        """Take the completion whose turn it is; the next turn is another request's."""
+        group, generations = next(iter(self._groups.items()))
+        generation = generations.popleft()
+        self._num_waiting -= 1
+        if generations:
+            self._groups.move_to_end(group)
+        else:
+            del self._groups[group]
+        return generation
+
+    def remove(self, generation: Generation) -> bool:
+        """Take a completion out wherever it stands; False if it does not wait."""
+        generations = self._groups.get(generation.group)
+        if generations is None or generation not in generations:
+            return False
+        generations.remove(generation)
+        self._num_waiting -= 1
+        if not generations:
+            del self._groups[generation.group]
+        return True
+
+
 class Scheduler:
-    """First come, first served; running sequences before waiting ones; drafts with what is left.
+    """Running sequences before waiting ones, waiting requests in turn, drafts with what is left.
 
     A sequence waits, runs, and may be preempted (its KV given up, its tokens kept) back to the
     front of the queue. Between steps a running sequence holds exactly the blocks of its computed
-    tokens.
+    tokens. Where more than fits wants to run, each request has a share of the places: one that has
+    more gives one up, by preemption, for one that has less.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits, *, block_size: int) -> None:
-        self.waiting: deque[Generation] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Generation] = []
         self.num_preemptions = 0
         self.num_queried_tokens = 0  # prompt tokens looked up in the prefix cache
@@ -38,7 +108,6 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._block_size = block_size
-        self._refused = NEVER_REFUSED
 
     @property
     def has_work(self) -> bool:
@@ -51,87 +120,92 @@ class Scheduler:
 
     def enqueue_first(self, generations: Iterable[Generation]) -> None:
         """Put sequences at the front of the queue, in order (siblings of a sequence that runs)."""
-        self.waiting.extendleft(reversed(list(generations)))
+        self.waiting.put_first(generations)
 
     def remove(self, generation: Generation) -> None:
-        """Take a finished or aborted sequence out and free its KV."""
+        """Take a finished or aborted sequence out, and free its KV unless a step in flight still writes there."""
         if generation in self.running:
             self.running.remove(generation)
-        elif generation in self.waiting:
+        else:
             self.waiting.remove(generation)
-        generation.slot.free()
+        if generation.in_flight is None:
+            generation.table.free()
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[tuple[Generation, PlannedSequence]]:
         """Choose the rows of the next step and reserve their KV places.
 
         Committed tokens come first, for the running sequences and then for newly admitted ones;
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
         before any sequence is preempted.
         """
+        if self.waiting:
+            self._make_room_for_a_share()
         num_preemptions = self.num_preemptions
-        works = self._schedule_running()
+        chosen, budget = self._schedule_running()
         if self.waiting and self.num_preemptions == num_preemptions:
-            works += self._admit(self._budget_after(works))
-        if any(work.generation.draft.token_ids for work in works):
-            self._add_drafts(works, self._budget_after(works))
-        return works
+            budget = self._admit(chosen, budget)
+        if budget > 0:
+            self._add_drafts(chosen, budget)
+        for generation, planned in chosen:
+            generation.in_flight = planned
+            planned.blocks = generation.table.block_ids.copy()
+        return chosen
 
-    def _budget_after(self, works: Iterable[Work]) -> int:
-        return self._limits.max_num_batched_tokens - sum(work.num_tail for work in works)
-
-    def _schedule_running(self) -> list[Work]:
+    def _schedule_running(self) -> tuple[list[tuple[Generation, PlannedSequence]], int]:
         """Rows for the committed tokens of running sequences; the youngest are preempted where memory is short."""
-        works: list[Work] = []
+        chosen: list[tuple[Generation, PlannedSequence]] = []
         budget = self._limits.max_num_batched_tokens
         at = 0
         while at < len(self.running) and budget > 0:
             generation = self.running[at]
-            slot = generation.slot
-            num_rows = min(_wanted_rows(generation), budget)
-            if not slot.allocate(num_rows):
+            planned = _next_rows(generation, budget)
+            if planned is None:  # a step in flight writes its last token
+                at += 1
+                continue
+            if not self._reserve(generation, planned):
                 self._preempt(self.running[-1])  # the youngest gives way, possibly this one itself
                 continue
-            works.append(Work(generation, slot.num_computed, num_rows))
-            budget -= num_rows
+            chosen.append((generation, planned))
+            budget -= planned.num_tail
             at += 1
-        return works
+        return chosen, budget
 
-    def _admit(self, budget: int) -> list[Work]:
-        """Start waiting sequences while there is budget, a place, and memory for all their tokens."""
-        works: list[Work] = []
+    def _reserve(self, generation: Generation, planned: PlannedSequence) -> bool:
+        return generation.table.allocate(planned.end - generation.table.num_computed)
+
+    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> int:
+        """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
-            generation = self.waiting[0]
+            generation = self.waiting.first
             if not self._fits(generation):
                 break
-            num_rows = min(_wanted_rows(generation), budget)
-            reserved = generation.slot.allocate(num_rows)
+            planned = _next_rows(generation, budget)
+            assert planned is not None, "nothing of a waiting sequence is in flight"
+            reserved = self._reserve(generation, planned)
             assert reserved, "a sequence that fits as a whole must get its first rows"
-            self.waiting.popleft()
+            self.waiting.pop_first()
             self.running.append(generation)
-            works.append(Work(generation, generation.slot.num_computed, num_rows))
-            budget -= num_rows
-        return works
+            chosen.append((generation, planned))
+            budget -= planned.num_tail
+        return budget
 
     def _fits(self, generation: Generation) -> bool:
         """Claim cached blocks and check that the rest of the sequence fits, with room to spare.
 
         One free block per running sequence is kept back, so that admitting one does not mean
-        preempting another in the next step. Matching hashes the whole sequence, so one that did not
-        fit is looked at again only when there is more room.
+        preempting another in the next step. The sequence's digests are kept, so that looking again in
+        the next step hashes nothing: what it waits for may be cached by then.
         """
-        slot, sequence = generation.slot, generation.sequence
-        room = self._pool.num_free - len(self.running)
-        refused_id, refused_room = self._refused
-        if sequence.seq_id == refused_id and room <= refused_room:
-            return False
+        table = generation.table
         if not generation.wants_prompt_logits:
-            slot.match(sequence.tokens_from(0))
-        num_needed = -(-len(sequence) // self._block_size) - slot.num_blocks
+            if generation.prefix_digests is None:
+                generation.prefix_digests = table.prefix_digests(generation.tokens_between(0, generation.num_tokens))
+            table.match(generation.prefix_digests)
+        num_needed = -(-generation.num_tokens // self._block_size) - table.num_blocks
         if num_needed + len(self.running) > self._pool.num_free:
-            slot.free()
-            self._refused = (sequence.seq_id, room)
+            table.free()
             return False
-        self._refused = NEVER_REFUSED
+        generation.prefix_digests = None
         self._count_cached(generation)
         return True
 
@@ -139,34 +213,94 @@ class Scheduler:
         """Count what the prefix cache gave a sequence; its own blocks, found again after preemption, are no hit."""
         if generation.num_cached_tokens is not None:
             return
-        generation.num_cached_tokens = generation.slot.num_computed
+        generation.num_cached_tokens = generation.table.num_computed
         if not generation.wants_prompt_logits:
-            self.num_queried_tokens += len(generation.sequence)
+            self.num_queried_tokens += generation.num_tokens
             self.num_cached_tokens += generation.num_cached_tokens
+
+    def _make_room_for_a_share(self) -> None:
+        """Where all places are taken, preempt one of the request with the most, if the next in turn has less than its share.
+
+        The share is the places over the number of requests; blocks given up stay in the prefix cache.
+        """
+        if len(self.running) < self._limits.max_num_seqs:
+            return
+        held = Counter(generation.group for generation in self.running)
+        share = max(1, self._limits.max_num_seqs // len(held.keys() | self.waiting.groups))
+        largest, most = held.most_common(1)[0]
+        group = self.waiting.first.group
+        if group != largest and held[group] < share < most:
+            youngest = next(g for g in reversed(self.running) if g.group == largest)
+            self.running.remove(youngest)
+            self._give_up(youngest)
+            self.waiting.put_back(youngest)
 
     def _preempt(self, generation: Generation) -> None:
         """Give up the KV of the youngest running sequence; it will be computed again."""
         assert len(self.running) > 1, "a sequence that runs alone always fits: the engine checked it at start"
         self.running.remove(generation)
-        generation.slot.free()
-        self.waiting.appendleft(generation)
+        self._give_up(generation)
+        self.waiting.put_first([generation])
+
+    def _give_up(self, generation: Generation) -> None:
+        generation.table.free()
+        generation.in_flight = None
         self.num_preemptions += 1
 
-    def _add_drafts(self, works: list[Work], budget: int) -> None:
+    def _add_drafts(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> None:
         """Give each sequence at its end as much of its draft as budget and memory allow."""
-        for work in works:
-            draft = work.generation.draft
-            if not draft.token_ids or not work.reaches_end:
+        for generation, planned in chosen:
+            if not planned.reaches_end:
                 continue
-            num_draft = min(len(draft), budget)
-            while num_draft and not work.generation.slot.allocate(work.num_tail + num_draft):
+            num_draft = min(generation.draft_limit if planned.is_pending else len(generation.draft.token_ids), budget)
+            if not num_draft:
+                continue
+            first = planned.end
+            while num_draft:
+                planned.end = first + num_draft
+                if self._reserve(generation, planned):
+                    break
                 num_draft -= 1
-            if num_draft:
-                work.draft = draft.first(num_draft)
-                budget -= num_draft
+            else:
+                planned.end = first
+            planned.num_draft = num_draft
+            budget -= num_draft
 
 
-def _wanted_rows(generation: Generation) -> int:
-    """Rows a sequence can use now, drafts aside."""
-    wanted = generation.num_uncomputed
-    return min(wanted, PROMPT_LOGPROB_ROWS) if generation.wants_prompt_logits else wanted
+def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:
+    """The rows that a sequence can use now, drafts aside; None where a step in flight surely writes its last token.
+
+    Of a sequence that is in flight with its newest token the next row is that token, whatever it is, at the
+    first place where it may be; places are reserved up to the last one.
+    """
+    seq_id, before = generation.spec.seq_id, generation.in_flight
+    start = generation.table.num_computed
+    if before is not None:
+        start += before.num_tail
+        if before.reaches_end:
+            max_length = generation.spec.max_length
+            if generation.num_tokens + 1 >= max_length:
+                return None
+            return PlannedSequence(
+                seq_id=seq_id,
+                start=start,
+                num_tail=1,
+                reaches_end=True,
+                is_pending=True,
+                end=min(start + before.num_draft + 1, max_length),
+            )
+    num_tokens = generation.num_tokens
+    num_rows = min(num_tokens - start, budget)
+    num_prompt_logits = 0
+    if generation.wants_prompt_logits:
+        num_rows = min(num_rows, PROMPT_LOGPROB_ROWS)
+        num_prompt_logits = max(0, min(start + num_rows, len(generation.spec.prompt_ids) - 1) - start)
+    end = start + num_rows
+    return PlannedSequence(
+        seq_id=seq_id,
+        start=start,
+        num_tail=num_rows,
+        reaches_end=end == num_tokens,
+        num_prompt_logits=num_prompt_logits,
+        end=end,
+    )

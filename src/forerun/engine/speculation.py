@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from forerun.drafters.base import DraftRequest
+from forerun.core.step import StepRecord
 from forerun.engine.generation import Generation
 
 Schedule = tuple[tuple[int, int, int], ...]
 """(first batch size, last batch size, K) in rising order; vLLM's num_speculative_tokens_per_batch_size."""
 
 
+class SpeculationControl(Protocol):
+    """Decides the length of drafts. Under matching no decision changes the text, only the speed."""
+
+    num_speculative_tokens: int
+    """The most nodes that any draft may have."""
+
+    def draft_limit(self, generation: Generation, *, batch_size: int) -> int:
+        """The most nodes to draft for a sequence in a step of `batch_size` running ones; 0: none."""
+        ...
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn what a step drafted, what of it stood, and what it cost."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationControl:
+class FixedLength:
     """A fixed K, or a K by batch size; a request may ask for less, never for more.
 
     Gaps in the schedule and sizes past its end keep the K of the entry before (vLLM's rule).
@@ -31,22 +46,13 @@ class SpeculationControl:
             chosen = min(num_tokens, self.num_speculative_tokens)
         return chosen
 
-    def requests(self, generations: Sequence[Generation], *, batch_size: int) -> list[DraftRequest]:
-        """Draft requests for those of `generations` that may be drafted for; K = 0 makes none."""
-        limit = self.tokens_at(batch_size)
+    def draft_limit(self, generation: Generation, *, batch_size: int) -> int:
+        """K, or what the request asks for if that is less."""
+        limit = self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens
         if not limit:
-            return []
-        found = []
-        for generation in generations:
-            asked = generation.sequence.sampling.request_speculation.num_speculative_tokens
-            num_tokens = limit if asked is None else min(limit, asked)
-            # One place is the target's own token's: a draft deeper than the rest could never be used.
-            depth = min(num_tokens, generation.max_length - len(generation.sequence) - 1)
-            if depth > 0:
-                slot = generation.slot
-                found.append(
-                    DraftRequest(
-                        generation.sequence, num_tokens, depth, slot.num_computed, slot.block_ids, generation.rules
-                    )
-                )
-        return found
+            return 0
+        asked = generation.spec.sampling.request_speculation.num_speculative_tokens
+        return limit if asked is None else min(limit, asked)
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing to learn: the length is fixed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun.core.metrics import Counter, Gauge, Metric, Vector
@@ -71,8 +71,9 @@ class EngineStats:
 class StatsLog:
     """Writes what happened since the last line to the logger; a line is due every ten seconds."""
 
-    def __init__(self) -> None:
-        self._last_time = time.monotonic()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last_time = clock()
         self._last_spec = SpeculationStats()
         self._last_prompt = 0
         self._last_generated = 0
@@ -80,11 +81,11 @@ class StatsLog:
     @property
     def is_due(self) -> bool:
         """Whether the interval has passed since the last line."""
-        return time.monotonic() - self._last_time >= LOG_INTERVAL_S
+        return self._clock() - self._last_time >= LOG_INTERVAL_S
 
     def write(self, stats: EngineStats, state: EngineState) -> None:
         """Write a line on the time since the last one."""
-        now = time.monotonic()
+        now = self._clock()
         seconds = now - self._last_time
         hit_rate = state.num_cached_tokens / max(1, state.num_queried_tokens)
         logger.info(

@@ -133,6 +133,10 @@ class Tokenizer:
             raise RequestError(f"text: got {got}; must be a string of whole Unicode characters") from error
         return ids
 
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
+        """The text of what follows a prompt, token by token."""
+        return TextStream(self, prompt_ids, skip_special_tokens=skip_special_tokens)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids, exactly as the tokens spell it; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
+from forerun.core.step import RowLogprobs
 from forerun.errors import ModelError, RequestError
 from forerun.ops.grammar import Grammar
-from forerun.ops.noise import Stream, exponential, exponential_row
+from forerun.ops.noise import exponential, exponential_row
 from forerun.ops.penalties import LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
 from forerun.ops.truncation import Candidates, truncate
@@ -255,17 +256,7 @@ def _argmax(values: Tensor) -> int:
     return int(values.detach().numpy().argmax()) if values.is_cpu else int(values.argmax())
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities (nats) of R rows: the chosen token's value and rank, and the likeliest tokens."""
-
-    chosen: list[float]
-    ranks: list[int]  # 1 = no token is more likely
-    top_ids: list[list[int]]
-    top_values: list[list[float]]
-
-
-def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> TokenLogprobs:
+def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> RowLogprobs:
     """Log probabilities from raw logits, before any rule (vLLM's `raw_logprobs`).
 
     A row's result does not depend on the rows beside it, nor on the number of threads.
@@ -273,15 +264,15 @@ def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> TokenLogpr
     Args:
         rows: [R, vocab_size] raw logits.
         token_ids: the token taken at each row.
-        k: how many of the most likely tokens to report, at most the vocabulary size.
+        k: how many of the most likely tokens to report; -1 for the whole vocabulary.
     """
     logits = rows.float()
     # Not logsumexp: it shares a single row among threads, which changes the order of its sum.
     logprobs = logits.log_softmax(-1)
     ids = torch.tensor(list(token_ids), dtype=torch.int64, device=rows.device).unsqueeze(-1)
     chosen = logits.gather(-1, ids)
-    top = logits.topk(k, dim=-1)
-    return TokenLogprobs(
+    top = logits.topk(logits.shape[-1] if k < 0 else k, dim=-1)
+    return RowLogprobs(
         chosen=logprobs.gather(-1, ids).squeeze(-1).tolist(),
         ranks=((logits > chosen).sum(-1) + 1).tolist(),
         top_ids=top.indices.tolist(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from forerun.core.draft import Draft
+from forerun.core.random_bits import Stream, uniform
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
-from forerun.ops.noise import Stream, uniform
 
 
 class AdversarialDrafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forerun.engine.speculative_config import verifier_part
+from forerun.config.speculative_config import verifier_part
 from forerun.llm import LLM
 from forerun.proof.adversary import AdversarialDrafter
 from forerun.proof.greedy import check_greedy

@@ -180,7 +180,7 @@ def listen(host: str, port: int) -> socket.socket:
 def banner(model: ServedModel) -> str:
     """What is served and how, a line for each."""
     llm, options = model.llm, model.options
-    pool, cache = llm.engine.parts.pool, llm.engine.parts.runner.cache
+    pool, cache = llm.engine.parts.pool, llm.executor.cache
     speculative = llm.speculative
     drafter = (llm.settings.speculative_config or {}).get("model")
     rows = {

@@ -14,7 +14,7 @@ from forerun.ops.sampling import SamplingRules
 
 
 @dataclass(slots=True, kw_only=True)
-class Judged:
+class VerifyRequest:
     """One sequence before the verifier.
 
     `first_row` is the row of the step's logits that follows the last committed token; node i of
@@ -39,7 +39,7 @@ class Verifier(Protocol):
 
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[Judged]) -> list[Verdict]:
+    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict]:
         """Judge every sequence of a step.
 
         Args:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.random_bits import Stream, uniform
 from forerun.core.verdict import Verdict
 from forerun.errors import ForerunError
-from forerun.ops.noise import Stream, uniform
 from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
-from forerun.verify.base import Judged
+from forerun.verify.base import VerifyRequest
 
 
 class Target(Protocol):
@@ -63,12 +63,12 @@ class IndependentVerifier:
     judge: Judge
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[Judged]) -> list[Verdict]:
+    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict]:
         """Judge every sequence; one whose rules raise gets an error verdict (see `Verifier`)."""
         most_likely = MostLikely(logits)
         return [self._verdict(logits, one, most_likely) for one in judged]
 
-    def _verdict(self, logits: Tensor, one: Judged, most_likely: MostLikely) -> Verdict:
+    def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict:
         target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
         try:
             return self.judge(one.draft, target, chance)
@@ -114,7 +114,7 @@ class SequenceTarget:
 
     __slots__ = ("_is_plain_greedy", "_judged", "_logits", "_most_likely")
 
-    def __init__(self, logits: Tensor, judged: Judged, most_likely: MostLikely) -> None:
+    def __init__(self, logits: Tensor, judged: VerifyRequest, most_likely: MostLikely) -> None:
         self._logits = logits
         self._judged = judged
         self._most_likely = most_likely

@@ -1,9 +1,9 @@
-"""A slot charges only committed tokens, shares only full blocks, and forgets nothing it gave away."""
+"""A table charges only committed tokens, shares only full blocks, and forgets nothing it gave away."""
 
 import pytest
 
 from forerun.kv.block_pool import AccountingError, BlockPool
-from forerun.kv.slots import Slot
+from forerun.kv.block_table import BlockTable
 
 BLOCK = 4
 TOKENS = list(range(100, 164))
@@ -13,23 +13,35 @@ def make_pool(num_blocks=10, **options):
     return BlockPool(num_blocks, **options)
 
 
-def make_slot(pool, salt=None):
-    return Slot(pool, block_size=BLOCK, cache_salt=salt)
+def make_table(pool, salt=None):
+    return BlockTable(pool, block_size=BLOCK, cache_salt=salt)
+
+
+def match(table, token_ids):
+    """Look up what is cached of `token_ids`."""
+    return table.match(table.prefix_digests(token_ids))
 
 
 def filled(pool, token_ids, salt=None):
-    """A slot that computed `token_ids` and holds no surplus."""
-    slot = make_slot(pool, salt)
-    assert slot.allocate(len(token_ids))
-    slot.commit(token_ids)
-    slot.release_surplus()
-    return slot
+    """A table that computed `token_ids` and holds no surplus."""
+    table = make_table(pool, salt)
+    assert table.allocate(len(token_ids))
+    table.commit(token_ids)
+    table.release_surplus()
+    return table
 
 
-def state(slot, pool):
-    """All that a caller can see of a slot and its pool."""
+def state(table, pool):
+    """All that a caller can see of a table and its pool."""
     references = [pool.num_references(block) for block in range(pool.num_blocks)]
-    return list(slot.block_ids), slot.num_computed, slot.capacity, slot.num_immutable_blocks, pool.num_free, references
+    return (
+        list(table.block_ids),
+        table.num_computed,
+        table.capacity,
+        table.num_immutable_blocks,
+        pool.num_free,
+        references,
+    )
 
 
 # --- allocate -----------------------------------------------------------------------------------
@@ -37,45 +49,45 @@ def state(slot, pool):
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_allocate_reserves_the_fewest_blocks_that_hold_the_tokens(num_tokens, num_blocks):
-    slot = make_slot(make_pool())
-    assert slot.allocate(num_tokens)
-    assert len(slot.block_ids) == num_blocks
-    assert slot.capacity == num_blocks * BLOCK
+    table = make_table(make_pool())
+    assert table.allocate(num_tokens)
+    assert len(table.block_ids) == num_blocks
+    assert table.capacity == num_blocks * BLOCK
 
 
 def test_allocate_within_the_capacity_takes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:5])
-    before = state(slot, pool)
-    assert slot.allocate(3)
-    assert state(slot, pool) == before
+    table = filled(pool, TOKENS[:5])
+    before = state(table, pool)
+    assert table.allocate(3)
+    assert state(table, pool) == before
 
 
 def test_allocate_zero_changes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:8])
-    before = state(slot, pool)
-    assert slot.allocate(0)
-    assert state(slot, pool) == before
+    table = filled(pool, TOKENS[:8])
+    before = state(table, pool)
+    assert table.allocate(0)
+    assert state(table, pool) == before
 
 
 def test_exhausted_pool_answers_false_and_changes_nothing():
     pool = make_pool(3)
-    slot = filled(pool, TOKENS[:6])
-    before = state(slot, pool)
-    assert not slot.allocate(7)
-    assert state(slot, pool) == before
-    assert slot.allocate(6)
+    table = filled(pool, TOKENS[:6])
+    before = state(table, pool)
+    assert not table.allocate(7)
+    assert state(table, pool) == before
+    assert table.allocate(6)
 
 
 def test_small_allocation_after_an_unused_large_one_takes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:4])
-    slot.allocate(6)
-    slot.commit(TOKENS[4:6])
-    before = state(slot, pool)
-    assert slot.allocate(1)
-    assert state(slot, pool) == before
+    table = filled(pool, TOKENS[:4])
+    table.allocate(6)
+    table.commit(TOKENS[4:6])
+    before = state(table, pool)
+    assert table.allocate(1)
+    assert state(table, pool) == before
 
 
 # --- commit -------------------------------------------------------------------------------------
@@ -84,70 +96,70 @@ def test_small_allocation_after_an_unused_large_one_takes_nothing():
 @pytest.mark.parametrize("num_tokens", range(1, 13))
 def test_immutable_blocks_are_the_full_ones(num_tokens):
     pool = make_pool()
-    slot = filled(pool, TOKENS[:num_tokens])
-    assert slot.num_immutable_blocks == num_tokens // BLOCK
-    assert [pool.is_cached(block) for block in slot.block_ids[: num_tokens // BLOCK]] == [True] * (num_tokens // BLOCK)
+    table = filled(pool, TOKENS[:num_tokens])
+    assert table.num_immutable_blocks == num_tokens // BLOCK
+    assert [pool.is_cached(block) for block in table.block_ids[: num_tokens // BLOCK]] == [True] * (num_tokens // BLOCK)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 5, 7])
 def test_partial_block_stays_mutable_with_one_holder(num_tokens):
     pool = make_pool()
-    slot = filled(pool, TOKENS[:num_tokens])
-    assert not pool.is_cached(slot.block_ids[-1])
-    assert pool.num_references(slot.block_ids[-1]) == 1
+    table = filled(pool, TOKENS[:num_tokens])
+    assert not pool.is_cached(table.block_ids[-1])
+    assert pool.num_references(table.block_ids[-1]) == 1
 
 
 def test_empty_commit_changes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:5])
-    before = state(slot, pool)
-    slot.commit([])
-    assert state(slot, pool) == before
+    table = filled(pool, TOKENS[:5])
+    before = state(table, pool)
+    table.commit([])
+    assert state(table, pool) == before
 
 
 def test_commit_beyond_the_capacity_is_refused_and_changes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:5])
-    before = state(slot, pool)
+    table = filled(pool, TOKENS[:5])
+    before = state(table, pool)
     with pytest.raises(AccountingError, match="got 4 tokens for 3 places"):
-        slot.commit(TOKENS[5:9])
-    assert state(slot, pool) == before
+        table.commit(TOKENS[5:9])
+    assert state(table, pool) == before
     assert pool.num_cached == 1
 
 
 def test_commit_of_something_that_is_no_token_id_changes_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:2])
-    slot.allocate(6)
-    before = state(slot, pool)
+    table = filled(pool, TOKENS[:2])
+    table.allocate(6)
+    before = state(table, pool)
     with pytest.raises(Exception, match="integer"):
-        slot.commit([*TOKENS[2:7], "word"])
-    assert state(slot, pool) == before
-    slot.commit(TOKENS[2:8])
-    assert make_slot(pool).match(TOKENS) == 8
+        table.commit([*TOKENS[2:7], "word"])
+    assert state(table, pool) == before
+    table.commit(TOKENS[2:8])
+    assert match(make_table(pool), TOKENS) == 8
 
 
 def test_over_allocation_charges_only_what_is_committed():
-    slot = filled(make_pool(), TOKENS[:4])
-    slot.allocate(6)
-    slot.commit(TOKENS[4:6])
-    assert slot.num_computed == 6
-    assert slot.num_immutable_blocks == 1
-    assert slot.capacity >= 4
+    table = filled(make_pool(), TOKENS[:4])
+    table.allocate(6)
+    table.commit(TOKENS[4:6])
+    assert table.num_computed == 6
+    assert table.num_immutable_blocks == 1
+    assert table.capacity >= 4
 
 
 def test_chunk_that_ends_the_prompt_and_begins_the_output_fills_blocks_as_any_other():
-    slot = filled(make_pool(), TOKENS[:6])
-    slot.allocate(3)
-    assert (slot.num_immutable_blocks, len(slot.block_ids)) == (1, 3)
-    slot.commit(TOKENS[6:9])
-    assert (slot.num_immutable_blocks, len(slot.block_ids)) == (2, 3)
+    table = filled(make_pool(), TOKENS[:6])
+    table.allocate(3)
+    assert (table.num_immutable_blocks, len(table.block_ids)) == (1, 3)
+    table.commit(TOKENS[6:9])
+    assert (table.num_immutable_blocks, len(table.block_ids)) == (2, 3)
 
 
 def test_chunk_size_does_not_change_what_is_shared():
     pool = make_pool()
     whole = filled(pool, TOKENS[:12])
-    pieces = make_slot(pool)
+    pieces = make_table(pool)
     for start, end in [(0, 1), (1, 6), (6, 7), (7, 12)]:
         pieces.allocate(end - start)
         pieces.commit(TOKENS[start:end])
@@ -187,7 +199,7 @@ def test_nothing_is_shared_without_prefix_caching():
     pool = make_pool(enable_prefix_caching=False)
     one, other = filled(pool, TOKENS[:8]), filled(pool, TOKENS[:8])
     assert not set(one.block_ids) & set(other.block_ids)
-    assert make_slot(pool).match(TOKENS) == 0
+    assert match(make_table(pool), TOKENS) == 0
 
 
 # --- match --------------------------------------------------------------------------------------
@@ -196,8 +208,8 @@ def test_nothing_is_shared_without_prefix_caching():
 def test_match_claims_the_cached_prefix():
     pool = make_pool()
     first = filled(pool, TOKENS[:10])
-    second = make_slot(pool)
-    assert second.match(TOKENS[:12]) == second.num_computed == 8
+    second = make_table(pool)
+    assert match(second, TOKENS[:12]) == second.num_computed == 8
     assert list(second.block_ids) == list(first.block_ids[:2])
     assert second.capacity == 0
 
@@ -206,55 +218,55 @@ def test_match_claims_the_cached_prefix():
 def test_match_leaves_at_least_one_token_to_compute(num_tokens, num_matched):
     pool = make_pool()
     filled(pool, TOKENS[:12])
-    assert make_slot(pool).match(TOKENS[:num_tokens]) == num_matched
+    assert match(make_table(pool), TOKENS[:num_tokens]) == num_matched
 
 
 def test_match_stops_at_the_first_difference():
     pool = make_pool()
     filled(pool, TOKENS[:12])
-    assert make_slot(pool).match([*TOKENS[:6], 0, *TOKENS[7:12]]) == 4
+    assert match(make_table(pool), [*TOKENS[:6], 0, *TOKENS[7:12]]) == 4
 
 
 def test_match_survives_the_end_of_the_sequence_that_computed_the_blocks():
     pool = make_pool()
     filled(pool, TOKENS[:8]).free()
-    slot = make_slot(pool)
-    assert slot.match(TOKENS[:9]) == 8
-    pool.check_integrity([slot.block_ids])
+    table = make_table(pool)
+    assert match(table, TOKENS[:9]) == 8
+    pool.check_integrity([table.block_ids])
 
 
-def test_match_on_a_slot_with_blocks_is_refused_and_changes_nothing():
+def test_match_on_a_table_with_blocks_is_refused_and_changes_nothing():
     pool = make_pool()
     filled(pool, TOKENS[:8])
-    slot = filled(pool, TOKENS[20:21])
-    before = state(slot, pool)
+    table = filled(pool, TOKENS[20:21])
+    before = state(table, pool)
     with pytest.raises(AccountingError, match="free it first"):
-        slot.match(TOKENS[:9])
-    assert state(slot, pool) == before
+        match(table, TOKENS[:9])
+    assert state(table, pool) == before
 
 
 def test_match_of_something_that_is_no_token_id_changes_nothing():
     pool = make_pool()
     filled(pool, TOKENS[:8])
-    slot = make_slot(pool)
-    before = state(slot, pool)
+    table = make_table(pool)
+    before = state(table, pool)
     with pytest.raises(Exception, match="integer"):
-        slot.match([*TOKENS[:7], None, 1])
-    assert state(slot, pool) == before
+        match(table, [*TOKENS[:7], None, 1])
+    assert state(table, pool) == before
 
 
 def test_decode_continues_after_a_cache_hit():
     pool = make_pool()
     filled(pool, TOKENS[:8])
-    slot = make_slot(pool)
-    slot.match(TOKENS[:10])
-    slot.allocate(2)
-    slot.commit(TOKENS[8:10])
+    table = make_table(pool)
+    match(table, TOKENS[:10])
+    table.allocate(2)
+    table.commit(TOKENS[8:10])
     for token in TOKENS[10:13]:
-        assert slot.allocate(1)
-        slot.commit([token])
-    assert (slot.num_computed, slot.num_immutable_blocks, len(slot.block_ids)) == (13, 3, 4)
-    assert make_slot(pool).match(TOKENS) == 12
+        assert table.allocate(1)
+        table.commit([token])
+    assert (table.num_computed, table.num_immutable_blocks, len(table.block_ids)) == (13, 3, 4)
+    assert match(make_table(pool), TOKENS) == 12
 
 
 # --- release_surplus, truncate, free ------------------------------------------------------------
@@ -263,53 +275,53 @@ def test_decode_continues_after_a_cache_hit():
 @pytest.mark.parametrize(("keep", "num_blocks"), [(0, 2), (2, 2), (3, 3), (6, 3), (100, 5)])
 def test_release_surplus_keeps_the_computed_blocks_and_those_asked_for(keep, num_blocks):
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    slot.allocate(14)
-    slot.release_surplus(keep)
-    assert (len(slot.block_ids), pool.num_free) == (num_blocks, 10 - num_blocks)
-    assert slot.num_computed == 6
+    table = filled(pool, TOKENS[:6])
+    table.allocate(14)
+    table.release_surplus(keep)
+    assert (len(table.block_ids), pool.num_free) == (num_blocks, 10 - num_blocks)
+    assert table.num_computed == 6
 
 
 def test_rejected_draft_leaves_no_block_behind():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:4])
-    slot.allocate(9)
-    slot.commit(TOKENS[4:5])
-    slot.release_surplus()
-    assert len(slot.block_ids) == 2
-    pool.check_integrity([slot.block_ids])
+    table = filled(pool, TOKENS[:4])
+    table.allocate(9)
+    table.commit(TOKENS[4:5])
+    table.release_surplus()
+    assert len(table.block_ids) == 2
+    pool.check_integrity([table.block_ids])
 
 
 def test_truncate_in_the_partial_block_keeps_the_tokens_before_the_cut():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:7])
-    assert slot.truncate(5) == slot.num_computed == 5
-    slot.allocate(3)
-    slot.commit(TOKENS[5:8])
-    assert make_slot(pool).match(TOKENS) == 8
+    table = filled(pool, TOKENS[:7])
+    assert table.truncate(5) == table.num_computed == 5
+    table.allocate(3)
+    table.commit(TOKENS[5:8])
+    assert match(make_table(pool), TOKENS) == 8
 
 
 def test_truncated_tokens_do_not_count_for_the_content_of_a_block():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:7])
-    slot.truncate(5)
-    slot.allocate(3)
-    slot.commit([1, 2, 3])
-    assert make_slot(pool).match(TOKENS) == 4
-    assert make_slot(pool).match([*TOKENS[:5], 1, 2, 3, 4]) == 8
+    table = filled(pool, TOKENS[:7])
+    table.truncate(5)
+    table.allocate(3)
+    table.commit([1, 2, 3])
+    assert match(make_table(pool), TOKENS) == 4
+    assert match(make_table(pool), [*TOKENS[:5], 1, 2, 3, 4]) == 8
 
 
 @pytest.mark.parametrize(("cut", "num_left"), [(0, 0), (3, 0), (4, 4), (5, 4), (8, 8), (9, 9), (10, 10)])
 def test_truncate_inside_an_immutable_block_falls_back_to_its_start(cut, num_left):
     pool = make_pool()
-    slot = filled(pool, TOKENS[:10])
-    assert slot.truncate(cut) == slot.num_computed == num_left
-    assert slot.num_immutable_blocks == num_left // BLOCK
-    assert len(slot.block_ids) == -(-num_left // BLOCK)
-    pool.check_integrity([slot.block_ids])
+    table = filled(pool, TOKENS[:10])
+    assert table.truncate(cut) == table.num_computed == num_left
+    assert table.num_immutable_blocks == num_left // BLOCK
+    assert len(table.block_ids) == -(-num_left // BLOCK)
+    pool.check_integrity([table.block_ids])
 
 
-def test_truncated_slot_does_not_write_a_block_that_another_slot_reads():
+def test_truncated_table_does_not_write_a_block_that_another_table_reads():
     pool = make_pool()
     reader, writer = filled(pool, TOKENS[:8]), filled(pool, TOKENS[:8])
     writer.truncate(6)
@@ -319,46 +331,46 @@ def test_truncated_slot_does_not_write_a_block_that_another_slot_reads():
 
 def test_truncate_gives_back_reserved_blocks():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    slot.allocate(10)
-    assert slot.truncate(6) == 6
+    table = filled(pool, TOKENS[:6])
+    table.allocate(10)
+    assert table.truncate(6) == 6
     assert pool.num_free == 8
 
 
 @pytest.mark.parametrize("num_tokens", [-1, 7])
 def test_truncate_outside_the_computed_tokens_is_refused_and_changes_nothing(num_tokens):
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    before = state(slot, pool)
+    table = filled(pool, TOKENS[:6])
+    before = state(table, pool)
     with pytest.raises(AccountingError, match="must be from 0 to 6"):
-        slot.truncate(num_tokens)
-    assert state(slot, pool) == before
+        table.truncate(num_tokens)
+    assert state(table, pool) == before
 
 
 def test_negative_amounts_are_refused_and_change_nothing():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    before = state(slot, pool)
+    table = filled(pool, TOKENS[:6])
+    before = state(table, pool)
     with pytest.raises(AccountingError, match="allocate"):
-        slot.allocate(-1)
+        table.allocate(-1)
     with pytest.raises(AccountingError, match="release_surplus"):
-        slot.release_surplus(-3)
-    assert state(slot, pool) == before
+        table.release_surplus(-3)
+    assert state(table, pool) == before
 
 
-def test_free_leaves_an_empty_slot_and_no_reference():
+def test_free_leaves_an_empty_table_and_no_reference():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    slot.allocate(10)
-    slot.free()
-    assert state(slot, pool) == ([], 0, 0, 0, 10, [0] * 10)
+    table = filled(pool, TOKENS[:6])
+    table.allocate(10)
+    table.free()
+    assert state(table, pool) == ([], 0, 0, 0, 10, [0] * 10)
 
 
 def test_freeing_twice_is_harmless():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])
-    slot.free()
-    slot.free()
+    table = filled(pool, TOKENS[:6])
+    table.free()
+    table.free()
     pool.check_integrity([])
 
 
@@ -366,50 +378,50 @@ def test_tail_of_a_freed_sequence_is_evicted_before_its_head():
     pool = make_pool(4)
     filled(pool, TOKENS[:16]).free()
     pool.take(1)
-    assert make_slot(pool).match(TOKENS) == 12
+    assert match(make_table(pool), TOKENS) == 12
 
 
 def test_preempted_sequence_recomputes_across_the_prompt_end_in_any_chunks():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:6])  # the prompt
+    table = filled(pool, TOKENS[:6])  # the prompt
     for token in TOKENS[6:11]:  # the output
-        slot.allocate(1)
-        slot.commit([token])
-    slot.free()
+        table.allocate(1)
+        table.commit([token])
+    table.free()
     filled(pool, range(40)).free()  # evicts everything
-    assert slot.match(TOKENS[:11]) == 0
+    assert match(table, TOKENS[:11]) == 0
     for start, end in [(0, 5), (5, 8), (8, 11)]:  # the second chunk ends inside the output
-        assert slot.allocate(end - start)
-        slot.commit(TOKENS[start:end])
-    assert (slot.num_computed, slot.num_immutable_blocks) == (11, 2)
-    assert make_slot(pool).match(TOKENS) == 8
+        assert table.allocate(end - start)
+        table.commit(TOKENS[start:end])
+    assert (table.num_computed, table.num_immutable_blocks) == (11, 2)
+    assert match(make_table(pool), TOKENS) == 8
 
 
 def test_preempted_sequence_finds_its_own_blocks_again():
     pool = make_pool()
-    slot = filled(pool, TOKENS[:11])
-    block_ids = list(slot.block_ids)
-    slot.free()
-    assert slot.match(TOKENS[:11]) == 8
-    assert list(slot.block_ids) == block_ids[:2]
+    table = filled(pool, TOKENS[:11])
+    block_ids = list(table.block_ids)
+    table.free()
+    assert match(table, TOKENS[:11]) == 8
+    assert list(table.block_ids) == block_ids[:2]
 
 
 # --- slots --------------------------------------------------------------------------------------
 
 
 def test_slots_are_block_times_size_plus_offset():
-    slot = make_slot(make_pool())
-    slot.allocate(12)
-    slot.block_ids[:] = [7, 2, 5]
-    assert slot.slots(0, 12) == [28, 29, 30, 31, 8, 9, 10, 11, 20, 21, 22, 23]
-    assert slot.slots(3, 2) == [31, 8]
-    assert slot.slots(6, 1) == [10]
-    assert slot.slots(12, 0) == []
+    table = make_table(make_pool())
+    table.allocate(12)
+    table.block_ids[:] = [7, 2, 5]
+    assert table.slots(0, 12) == [28, 29, 30, 31, 8, 9, 10, 11, 20, 21, 22, 23]
+    assert table.slots(3, 2) == [31, 8]
+    assert table.slots(6, 1) == [10]
+    assert table.slots(12, 0) == []
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 9), (8, 1), (-1, 1), (2, -1)])
 def test_slots_that_are_not_reserved_are_refused(start, count):
-    slot = make_slot(make_pool())
-    slot.allocate(8)
+    table = make_table(make_pool())
+    table.allocate(8)
     with pytest.raises(AccountingError, match="must be within 0 to 8"):
-        slot.slots(start, count)
+        table.slots(start, count)

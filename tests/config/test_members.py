@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.config.speculative_config import resolve_speculative
 from forerun.drafters.suffix import SuffixConfig
-from forerun.engine.speculative_config import resolve_speculative
 from forerun.errors import ConfigError, UnknownKeyError
 from tests.contract.drafters import BadDrafter
 

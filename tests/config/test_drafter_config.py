@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from forerun.engine.drafter_config import resolve_drafter
-from forerun.engine.speculative_config import resolve_speculative
+from forerun.config.drafter_config import resolve_drafter
+from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
 
 

@@ -9,21 +9,53 @@ import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from os import PathLike
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.core.sampling_params import KVTransferParams, SamplingParams
-from forerun.engine.generation import Generation
-from forerun.engine.kv_transfer_config import Storage
+from forerun.core.sequence import Sequence
+from forerun.core.step import EndedSequence
 from forerun.errors import ConfigError, RequestError
 from forerun.kv.cache import KVCache
 
 logger = logging.getLogger(__name__)
 
 DEFAULTS = KVTransferParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """vLLM's `kv_connector_extra_config`, with its defaults.
+
+    `use_synchronization_lock`: hold an exclusive flock on `<path>.lock` until the file at `path` is complete.
+    `allow_custom_save_path`: requests may name their file, anywhere that this process may write.
+
+    Raises:
+        ConfigError: a value is of a wrong type or out of range.
+    """
+
+    shared_storage_path: str | PathLike[str] = "/tmp"
+    num_writer_threads: int = 8
+    use_synchronization_lock: bool = True
+    allow_custom_save_path: bool = False
+
+    def __post_init__(self) -> None:
+        path, num_threads = self.shared_storage_path, self.num_writer_threads
+        if not isinstance(path, (str, PathLike)) or not str(path):
+            raise ConfigError(f"shared_storage_path: got {path!r:.80}; must be a folder")
+        if Path(path).exists() and not Path(path).is_dir():
+            raise ConfigError(f"shared_storage_path: got {str(path)!r}, which is a file; must be a folder")
+        if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
+            raise ConfigError(f"num_writer_threads: got {num_threads!r}; must be an integer of 1 or more")
+        for name in ("use_synchronization_lock", "allow_custom_save_path"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: got {getattr(self, name)!r:.80}; must be True or False")
 
 
 class HiddenStatesExporter:
@@ -71,33 +103,39 @@ class HiddenStatesExporter:
                 f"request_id: got {request_id!r:.80}; is part of a file's name; choose one without slashes"
             )
 
-    def save(self, generation: Generation, cache: KVCache) -> str:
-        """Begin to write the file of a sequence that has ended, while it still holds its slot; return its path."""
-        wanted = generation.sequence.sampling.kv_transfer or DEFAULTS
-        path = wanted.hidden_states_path or self._new_path(generation)
-        tensors = self._tensors(generation, cache, include_output_tokens=wanted.include_output_tokens)
+    def path(self, request_id: str, index: int, sampling: SamplingParams) -> str:
+        """The file of completion `index`: the request's choice, or vLLM's name with a random end.
+
+        The name is the request's id, after the completion's place where there are several.
+        """
+        chosen = (sampling.kv_transfer or DEFAULTS).hidden_states_path
+        if chosen is not None:
+            return chosen
+        name = f"{index}_{request_id}" if sampling.n > 1 else request_id
+        return os.path.join(self._storage.shared_storage_path, f"{name}-{secrets.token_hex(4)}.safetensors")
+
+    def save(self, sequence: Sequence, ended: EndedSequence, cache: KVCache) -> None:
+        """Begin to write the file of a sequence that has ended, while it still holds its blocks."""
+        path = ended.hidden_states_path
+        assert path is not None, "called only where it is wanted"
+        tensors = self._tensors(sequence, ended, cache)
         self.finish(path)
         self._room.acquire()
         self._writes[path] = write = self._begin(path, tensors)
         write.add_done_callback(partial(self._note, path))
-        return path
 
     def finish(self, path: str) -> BaseException | None:
         """Wait until the file at `path` is complete; return what prevented that, if anything did."""
         write = self._writes.pop(path, None)
         return None if write is None else write.exception()
 
-    def _new_path(self, generation: Generation) -> str:
-        """vLLM's names: the request's id, after the completion's place where there are several, and a random end."""
-        several = generation.sequence.sampling.n > 1
-        name = f"{generation.index}_{generation.request_id}" if several else generation.request_id
-        return os.path.join(self._storage.shared_storage_path, f"{name}-{secrets.token_hex(4)}.safetensors")
-
-    def _tensors(self, generation: Generation, cache: KVCache, *, include_output_tokens: bool) -> dict[str, Tensor]:
-        sequence = generation.sequence
+    def _tensors(self, sequence: Sequence, ended: EndedSequence, cache: KVCache) -> dict[str, Tensor]:
+        include_output_tokens = (sequence.sampling.kv_transfer or DEFAULTS).include_output_tokens
         num_tokens = len(sequence) - 1 if include_output_tokens else len(sequence.prompt_ids)
-        device = cache.layers[0].key.device
-        slots = torch.tensor(generation.slot.slots(0, num_tokens), device=device)
+        size = cache.block_size
+        assert ended.blocks is not None, "they are given with the path"
+        places = torch.from_numpy(ended.blocks.astype("int64")).unsqueeze(1) * size + torch.arange(size)
+        slots = places.flatten()[:num_tokens].to(cache.layers[0].key.device)
         rows = [cache.features[name].index_select(0, slots) for name in self._features]
         return {
             "hidden_states": torch.stack(rows, dim=1).cpu(),

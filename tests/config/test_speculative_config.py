@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.config.drafter_config import CustomConfig
+from forerun.config.speculative_config import merge_deprecated, resolve_speculative
 from forerun.drafters.ngram import NgramConfig
-from forerun.engine.drafter_config import CustomConfig
-from forerun.engine.speculative_config import merge_deprecated, resolve_speculative
 from forerun.errors import ConfigError, UnknownKeyError
 from tests.contract.drafters import BadDrafter
 

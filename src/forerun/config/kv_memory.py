@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from forerun.config.settings import EngineSettings
 from forerun.drafters.base import Drafter, KeepsKV
-from forerun.engine.settings import EngineSettings
 from forerun.errors import ConfigError, MemoryBudgetError
 from forerun.kv.cache import bytes_per_block
 from forerun.models.base import TargetModel

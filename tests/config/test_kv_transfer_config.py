@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.engine.speculative_config import resolve_speculative
+from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
 from tests.contract.drafters import CASES, NGRAM
 from tests.engines import storage

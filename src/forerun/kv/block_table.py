@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from forerun.kv.prefix_cache import block_digests, root_digest
 FIRST_TABLE_SIZE = 16  # blocks; a table doubles whenever it is full
 
 
-class Slot:
-    """A block table that grows by reserved places and is charged for committed tokens only.
+class BlockTable:
+    """The blocks of one sequence: it grows by reserved places and is charged for committed tokens only.
 
     `block_ids` (int32) cover the places [0, num_computed + capacity). KV of committed tokens lies at
     [0, num_computed); the places after it are reserved, and whatever a step writes there counts
@@ -23,10 +23,10 @@ class Slot:
 
     Invariants:
         - the first num_computed // block_size blocks are immutable, all others mutable;
-        - a mutable block has this slot as its only holder and is not in the prefix cache;
+        - a mutable block has this table as its only holder and is not in the prefix cache;
         - equal tokens under equal salts lie in the same immutable block, others never (with
           prefix caching on);
-        - an operation that raises, or answers False, leaves slot and pool unchanged.
+        - an operation that raises, or answers False, leaves table and pool unchanged.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, cache_salt: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """The blocks in the order of their places: a view, good until the slot changes."""
+        """The blocks in the order of their places: a view, good until the table changes."""
         return self._table[: self.num_blocks]
 
     @property
@@ -54,26 +54,31 @@ class Slot:
         """Leading blocks that are full and will not be written again."""
         return len(self._digests)
 
-    def match(self, token_ids: Sequence[int]) -> int:
-        """Claim the cached blocks that hold a prefix of `token_ids`; returns the new `num_computed`.
+    def prefix_digests(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What `match` looks up: digests of the full blocks of `token_ids`, the last token left out.
 
-        At least the last token is left to compute, because its logits are wanted.
+        The last token is computed in any case, because its logits are wanted.
+        """
+        return list(block_digests(self._root, token_ids[:-1], block_size=self._block_size))
+
+    def match(self, digests: Iterable[bytes]) -> int:
+        """Claim the cached blocks that hold a prefix (see `prefix_digests`); returns the new `num_computed`.
 
         Raises:
-            AccountingError: the slot is not empty.
+            AccountingError: the table is not empty.
         """
         if self.num_blocks:
-            raise AccountingError(f"match: the slot holds {self.num_blocks} blocks; must be empty; free it first")
-        found: list[tuple[int, bytes]] = []
-        for digest in block_digests(self._root, token_ids[:-1], block_size=self._block_size):
+            raise AccountingError(f"match: the table holds {self.num_blocks} blocks; must be empty; free it first")
+        found: list[int] = []
+        for digest in digests:
             block = self._pool.find(digest)
             if block is None:
                 break
-            found.append((block, digest))
-        for block, digest in found:
-            self._pool.share(block)
+            found.append(block)
             self._digests.append(digest)
-        self._append_blocks([block for block, _ in found])
+        for block in found:
+            self._pool.share(block)
+        self._append_blocks(found)
         self.num_computed = self.num_blocks * self._block_size
         return self.num_computed
 
@@ -145,7 +150,7 @@ class Slot:
         self._keep_blocks(self._num_blocks_for(self.num_computed + keep))
 
     def free(self) -> None:
-        """Give back everything; the slot is empty again, ready for `match`."""
+        """Give back everything; the table is empty again, ready for `match`."""
         self._keep_blocks(0)
         self._digests.clear()
         self._partial.clear()

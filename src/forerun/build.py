@@ -10,19 +10,18 @@ from pathlib import Path
 
 import torch
 
+from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
-from forerun.engine.batcher import Batcher
 from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.grammars import Grammars
-from forerun.engine.hidden_states import HiddenStatesExporter
-from forerun.engine.memory import KVBudget, feature_widths, plan_kv
-from forerun.engine.request import Intake
-from forerun.engine.runner import Runner
+from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
-from forerun.engine.settings import EngineSettings
-from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.errors import ConfigError
+from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.local import LocalExecutor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
@@ -45,6 +44,7 @@ class BuiltEngine:
     """An engine and what it was built from."""
 
     engine: Engine
+    executor: LocalExecutor
     target: LoadedTarget
     speculative: SpeculativeConfig
     kv: KVBudget
@@ -135,20 +135,28 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     drafter = speculative.drafter.build(info)
     kv = plan_kv(settings, model, drafter)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
-    drafting = GuardedDrafter(drafter, vocab_size=model.vocab_size)
-    cache = _make_cache(settings, model, kv, drafter)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
+    executor = LocalExecutor(
+        model=model,
+        attention=target.attention,
+        cache=_make_cache(settings, model, kv, drafter),
+        verifier=speculative.verifier.build(speculative.num_speculative_tokens),
+        drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size),
+        grammars=Grammars(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
+        torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
+        exporter=exporter,
+    )
     parts = EngineParts(
-        intake=Intake(
+        processor=RequestProcessor(
             tokenizer=target.tokenizer,
-            grammars=Grammars(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
+            executor=executor,
             vocab_size=model.vocab_size,
             max_model_len=kv.max_model_len,
             eos_token_ids=target.eos_token_ids,
             pool=pool,
             block_size=settings.block_size,
             random_source=random.Random(settings.seed),
-            exporter=exporter,
+            files=exporter,
         ),
         pool=pool,
         scheduler=Scheduler(
@@ -156,15 +164,12 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
             SchedulerLimits(max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens),
             block_size=settings.block_size,
         ),
-        batcher=Batcher(block_size=settings.block_size, device=model.device, features=drafting.drafter.needs),
-        runner=Runner(model, target.attention, cache),
-        verifier=speculative.verifier.build(speculative.num_speculative_tokens),
-        drafting=drafting,
+        executor=executor,
         control=speculative.control,
-        exporter=exporter,
-        torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
+        block_size=settings.block_size,
+        files=exporter,
     )
-    return BuiltEngine(engine=Engine(parts), target=target, speculative=speculative, kv=kv)
+    return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
 
 
 def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, drafter: Drafter) -> KVCache:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from forerun.config.drafter_config import field_names, pick, read_keys, resolve_drafter
+from forerun.config.kv_transfer_config import resolve_kv_transfer
+from forerun.config.members import resolve_members
 from forerun.drafters.base import DrafterConfig, ExportsFeatures
 from forerun.drafters.silent import SilentConfig
-from forerun.engine.drafter_config import field_names, pick, read_keys, resolve_drafter
-from forerun.engine.kv_transfer_config import Storage, resolve_kv_transfer
-from forerun.engine.members import resolve_members
-from forerun.engine.speculation import Schedule, SpeculationControl
+from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean
+from forerun.executor.hidden_states import Storage
 from forerun.verify.registry import VERIFIER_KEYS, VERIFIERS, MatchingConfig, VerifierConfig
 
 MAX_SPECULATIVE_TOKENS = 128
@@ -49,7 +50,7 @@ class SpeculativeConfig:
     @property
     def control(self) -> SpeculationControl:
         """The rule that says how many tokens to draft."""
-        return SpeculationControl(num_speculative_tokens=self.num_speculative_tokens, schedule=self.schedule)
+        return FixedLength(num_speculative_tokens=self.num_speculative_tokens, schedule=self.schedule)
 
     @property
     def is_lossless(self) -> bool:

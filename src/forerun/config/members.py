@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.config.drafter_config import read_keys, resolve_drafter
 from forerun.drafters.member import DEFAULT_MIN_DRAFT_TOKENS, MemberConfig, naming_member
-from forerun.engine.drafter_config import read_keys, resolve_drafter
 from forerun.errors import ConfigError, UnknownKeyError
 from forerun.verify.registry import VERIFIER_KEYS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.engine.settings import EngineSettings
+from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, MemoryBudgetError
 from tests.engines import tiny_llm
 

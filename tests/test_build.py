@@ -7,8 +7,8 @@ import torch
 from transformers import DeepseekV3Config
 
 from forerun import LLM, SamplingParams
-from forerun.engine.build import choose_arithmetic, load_target
-from forerun.engine.settings import EngineSettings
+from forerun.build import choose_arithmetic, load_target
+from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.decoder import TorchLayers
 from forerun.ops.attention.paged import PagedAttention

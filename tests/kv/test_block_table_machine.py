@@ -1,7 +1,7 @@
-"""Random lives of many slots on a small pool, against a model that remembers what each place was written for.
+"""Random lives of many block tables on a small pool, against a model that remembers what each place was written for.
 
 The model holds, for every cache place, the (salt, tokens up to and including this one) that a step
-computed there. Whatever the slots do, every committed token must be found where its slot says.
+computed there. Whatever the tables do, every committed token must be found where its table says.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from forerun.kv import slots as slots_module
+from forerun.kv import block_table as block_table_module
 from forerun.kv.block_pool import AccountingError, BlockPool
-from forerun.kv.slots import Slot
+from forerun.kv.block_table import BlockTable
 
 BLOCK = 2
 NUM_BLOCKS = 8
@@ -34,18 +34,23 @@ drafts = st.lists(tokens, max_size=4)
 class Row:
     """A sequence as an engine knows it: its tokens, and what the step in flight wrote for it."""
 
-    slot: Slot
+    table: BlockTable
     salt: str | None
     token_ids: list[int]
     tail: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
 
 
-class SlotMachine(RuleBasedStateMachine):
+def match(table, token_ids):
+    """Look up what is cached of `token_ids`."""
+    return table.match(table.prefix_digests(token_ids))
+
+
+class BlockTableMachine(RuleBasedStateMachine):
     """An engine in small: sequences come, match, compute chunks and drafts, are preempted, and go."""
 
     pool_class: type[BlockPool] = BlockPool
-    slot_class: type[Slot] = Slot
+    table_class: type[BlockTable] = BlockTable
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +59,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.places: dict[int, tuple[str | None, tuple[int, ...]]] = {}
 
     def new_row(self, salt: str | None, prompt: list[int]) -> Row:
-        return Row(self.slot_class(self.pool, block_size=BLOCK, cache_salt=salt), salt, prompt)
+        return Row(self.table_class(self.pool, block_size=BLOCK, cache_salt=salt), salt, prompt)
 
     @initialize(arrivals=st.tuples(*[st.tuples(salts, prompts)] * NUM_SEQUENCES))
     def start(self, arrivals):
@@ -62,19 +67,19 @@ class SlotMachine(RuleBasedStateMachine):
 
     @rule(index=rows, salt=salts, prompt=prompts)
     def finish_and_start_another(self, index, salt, prompt):
-        self.rows[index].slot.free()
+        self.rows[index].table.free()
         self.rows[index] = self.new_row(salt, prompt)
 
     @rule(index=rows)
     def match(self, index):
         row = self.rows[index]
-        if row.slot.num_blocks:
+        if row.table.num_blocks:
             with pytest.raises(AccountingError):
-                row.slot.match(row.token_ids)
+                match(row.table, row.token_ids)
             return
         at_least = max((self.shared_prefix(row, other) for other in self.rows), default=0)
-        num_matched = row.slot.match(row.token_ids)
-        assert num_matched == row.slot.num_computed
+        num_matched = match(row.table, row.token_ids)
+        assert num_matched == row.table.num_computed
         assert num_matched % BLOCK == 0
         assert at_least <= num_matched < len(row.token_ids)
 
@@ -82,7 +87,7 @@ class SlotMachine(RuleBasedStateMachine):
     def step_all(self, chunk, draft, num_accepted, own_token):
         """One step of an engine: all sequences match and write, then all commit; who gets no room gives way."""
         for index, row in enumerate(self.rows):
-            if not row.slot.num_blocks:
+            if not row.table.num_blocks:
                 self.match(index)
             if not self.write(row, chunk, draft):
                 self.preempt(index)
@@ -99,19 +104,19 @@ class SlotMachine(RuleBasedStateMachine):
 
     def write(self, row, chunk, draft):
         """Write KV for the next committed tokens, and for a draft if they reach the sequence's end."""
-        start = row.slot.num_computed
+        start = row.table.num_computed
         tail = row.token_ids[start : start + chunk]
         draft = draft if start + len(tail) == len(row.token_ids) else []
-        before = (list(row.slot.block_ids), start, self.pool.num_free)
-        num_missing = -(-(start + len(tail) + len(draft)) // BLOCK) - len(row.slot.block_ids)
-        if not row.slot.allocate(len(tail) + len(draft)):
+        before = (list(row.table.block_ids), start, self.pool.num_free)
+        num_missing = -(-(start + len(tail) + len(draft)) // BLOCK) - len(row.table.block_ids)
+        if not row.table.allocate(len(tail) + len(draft)):
             assert num_missing > self.pool.num_free
-            assert (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free) == before
+            assert (list(row.table.block_ids), row.table.num_computed, self.pool.num_free) == before
             return False
-        assert len(row.slot.block_ids) == len(before[0]) + max(0, num_missing)
+        assert len(row.table.block_ids) == len(before[0]) + max(0, num_missing)
         row.tail, row.draft = tail, draft
         written = row.token_ids[:start] + tail + draft
-        for index, place in enumerate(row.slot.slots(start, len(tail) + len(draft)), start=start):
+        for index, place in enumerate(row.table.slots(start, len(tail) + len(draft)), start=start):
             assert not self.pool.is_cached(int(place) // BLOCK), "a step wrote an immutable block"
             self.places[int(place)] = (row.salt, tuple(written[: index + 1]))
         return True
@@ -119,8 +124,8 @@ class SlotMachine(RuleBasedStateMachine):
     def commit(self, row, num_accepted, own_token):
         """Commit what the step in flight computed, less the rejected draft tokens."""
         accepted = row.draft[:num_accepted]
-        reaches_end = row.tail and row.slot.num_computed + len(row.tail) == len(row.token_ids)
-        row.slot.commit(row.tail + accepted)
+        reaches_end = row.tail and row.table.num_computed + len(row.tail) == len(row.token_ids)
+        row.table.commit(row.tail + accepted)
         if reaches_end and len(row.token_ids) + len(accepted) < MAX_LENGTH:
             row.token_ids = [*row.token_ids, *accepted, own_token]
         elif reaches_end:
@@ -130,76 +135,76 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(index=rows, excess=st.integers(1, 3))
     def commit_too_much(self, index, excess):
         row = self.rows[index]
-        before = (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free, self.pool.num_cached)
+        before = (list(row.table.block_ids), row.table.num_computed, self.pool.num_free, self.pool.num_cached)
         with pytest.raises(AccountingError):
-            row.slot.commit([0] * (row.slot.capacity + excess))
-        assert (list(row.slot.block_ids), row.slot.num_computed, self.pool.num_free, self.pool.num_cached) == before
+            row.table.commit([0] * (row.table.capacity + excess))
+        assert (list(row.table.block_ids), row.table.num_computed, self.pool.num_free, self.pool.num_cached) == before
 
     @rule(index=rows, num_dropped=st.integers(0, 5))
     def truncate(self, index, num_dropped):
         row = self.rows[index]
-        cut = max(0, row.slot.num_computed - num_dropped)
-        inside_immutable_block = cut // BLOCK < row.slot.num_immutable_blocks
-        num_left = row.slot.truncate(cut)
-        assert num_left == row.slot.num_computed == (cut - cut % BLOCK if inside_immutable_block else cut)
-        assert 0 <= row.slot.capacity < BLOCK
+        cut = max(0, row.table.num_computed - num_dropped)
+        inside_immutable_block = cut // BLOCK < row.table.num_immutable_blocks
+        num_left = row.table.truncate(cut)
+        assert num_left == row.table.num_computed == (cut - cut % BLOCK if inside_immutable_block else cut)
+        assert 0 <= row.table.capacity < BLOCK
         row.tail, row.draft = [], []
 
     @rule(index=rows, keep=st.integers(0, 4))
     def release_surplus(self, index, keep):
         row = self.rows[index]
         keep += len(row.tail) + len(row.draft)
-        capacity = row.slot.capacity
-        row.slot.release_surplus(keep)
-        assert min(keep, capacity) <= row.slot.capacity < keep + BLOCK or row.slot.capacity == capacity
+        capacity = row.table.capacity
+        row.table.release_surplus(keep)
+        assert min(keep, capacity) <= row.table.capacity < keep + BLOCK or row.table.capacity == capacity
 
     @rule(index=rows)
     def preempt(self, index):
         row = self.rows[index]
-        row.slot.free()
-        assert (row.slot.num_blocks, row.slot.num_computed, row.slot.capacity) == (0, 0, 0)
+        row.table.free()
+        assert (row.table.num_blocks, row.table.num_computed, row.table.capacity) == (0, 0, 0)
         row.tail, row.draft = [], []
 
     @rule()
     def reset(self):
-        in_use = any(row.slot.num_blocks for row in self.rows)
+        in_use = any(row.table.num_blocks for row in self.rows)
         assert self.pool.reset_prefix_cache() == (not in_use)
         if not in_use:
             assert self.pool.num_cached == 0
             self.places.clear()  # other weights: what was computed is wrong now
 
     @invariant()
-    def every_committed_token_is_where_its_slot_says(self):
+    def every_committed_token_is_where_its_table_says(self):
         for row in self.rows:
-            for index, place in enumerate(row.slot.slots(0, row.slot.num_computed)):
+            for index, place in enumerate(row.table.slots(0, row.table.num_computed)):
                 assert self.places.get(int(place)) == (row.salt, tuple(row.token_ids[: index + 1]))
 
     @invariant()
     def no_block_is_leaked_or_held_twice_while_mutable(self):
-        self.pool.check_integrity([row.slot.block_ids for row in self.rows])
+        self.pool.check_integrity([row.table.block_ids for row in self.rows])
 
     @invariant()
     def full_blocks_are_immutable_and_only_they(self):
         for row in self.rows:
-            num_full = row.slot.num_computed // BLOCK
-            assert row.slot.num_immutable_blocks == num_full
-            cached = [self.pool.is_cached(block) for block in row.slot.block_ids]
+            num_full = row.table.num_computed // BLOCK
+            assert row.table.num_immutable_blocks == num_full
+            cached = [self.pool.is_cached(block) for block in row.table.block_ids]
             assert cached == [True] * num_full + [False] * (len(cached) - num_full)
-            assert all(self.pool.num_references(block) == 1 for block in row.slot.block_ids[num_full:])
+            assert all(self.pool.num_references(block) == 1 for block in row.table.block_ids[num_full:])
 
     @invariant()
     def equal_prefixes_lie_in_the_same_blocks_and_others_never(self):
         owners: dict[tuple[str | None, tuple[int, ...]], int] = {}
         for row in self.rows:
-            for index in range(row.slot.num_immutable_blocks):
+            for index in range(row.table.num_immutable_blocks):
                 content = (row.salt, tuple(row.token_ids[: (index + 1) * BLOCK]))
-                assert owners.setdefault(content, row.slot.block_ids[index]) == row.slot.block_ids[index]
+                assert owners.setdefault(content, row.table.block_ids[index]) == row.table.block_ids[index]
         assert len(set(owners.values())) == len(owners)
 
     def shared_prefix(self, row: Row, other: Row) -> int:
         """Tokens of `row`, less the last, that `other` holds in immutable blocks now."""
         num_shared = 0
-        limit = min(other.slot.num_immutable_blocks * BLOCK, len(row.token_ids) - 1) if row.salt == other.salt else 0
+        limit = min(other.table.num_immutable_blocks * BLOCK, len(row.token_ids) - 1) if row.salt == other.salt else 0
         while num_shared + BLOCK <= limit:
             if row.token_ids[: num_shared + BLOCK] != other.token_ids[: num_shared + BLOCK]:
                 break
@@ -208,18 +213,18 @@ class SlotMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for row in self.rows:
-            row.slot.free()
+            row.table.free()
         self.pool.check_integrity([])
 
 
-TestSlots = SlotMachine.TestCase
-TestSlots.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+TestBlockTables = BlockTableMachine.TestCase
+TestBlockTables.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
 
 
 # Planted defects: the machine is worth what it catches.
 
 
-class SlotThatWritesSharedBlocks(Slot):
+class TableThatWritesSharedBlocks(BlockTable):
     """A cut inside an immutable block keeps the block and writes on in it."""
 
     def truncate(self, num_tokens):
@@ -230,25 +235,25 @@ class SlotThatWritesSharedBlocks(Slot):
         return self.num_computed
 
 
-class SlotThatSharesItsPartialBlock(Slot):
+class TableThatSharesItsPartialBlock(BlockTable):
     """A block is made findable before it is full."""
 
     def commit(self, token_ids):
         super().commit(token_ids)
         if self._partial and not self._pool.is_cached(self.block_ids[len(self._digests)]):
-            digests = slots_module.block_digests(self._root, [*self._partial, 0], block_size=BLOCK)
+            digests = block_table_module.block_digests(self._root, [*self._partial, 0], block_size=BLOCK)
             index = len(self._digests)
             self.block_ids[index] = self._pool.register(self.block_ids[index], next(digests))
 
 
-class SlotThatForgetsItsSurplus(Slot):
+class TableThatForgetsItsSurplus(BlockTable):
     """Reserved blocks are dropped from the table but not given back."""
 
     def release_surplus(self, keep=0):
         self.num_blocks = min(self.num_blocks, self._num_blocks_for(self.num_computed + keep))
 
 
-class SlotThatKeepsRejectedTokens(Slot):
+class TableThatKeepsRejectedTokens(BlockTable):
     """A cut forgets to drop the tokens of the partial block."""
 
     def truncate(self, num_tokens):
@@ -258,7 +263,7 @@ class SlotThatKeepsRejectedTokens(Slot):
         return num_left
 
 
-class SlotThatIgnoresItsSalt(Slot):
+class TableThatIgnoresItsSalt(BlockTable):
     def __init__(self, pool, *, block_size, cache_salt=None):
         super().__init__(pool, block_size=block_size)
 
@@ -291,11 +296,11 @@ class PoolThatFindsEvictedBlocks(BlockPool):
 
 
 PLANTED = [
-    {"slot_class": SlotThatWritesSharedBlocks},
-    {"slot_class": SlotThatSharesItsPartialBlock},
-    {"slot_class": SlotThatForgetsItsSurplus},
-    {"slot_class": SlotThatKeepsRejectedTokens},
-    {"slot_class": SlotThatIgnoresItsSalt},
+    {"table_class": TableThatWritesSharedBlocks},
+    {"table_class": TableThatSharesItsPartialBlock},
+    {"table_class": TableThatForgetsItsSurplus},
+    {"table_class": TableThatKeepsRejectedTokens},
+    {"table_class": TableThatIgnoresItsSalt},
     {"pool_class": PoolThatSwapsWithoutRepointing},
     {"pool_class": PoolThatKeepsTheDuplicate},
     {"pool_class": PoolThatFindsEvictedBlocks},
@@ -304,7 +309,7 @@ PLANTED = [
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: next(iter(planted.values())).__name__)
 def test_machine_catches_planted_defect(planted):
-    machine = type("Defective", (SlotMachine,), planted)
+    machine = type("Defective", (BlockTableMachine,), planted)
     search = settings(
         deadline=None,
         derandomize=True,
@@ -320,11 +325,11 @@ def test_machine_catches_planted_defect(planted):
 
 
 def test_machine_catches_digests_without_a_chain(monkeypatch):
-    chained = slots_module.block_digests
+    chained = block_table_module.block_digests
 
     def unchained(parent, token_ids, *, block_size):
         for start in range(0, len(token_ids) - block_size + 1, block_size):
             yield from chained(b"root", token_ids[start : start + block_size], block_size=block_size)
 
-    monkeypatch.setattr(slots_module, "block_digests", unchained)
+    monkeypatch.setattr(block_table_module, "block_digests", unchained)
     test_machine_catches_planted_defect({})

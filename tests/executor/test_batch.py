@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from forerun.engine.batcher import Batcher
 
 from forerun.core.draft import Draft
-from forerun.engine.batcher import Batcher
 from forerun.engine.generation import Work
 from forerun.kv.block_pool import BlockPool
 from tests.engine.generations import BLOCK, generation_of

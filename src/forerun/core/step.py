@@ -1,0 +1,221 @@
+"""One step between engine and executor: the plan that goes in, the result that comes out.
+
+Both are plain records of integers and tuples, so that they can be sent to another process, kept in a
+file, or compared in a test. Neither imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import StepTimes
+
+UNKNOWN_TOKEN = -1
+"""A row's token that only the executor knows yet: its step's result has not been applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSpec:
+    """What an executor must know of a sequence to compute it.
+
+    `seed` keys the noise of every sampled token. `stop_token_ids` and `max_length` (tokens, prompt
+    included) end the text; an executor that knows them drafts nothing after the end.
+    `bad_words_ids` are the token ids of each bad word.
+    """
+
+    seq_id: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    cache_salt: str | None = None
+    max_length: int
+    stop_token_ids: frozenset[int] = frozenset()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+
+    def ends(self, num_output_tokens: int, token_id: int) -> bool:
+        """Whether `token_id`, the last of `num_output_tokens`, ends the text by its id or by the length."""
+        if len(self.prompt_ids) + num_output_tokens >= self.max_length:
+            return True
+        return token_id in self.stop_token_ids and num_output_tokens >= self.sampling.min_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedSequence:
+    """One sequence's rows in a step: `num_tail` committed tokens from place `start` on, then a draft.
+
+    Only where the rows reach the last committed token is there something to judge (`reaches_end`), and
+    only then may `num_draft` be above 0. `blocks` hold every place up to `end`. After the step the
+    executor drafts at most `draft_limit` nodes for the next one.
+
+    Where `is_pending` the result of the sequence's step before has not been applied: `start` is then the
+    least it may be, `num_draft` the most, and the executor, which has the result, knows the rest.
+    """
+
+    seq_id: int
+    start: int
+    num_tail: int
+    reaches_end: bool
+    is_pending: bool = False
+    num_draft: int = 0
+    num_prompt_logits: int = 0  # leading rows whose logits give the logprobs of prompt tokens
+    draft_limit: int = 0
+    end: int = 0  # places before it are reserved
+    blocks: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a step, all sequences packed one after the other.
+
+    T = rows, R = rows whose logits are wanted, S = sequences.
+    """
+
+    token_ids: list[int] = field(default_factory=list)  # [T]; UNKNOWN_TOKEN where only the executor knows it
+    positions: list[int] = field(default_factory=list)  # [T]; a draft node's is its depth after the tail
+    slots: list[int] = field(default_factory=list)  # [T] block * block size + offset: where the row's KV goes
+    logits_rows: list[int] = field(default_factory=list)  # [R], ascending
+    first_rows: list[int] = field(default_factory=list)  # [S] first row of each sequence
+    first_logits: list[int] = field(default_factory=list)  # [S] index in `logits_rows` of the first row to judge, or -1
+    first_prompt_logits: list[int] = field(default_factory=list)  # [S] index in `logits_rows` of its prompt's first
+
+
+def lay_out(
+    sequences: Sequence[PlannedSequence],
+    tails: Sequence[Sequence[int]],
+    drafts: Sequence[Draft],
+    *,
+    block_size: int,
+) -> Rows:
+    """Lay out the rows of a step.
+
+    Args:
+        sequences: where each sequence's rows begin, and its blocks.
+        tails: the committed tokens of each, `num_tail` of them.
+        drafts: the draft of each, `num_draft` nodes; an unknown one is a chain of UNKNOWN_TOKEN.
+        block_size: places in a block.
+    """
+    rows = Rows()
+    token_ids, positions, slots, logits_rows = rows.token_ids, rows.positions, rows.slots, rows.logits_rows
+    for sequence, tail, draft in zip(sequences, tails, drafts, strict=True):
+        first, start = len(token_ids), sequence.start
+        end = start + len(tail)
+        token_ids += tail
+        if draft.token_ids:
+            token_ids += draft.token_ids
+        num_rows = len(token_ids) - first
+        if draft.parents is None:
+            positions += range(start, start + num_rows)
+        else:
+            positions += range(start, end)
+            positions += (end - 1 + depth for depth in draft.depths())
+        _append_slots(slots, sequence.blocks, start, num_rows, block_size)
+        rows.first_rows.append(first)
+        rows.first_prompt_logits.append(len(logits_rows))
+        if sequence.num_prompt_logits:
+            logits_rows += range(first, first + sequence.num_prompt_logits)
+        if sequence.reaches_end and num_rows:
+            rows.first_logits.append(len(logits_rows))
+            logits_rows += range(first + len(tail) - 1, len(token_ids))
+        else:
+            rows.first_logits.append(-1)
+    return rows
+
+
+def _append_slots(slots: list[int], blocks: npt.NDArray[np.int32], start: int, num_rows: int, block_size: int) -> None:
+    end = start + num_rows
+    index = start // block_size
+    while start < end:
+        block_end = (index + 1) * block_size
+        shift = int(blocks[index]) * block_size - index * block_size
+        last = min(end, block_end)
+        slots += range(start + shift, last + shift)
+        start = last
+        index += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """What one step computes: decided by the engine from integers alone.
+
+    `new` are the sequences that the executor meets for the first time. Where any of `sequences` is
+    pending, the executor lays the rows out again from what it knows.
+    """
+
+    sequences: list[PlannedSequence]
+    rows: Rows
+    block_size: int
+    new: list[SequenceSpec] = field(default_factory=list)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether some rows depend on a result that has not been applied."""
+        return any(sequence.is_pending for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log probabilities (nats) of R rows: the chosen token's value and rank, and the likeliest tokens."""
+
+    chosen: list[float]
+    ranks: list[int]  # 1 = no token is more likely
+    top_ids: list[list[int]]
+    top_values: list[list[float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceResult:
+    """What a step gave one sequence.
+
+    `accepted` are the nodes of the draft that stand, from the root down, and `token_ids` their tokens and
+    the target's own after them; both are empty where nothing was judged. `draft` is what the next step may
+    verify. `error`, if set, says why the sequence could not be judged.
+    """
+
+    accepted: tuple[int, ...] = ()
+    token_ids: list[int] = field(default_factory=list)
+    draft: Draft = NO_DRAFT
+    error: str | None = None
+    logprobs: RowLogprobs | None = None  # of `token_ids`, where they are asked for
+    prompt_logprobs: RowLogprobs | None = None  # of the prompt tokens that this step's rows predict
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What a step gave, sequence by sequence in the plan's order, and what it took."""
+
+    sequences: list[SequenceResult]
+    times: StepTimes
+    num_failed_drafts: int = 0  # failures of the drafter since the executor was made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedSequence:
+    """A sequence that has ended: so many of its output tokens stand.
+
+    With `hidden_states_path` its hidden states are to be saved there before its `blocks` are anyone
+    else's.
+    """
+
+    seq_id: int
+    num_output_tokens: int
+    hidden_states_path: str | None = None
+    blocks: npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What a step drafted, what stood, and what it cost: what adaptive speculation learns from.
+
+    `verified` has (who drafted, nodes drafted, nodes accepted) of each sequence that was judged.
+    """
+
+    num_rows: int
+    num_context_tokens: int  # in the KV cache of the step's sequences, before it
+    verified: list[tuple[str | None, int, int]]
+    times: StepTimes

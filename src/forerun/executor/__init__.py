@@ -1,0 +1,1 @@
+"""The mechanism of a step: whoever carries out a plan. The policy, which makes plans, is `forerun.engine`."""

@@ -1,0 +1,315 @@
+"""The executor in this process: one forward pass of the target, its verification, and the drafts after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Listing
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import ForwardBatch, ForwardResult
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sequence import Sequence
+from forerun.core.stats import StepTimes
+from forerun.core.step import (
+    EndedSequence,
+    PlannedSequence,
+    Rows,
+    SequenceResult,
+    SequenceSpec,
+    StepPlan,
+    StepResult,
+    lay_out,
+)
+from forerun.core.verdict import Verdict
+from forerun.drafters.base import DraftRequest
+from forerun.drafters.guard import GuardedDrafter
+from forerun.engine.drafting import propose
+from forerun.engine.grammars import Grammars
+from forerun.executor.batch import BatchBuilder
+from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.kv.cache import KVCache
+from forerun.models.base import TargetModel
+from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.sampling import SamplingRules, token_logprobs
+from forerun.verify.base import Verifier, VerifyRequest
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known here of one sequence: more than the engine's plan says where a result is not applied yet."""
+
+    spec: SequenceSpec
+    sequence: Sequence
+    rules: SamplingRules
+    draft: Draft = NO_DRAFT
+    num_computed: int = 0  # tokens with KV, after the last step
+    has_ended: bool = False  # by a stop token or its length; stop strings are the engine's
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan with all that its rows depend on."""
+
+    sequences: Listing[PlannedSequence]
+    rows: Rows
+    states: list[_State]
+    drafts: list[Draft]
+
+
+class LocalExecutor:
+    """Runs the target, the verifier and the drafter over the KV cache that it owns.
+
+    Args:
+        model: the target.
+        attention: how the target attends to the cache.
+        cache: keys, values and features of all sequences.
+        verifier: decides which part of each draft stands.
+        drafting: drafts for the next step; its failures cost drafts, never text.
+        grammars: compile what texts must match.
+        torch_threads: torch's threads during a step.
+        exporter: saves hidden states of sequences that end; None where they are not saved.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: TargetModel,
+        attention: Attention,
+        cache: KVCache,
+        verifier: Verifier,
+        drafting: GuardedDrafter,
+        grammars: Grammars,
+        torch_threads: AbstractContextManager[None],
+        exporter: HiddenStatesExporter | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.drafting = drafting
+        self.exporter = exporter
+        self._attention = attention
+        self._verifier = verifier
+        self._grammars = grammars
+        self._torch_threads = torch_threads
+        self._builder = BatchBuilder(block_size=cache.block_size, device=model.device, features=drafting.drafter.needs)
+        self._states: dict[int, _State] = {}
+        self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
+
+    def prepare(self, spec: SequenceSpec) -> None:
+        """See `Executor`."""
+        sampling = spec.sampling
+        rules = SamplingRules(
+            sampling,
+            prompt_ids=spec.prompt_ids,
+            vocab_size=self.model.vocab_size,
+            stop_token_ids=spec.stop_token_ids,
+            bad_words_ids=spec.bad_words_ids,
+            grammar=None if sampling.constraint is None else self._grammars.begin(sampling.constraint),
+        )
+        sequence = Sequence(
+            seq_id=spec.seq_id,
+            prompt_ids=spec.prompt_ids,
+            output_ids=[],
+            sampling=sampling,
+            seed=spec.seed,
+            cache_salt=spec.cache_salt,
+        )
+        self._states[spec.seq_id] = _State(spec, sequence, rules)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        with self._no_autograd, self._torch_threads:
+            return self._execute(plan)
+
+    def release(self, ended: Listing[EndedSequence]) -> None:
+        """See `Executor`."""
+        for one in ended:
+            state = self._states.pop(one.seq_id, None)
+            if state is None:
+                continue
+            del state.sequence.output_ids[one.num_output_tokens :]
+            if one.hidden_states_path is not None and self.exporter is not None:
+                self.exporter.save(state.sequence, one, self.cache)
+            self.drafting.stop(state.sequence)
+
+    def prepare_pass(self, batch: ForwardBatch) -> Attend:
+        """What all layers of one pass share (host work, counted as building the batch)."""
+        return self._attention.begin(batch, self.cache)
+
+    def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
+        """Logits at the wanted rows; the features that the drafter asked for are kept in the cache."""
+        result = self.model.forward(batch, attend)
+        self.cache.keep(batch.slot_mapping, result.features)
+        return result
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        clock = time.perf_counter
+        started = clock()
+        for spec in plan.new:
+            if spec.seq_id not in self._states:
+                self.prepare(spec)
+        step = self._settle(plan)
+        if not step.rows.token_ids:  # all that was pending has ended
+            results = [SequenceResult() for _ in step.sequences]
+            return StepResult(
+                sequences=results, times=StepTimes(num_steps=1), num_failed_drafts=self.drafting.num_failures
+            )
+        batch = self._builder.build(step.sequences, step.rows, step.drafts)
+        attend = self.prepare_pass(batch)
+        built = clock()
+        logits = self.forward(batch, attend).logits
+        computed = clock()
+        verdicts = self._verify(step, logits)
+        results = self._results(step, verdicts, logits)
+        self._compact_accepted_paths(step, verdicts)
+        self._commit(step, results)
+        verified = clock()
+        self._draft(step, results)
+        return StepResult(
+            sequences=results,
+            times=StepTimes(
+                build=built - started,
+                forward=computed - built,
+                verify=verified - computed,
+                draft=clock() - verified,
+                num_steps=1,
+            ),
+            num_failed_drafts=self.drafting.num_failures,
+        )
+
+    def _settle(self, plan: StepPlan) -> _Step:
+        """The plan as it is, or with the rows that pending sequences really have."""
+        states = [self._states[planned.seq_id] for planned in plan.sequences]
+        drafts = [
+            state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
+            for planned, state in zip(plan.sequences, states, strict=True)
+        ]
+        if not plan.is_pending:
+            return _Step(plan.sequences, plan.rows, states, drafts)
+        sequences = [
+            _settled(planned, state, draft)
+            for planned, state, draft in zip(plan.sequences, states, drafts, strict=True)
+        ]
+        drafts = [draft if planned.reaches_end else NO_DRAFT for planned, draft in zip(sequences, drafts, strict=True)]
+        tails = [
+            state.sequence.tokens_between(planned.start, planned.start + planned.num_tail)
+            for planned, state in zip(sequences, states, strict=True)
+        ]
+        return _Step(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
+
+    def _verify(self, step: _Step, logits: Tensor) -> list[Verdict | None]:
+        """A verdict for each sequence that has something to judge."""
+        requests = [
+            VerifyRequest(
+                draft=draft,
+                first_row=row,
+                rules=state.rules,
+                seed=state.spec.seed,
+                position=len(state.sequence),
+                output_ids=state.sequence.output_ids,
+            )
+            for state, draft, row in zip(step.states, step.drafts, step.rows.first_logits, strict=True)
+            if row >= 0
+        ]
+        verdicts = iter(self._verifier.verify(logits, requests) if requests else ())
+        return [next(verdicts) if row >= 0 else None for row in step.rows.first_logits]
+
+    def _results(self, step: _Step, verdicts: Listing[Verdict | None], logits: Tensor) -> list[SequenceResult]:
+        """What each sequence gets, before anything here has changed: reading logits for logprobs may fail."""
+        results = []
+        rows = step.rows
+        for i, (planned, verdict, draft) in enumerate(zip(step.sequences, verdicts, step.drafts, strict=True)):
+            result = SequenceResult()
+            sampling = step.states[i].spec.sampling
+            if planned.num_prompt_logits:
+                first, place = rows.first_prompt_logits[i], planned.start + 1
+                token_ids = step.states[i].spec.prompt_ids[place : place + planned.num_prompt_logits]
+                result.prompt_logprobs = token_logprobs(
+                    logits[first : first + planned.num_prompt_logits], token_ids, sampling.prompt_logprobs or 0
+                )
+            if verdict is not None and verdict.error is not None:
+                result.error = verdict.error
+            elif verdict is not None:
+                result.accepted = verdict.accepted
+                result.token_ids = [*(draft.token_ids[node] for node in verdict.accepted), verdict.token_id]
+                if sampling.logprobs is not None:
+                    judged = [rows.first_logits[i] + 1 + node for node in (-1, *verdict.accepted)]
+                    result.logprobs = token_logprobs(logits[judged], result.token_ids, sampling.logprobs)
+            results.append(result)
+        return results
+
+    def _compact_accepted_paths(self, step: _Step, verdicts: Listing[Verdict | None]) -> None:
+        """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
+        sources: list[int] = []
+        destinations: list[int] = []
+        rows = step.rows
+        for planned, verdict, draft, row in zip(step.sequences, verdicts, step.drafts, rows.first_rows, strict=True):
+            if draft.parents is None or verdict is None or verdict.accepted == tuple(range(len(verdict.accepted))):
+                continue
+            first = row + planned.num_tail
+            sources += (rows.slots[first + node] for node in verdict.accepted)
+            destinations += rows.slots[first : first + len(verdict.accepted)]
+        if sources:
+            device = self.cache.layers[0].key.device
+            self.cache.move(torch.tensor(sources, device=device), torch.tensor(destinations, device=device))
+
+    def _commit(self, step: _Step, results: Listing[SequenceResult]) -> None:
+        """Append what was decided to the sequences' tokens."""
+        for planned, state, result in zip(step.sequences, step.states, results, strict=True):
+            state.num_computed = planned.start + planned.num_tail + len(result.accepted)
+            if not planned.reaches_end:
+                continue
+            state.draft = NO_DRAFT
+            output_ids = state.sequence.output_ids
+            for token_id in result.token_ids:
+                output_ids.append(token_id)
+                if state.spec.ends(len(output_ids), token_id):
+                    state.has_ended = True
+            if result.error is not None:
+                state.has_ended = True
+
+    def _draft(self, step: _Step, results: Listing[SequenceResult]) -> None:
+        """Get the bets that the next step will verify; here the drafter first hears of a sequence.
+
+        So it keeps nothing for those that only wait, however many they are.
+        """
+        asked: list[DraftRequest] = []
+        drafted: list[tuple[_State, SequenceResult]] = []
+        block_size = self.cache.block_size
+        for planned, state, result in zip(step.sequences, step.states, results, strict=True):
+            if state.has_ended:
+                continue
+            self.drafting.start(state.sequence)
+            # One place is the target's own token's: a draft deeper than the rest could never be used.
+            depth = min(planned.draft_limit, state.spec.max_length - len(state.sequence) - 1)
+            if not planned.reaches_end or depth <= 0:
+                continue
+            num_blocks = -(-state.num_computed // block_size)
+            asked.append(
+                DraftRequest(
+                    state.sequence,
+                    planned.draft_limit,
+                    depth,
+                    state.num_computed,
+                    planned.blocks[:num_blocks],
+                    state.rules,
+                )
+            )
+            drafted.append((state, result))
+        if not asked:
+            return
+        for (state, result), draft in zip(drafted, propose(self.drafting, asked, self.cache.features), strict=True):
+            state.draft = draft
+            result.draft = draft if draft.probs is None else replace(draft, probs=None)
+
+
+def _settled(planned: PlannedSequence, state: _State, draft: Draft) -> PlannedSequence:
+    """A planned sequence as it is after the step before: no rows where that ended it."""
+    if not planned.is_pending:
+        return planned
+    if state.has_ended:
+        return replace(planned, start=state.num_computed, num_tail=0, num_draft=0, reaches_end=False, is_pending=False)
+    return replace(planned, start=state.num_computed, num_draft=len(draft), is_pending=False)
