@@ -121,10 +121,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         scheduler, pool = self.parts.scheduler, self.parts.pool
         for generation in scheduler.running:
-            assert len(generation.slot.block_ids) == -(-generation.slot.num_computed // BLOCK)
+            assert len(generation.table.block_ids) == -(-generation.table.num_computed // BLOCK)
             assert not generation.finished
-        assert all(not generation.slot.num_blocks for generation in scheduler.waiting)
-        pool.check_integrity([generation.slot.block_ids for generation in scheduler.running])
+        assert all(not generation.table.num_blocks for generation in scheduler.waiting)
+        pool.check_integrity([generation.table.block_ids for generation in scheduler.running])
         alive = {generation.request_id for generation in (*scheduler.running, *scheduler.waiting)}
         assert alive == self.requests.keys()
 

@@ -20,15 +20,22 @@ def make(num_blocks=16, *, seqs=4, tokens=32, caching=True):
     return Scheduler(pool, limits, block_size=BLOCK), pool
 
 
-def rows(works):
-    return [(work.start, work.num_tail, len(work.draft)) for work in works]
+def rows(chosen):
+    return [(planned.start, planned.num_tail, planned.num_draft) for _, planned in chosen]
 
 
 def step(scheduler):
-    works = scheduler.schedule()
-    shape = rows(works)
-    finish_step(works)
-    return shape
+    chosen = scheduler.schedule()
+    finish_step(chosen)
+    return rows(chosen)
+
+
+def plan_only(scheduler):
+    """A step that is planned and comes to nothing."""
+    chosen = scheduler.schedule()
+    for generation, _ in chosen:
+        generation.in_flight = None
+    return rows(chosen)
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
@@ -105,10 +112,10 @@ def test_the_youngest_gives_way_and_waits_first_in_line():
     for _ in range(2):
         step(scheduler)  # eight tokens each: four blocks, one is free
     scheduler.enqueue(waiting)
-    scheduler.schedule()
+    plan_only(scheduler)
     assert (scheduler.running, list(scheduler.waiting)) == ([old], [young, waiting])
     assert scheduler.num_preemptions == 1
-    assert young.slot.num_blocks == 0
+    assert young.table.num_blocks == 0
 
 
 def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():
@@ -117,7 +124,7 @@ def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():
     scheduler.enqueue(old)
     step(scheduler)
     scheduler.enqueue(young)
-    assert rows(scheduler.schedule()) == [(7, 1, 0)]  # with one block kept back it does not fit
+    assert plan_only(scheduler) == [(7, 1, 0)]  # with one block kept back it does not fit
     scheduler.remove(old)
     assert step(scheduler) == [(0, 10, 0)]
     scheduler.running.insert(0, old := generation_of(pool, range(16)))  # as if memory had been taken meanwhile
@@ -128,20 +135,88 @@ def test_a_sequence_preempted_in_its_prompt_computes_all_of_it_again():
     assert [step(scheduler) for _ in range(2)] == [[(0, 10, 0)], [(10, 5, 0)]]
 
 
-def test_what_does_not_fit_is_hashed_again_only_when_there_is_more_room(monkeypatch):
-    num_matches = []
-    plain_match = BlockTable.match
-    monkeypatch.setattr(BlockTable, "match", lambda slot, ids: num_matches.append(len(ids)) or plain_match(slot, ids))
+def test_what_does_not_fit_is_hashed_once_however_long_it_waits(monkeypatch):
+    num_hashed = []
+    plain_digests = BlockTable.prefix_digests
+    monkeypatch.setattr(
+        BlockTable, "prefix_digests", lambda table, ids: num_hashed.append(len(ids)) or plain_digests(table, ids)
+    )
     scheduler, pool = make(num_blocks=8)
     running, waiting = generation_of(pool, range(16)), generation_of(pool, range(50, 75))
     scheduler.enqueue(running)
     scheduler.enqueue(waiting)
     for _ in range(8):
         step(scheduler)
-    assert num_matches == [16, 25]
+    assert num_hashed == [16, 25]
     scheduler.remove(running)
     step(scheduler)
     assert scheduler.running == [waiting]
+
+
+def test_what_waits_for_memory_starts_as_soon_as_its_prefix_is_cached():
+    """Five blocks were too many, with three free; one is not, when the first has computed the same prompt."""
+    scheduler, pool = make(num_blocks=8)
+    first, same = generation_of(pool, range(20)), generation_of(pool, range(20))
+    scheduler.enqueue(first)
+    scheduler.enqueue(same)
+    assert step(scheduler) == [(0, 20, 0)]
+    assert step(scheduler) == [(20, 1, 0), (16, 4, 0)]
+
+
+def group(pool, name, count, *, first=0):
+    return [generation_of(pool, [10 * first + i], group=name, max_tokens=90) for i in range(count)]
+
+
+def test_requests_take_turns_at_places_that_become_free():
+    scheduler, pool = make(num_blocks=64, seqs=2)
+    many, few = group(pool, "many", 6), group(pool, "few", 2, first=1)
+    for generation in (*many, *few):
+        scheduler.enqueue(generation)
+    step(scheduler)
+    assert [generation.group for generation in scheduler.running] == ["many", "few"]
+    for generation in list(scheduler.running):
+        scheduler.remove(generation)
+    step(scheduler)
+    assert [generation.group for generation in scheduler.running] == ["many", "few"]
+
+
+def test_a_request_that_holds_all_places_gives_up_those_above_its_share_and_no_more():
+    scheduler, pool = make(num_blocks=64, seqs=8)
+    for generation in group(pool, "many", 12):
+        scheduler.enqueue(generation)
+    step(scheduler)
+    assert len(scheduler.running) == 8
+    for generation in group(pool, "late", 6, first=2):
+        scheduler.enqueue(generation)
+    for _ in range(10):
+        step(scheduler)
+    running = [generation.group for generation in scheduler.running]
+    assert (running.count("many"), running.count("late")) == (4, 4)
+    assert scheduler.num_preemptions == 4
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.num_preemptions == 4, "shares are reached once and kept"
+
+
+def test_a_single_late_request_runs_within_a_step_beside_one_that_took_all_places():
+    scheduler, pool = make(num_blocks=64, seqs=4)
+    for generation in group(pool, "many", 40):
+        scheduler.enqueue(generation)
+    step(scheduler)
+    (late,) = group(pool, "late", 1, first=9)
+    scheduler.enqueue(late)
+    step(scheduler)
+    assert late in scheduler.running
+    assert len(scheduler.running) == 4
+
+
+def test_requests_of_one_completion_are_never_preempted_for_others():
+    scheduler, pool = make(num_blocks=64, seqs=4)
+    for i in range(12):
+        scheduler.enqueue(generation_of(pool, [i]))
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.num_preemptions == 0
 
 
 def test_prompt_logprobs_are_computed_in_bounded_steps_without_the_prefix_cache(monkeypatch):
@@ -161,7 +236,7 @@ def test_who_needs_no_prompt_logits_uses_the_prefix_cache(change):
     scheduler.enqueue(first)
     step(scheduler)
     scheduler.enqueue(generation_of(pool, range(12), prompt_logprobs=0, **change))
-    assert scheduler.schedule()[1].start >= 8
+    assert scheduler.schedule()[1][1].start >= 8
 
 
 def test_a_preempted_sequence_finding_its_own_blocks_is_no_cache_hit():
@@ -171,7 +246,7 @@ def test_a_preempted_sequence_finding_its_own_blocks_is_no_cache_hit():
     step(scheduler)
     scheduler.remove(generation)
     scheduler.enqueue(generation)  # as preemption does
-    assert scheduler.schedule()[0].start == 12
+    assert scheduler.schedule()[0][1].start == 12
     assert (generation.num_cached_tokens, scheduler.num_cached_tokens) == (0, 0)
 
 
@@ -180,7 +255,7 @@ def test_removing_gives_every_block_back_wherever_the_sequence_is():
     running, waiting, held = (generation_of(pool, range(10)) for _ in range(3))
     scheduler.enqueue(running)
     scheduler.enqueue(waiting)
-    scheduler.schedule()
+    plan_only(scheduler)
     for generation in (running, waiting, held, running):
         scheduler.remove(generation)
     assert not scheduler.has_work

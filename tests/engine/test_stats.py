@@ -23,15 +23,13 @@ class Clock:
     def __init__(self):
         self.now = 100.0
 
-    def monotonic(self):
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(stats_module, "time", clock)
-    return clock
+def clock():
+    return Clock()
 
 
 def three_steps():
@@ -61,7 +59,7 @@ def test_where_drafters_take_turns_a_line_tells_what_each_has_earned():
 
 
 def test_a_line_is_due_every_ten_seconds(clock):
-    log = StatsLog()
+    log = StatsLog(clock)
     clock.now += 9.9
     assert not log.is_due
     clock.now += 0.2
@@ -72,7 +70,10 @@ def test_a_line_is_due_every_ten_seconds(clock):
 
 def test_the_log_tells_what_happened_since_the_last_line(clock, caplog):
     caplog.set_level(logging.INFO, logger=stats_module.__name__)
-    log, stats = StatsLog(), EngineStats(num_prompt_tokens=400, num_generation_tokens=100, speculation=three_steps())
+    log, stats = (
+        StatsLog(clock),
+        EngineStats(num_prompt_tokens=400, num_generation_tokens=100, speculation=three_steps()),
+    )
     clock.now += 10
     log.write(stats, STATE)
     clock.now += 20

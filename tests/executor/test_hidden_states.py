@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file
 
 from forerun import SamplingParams
-from forerun.engine import hidden_states
 from forerun.errors import ConfigError, RequestError
+from forerun.executor import hidden_states
 from tests.contract.drafters import NGRAM
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import VOCAB_SIZE, engine_of, native_target, storage, tiny_llm, tiny_target

@@ -279,9 +279,10 @@ class Engine:
             verified=[],
             times=result.times,
         )
-        for generation, planned, found in zip(generations, plan.sequences, result.sequences, strict=True):
+        for generation, planned in zip(generations, plan.sequences, strict=True):
             if generation.in_flight is planned:
                 generation.in_flight = None
+        for generation, planned, found in zip(generations, plan.sequences, result.sequences, strict=True):
             if not generation.finished:
                 self._apply_to(generation, planned, found, output=output, record=record, times=(planned_at, now))
             elif generation.in_flight is None:  # it ended after this step was planned
@@ -338,9 +339,8 @@ class Engine:
     def _end(self, request: Request, reason: str, stop_reason: str | None = None) -> RequestOutput:
         """Take a request out of the engine; generations still running end with `reason`."""
         for generation in request.generations:
-            if not generation.finished:
-                generation.finish(reason, stop_reason)
-                self._retire(generation)
+            generation.finish(reason, stop_reason)
+            self._retire(generation)
         del self._requests[request.request_id]
         request.metrics.finished_time = self._clock()
         for generation in request.generations:
@@ -349,7 +349,7 @@ class Engine:
         return request.output()
 
     def _retire(self, generation: Generation) -> None:
-        """Free what a finished generation holds, here and at the executor."""
+        """Free what a finished generation holds, here and at the executor; doing so again changes nothing."""
         path = generation.hidden_states_path if generation.finish_reason in SAVED else None
         ended = EndedSequence(
             seq_id=generation.spec.seq_id,

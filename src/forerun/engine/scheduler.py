@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forerun.core.step import PlannedSequence
@@ -40,15 +40,21 @@ class WaitingQueue:
         for group in self._groups.values():
             yield from group
 
-    @property
-    def groups(self) -> Iterable[str]:
-        """Requests with a completion that waits."""
-        return self._groups.keys()
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
 
     @property
-    def first(self) -> Generation:
-        """Whose turn it is; there must be one."""
-        return next(iter(self._groups.values()))[0]
+    def num_groups(self) -> int:
+        """Requests with a completion that waits."""
+        return len(self._groups)
+
+    def next_in_turn(self, held: Mapping[str, int], share: int) -> Generation:
+        """The completion that starts next: of the first request in the round that holds less than its share of places.
+
+        Where all hold as much, the first in the round. Something must wait.
+        """
+        below = (waiting[0] for group, waiting in self._groups.items() if held.get(group, 0) < share)
+        return next(below, None) or next(iter(self._groups.values()))[0]
 
     def append(self, generation: Generation) -> None:
         """Put a completion behind those of its request."""
@@ -67,16 +73,15 @@ class WaitingQueue:
             self._groups.move_to_end(generation.group, last=False)
             self._num_waiting += 1
 
-    def pop_first(self) -> Generation:
-        """Take the completion whose turn it is; the next turn is another request's."""
-        group, generations = next(iter(self._groups.items()))
-        generation = generations.popleft()
+    def take(self, generation: Generation) -> None:
+        """Take out a completion that is the first of its request, whose next turn is after all others'."""
+        generations = self._groups[generation.group]
+        generations.popleft()
         self._num_waiting -= 1
         if generations:
-            self._groups.move_to_end(group)
+            self._groups.move_to_end(generation.group)
         else:
-            del self._groups[group]
-        return generation
+            del self._groups[generation.group]
 
     def remove(self, generation: Generation) -> bool:
         """Take a completion out wherever it stands; False if it does not wait."""
@@ -138,12 +143,14 @@ class Scheduler:
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
         before any sequence is preempted.
         """
+        held: Counter[str] = Counter()
         if self.waiting:
-            self._make_room_for_a_share()
+            held.update(generation.group for generation in self.running)
+            self._make_room_for_a_share(held)
         num_preemptions = self.num_preemptions
         chosen, budget = self._schedule_running()
         if self.waiting and self.num_preemptions == num_preemptions:
-            budget = self._admit(chosen, budget)
+            budget = self._admit(chosen, budget, held)
         if budget > 0:
             self._add_drafts(chosen, budget)
         for generation, planned in chosen:
@@ -173,17 +180,18 @@ class Scheduler:
     def _reserve(self, generation: Generation, planned: PlannedSequence) -> bool:
         return generation.table.allocate(planned.end - generation.table.num_computed)
 
-    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> int:
+    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, held: Counter[str]) -> int:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
-            generation = self.waiting.first
+            generation = self.waiting.next_in_turn(held, self._share(held))
             if not self._fits(generation):
                 break
             planned = _next_rows(generation, budget)
             assert planned is not None, "nothing of a waiting sequence is in flight"
             reserved = self._reserve(generation, planned)
             assert reserved, "a sequence that fits as a whole must get its first rows"
-            self.waiting.pop_first()
+            self.waiting.take(generation)
+            held[generation.group] += 1
             self.running.append(generation)
             chosen.append((generation, planned))
             budget -= planned.num_tail
@@ -218,20 +226,24 @@ class Scheduler:
             self.num_queried_tokens += generation.num_tokens
             self.num_cached_tokens += generation.num_cached_tokens
 
-    def _make_room_for_a_share(self) -> None:
-        """Where all places are taken, preempt one of the request with the most, if the next in turn has less than its share.
+    def _share(self, held: Mapping[str, int]) -> int:
+        """The places of one request: all places over the requests that run or wait, at least one."""
+        num_groups = self.waiting.num_groups + sum(group not in self.waiting for group in held)
+        return max(1, self._limits.max_num_seqs // num_groups)
 
-        The share is the places over the number of requests; blocks given up stay in the prefix cache.
+    def _make_room_for_a_share(self, held: Counter[str]) -> None:
+        """Where all places are taken and a waiting request has less than its share, preempt one of the request with the most.
+
+        What that has computed stays in the prefix cache.
         """
         if len(self.running) < self._limits.max_num_seqs:
             return
-        held = Counter(generation.group for generation in self.running)
-        share = max(1, self._limits.max_num_seqs // len(held.keys() | self.waiting.groups))
+        share = self._share(held)
         largest, most = held.most_common(1)[0]
-        group = self.waiting.first.group
-        if group != largest and held[group] < share < most:
-            youngest = next(g for g in reversed(self.running) if g.group == largest)
+        if most > share and held[self.waiting.next_in_turn(held, share).group] < share:
+            youngest = next(generation for generation in reversed(self.running) if generation.group == largest)
             self.running.remove(youngest)
+            held[largest] -= 1
             self._give_up(youngest)
             self.waiting.put_back(youngest)
 
