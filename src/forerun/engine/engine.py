@@ -286,7 +286,7 @@ class Engine:
             if not generation.finished:
                 self._apply_to(generation, planned, found, output=output, record=record, times=(planned_at, now))
             elif generation.in_flight is None:  # it ended after this step was planned
-                generation.table.free()
+                self._parts.scheduler.free_late(generation)
         for request_id in dict.fromkeys([delta.request_id for delta in output.deltas if delta.finish_reason]):
             self._conclude(self._requests[request_id], output)
         return output, record

@@ -113,6 +113,7 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._block_size = block_size
+        self._num_held_late = 0  # removed sequences whose KV a step in flight still writes
 
     @property
     def has_work(self) -> bool:
@@ -135,6 +136,13 @@ class Scheduler:
             self.waiting.remove(generation)
         if generation.in_flight is None:
             generation.table.free()
+        else:
+            self._num_held_late += 1
+
+    def free_late(self, generation: Generation) -> None:
+        """Free the KV of a sequence that was removed while a step with it was in flight: that step is over."""
+        generation.table.free()
+        self._num_held_late -= 1
 
     def schedule(self) -> list[tuple[Generation, PlannedSequence]]:
         """Choose the rows of the next step and reserve their KV places.
@@ -170,6 +178,8 @@ class Scheduler:
                 at += 1
                 continue
             if not self._reserve(generation, planned):
+                if len(self.running) == 1 and self._num_held_late:
+                    break  # it fits when the sequences that have ended give up their KV, with the step in flight
                 self._preempt(self.running[-1])  # the youngest gives way, possibly this one itself
                 continue
             chosen.append((generation, planned))
