@@ -61,7 +61,7 @@ class Draft:
     def depth(self) -> int:
         """Depth of the deepest node; 0 for an empty draft."""
         if self.parents is None or not self.token_ids:
-            return len(self)
+            return len(self.token_ids)
         return max(self.depths())
 
     def path(self, node: int) -> list[int]:
@@ -74,8 +74,10 @@ class Draft:
 
     def first(self, num_nodes: int) -> Draft:
         """The draft made of the first `num_nodes` nodes."""
-        if num_nodes >= len(self):
+        if num_nodes >= len(self.token_ids):
             return self
+        if not num_nodes:
+            return NO_DRAFT
         return Draft(
             self.token_ids[:num_nodes],
             None if self.parents is None else self.parents[:num_nodes],

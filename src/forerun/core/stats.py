@@ -57,20 +57,22 @@ class SpeculationStats:
 
     def _count(self, draft: Draft, accepted: Sequence[int]) -> None:
         self.num_steps += 1
-        if not draft.token_ids:
+        num_drafted, num_accepted = len(draft.token_ids), len(accepted)
+        if not num_drafted:
             return
         self.num_drafts += 1
-        self.num_draft_tokens += len(draft)
-        self.num_accepted_tokens += len(accepted)
-        num_missing = draft.depth - len(self.reached_per_position)
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        reached, stood = self.reached_per_position, self.accepted_per_position
+        num_missing = draft.depth - len(reached)
         if num_missing > 0:
-            self.reached_per_position.extend([0] * num_missing)
-            self.accepted_per_position.extend([0] * num_missing)
-        for position in range(len(accepted)):
-            self.reached_per_position[position] += 1
-            self.accepted_per_position[position] += 1
-        if not draft.is_leaf(accepted[-1] if accepted else -1):
-            self.reached_per_position[len(accepted)] += 1
+            reached.extend([0] * num_missing)
+            stood.extend([0] * num_missing)
+        for position in range(num_accepted):
+            reached[position] += 1
+            stood[position] += 1
+        if not draft.is_leaf(accepted[-1] if num_accepted else -1):
+            reached[num_accepted] += 1
 
     def add(self, other: SpeculationStats, *, sign: int = 1) -> None:
         """Add the counts of `other` to these (`sign` -1: take them away)."""

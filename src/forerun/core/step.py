@@ -44,6 +44,11 @@ class SequenceSpec:
             return True
         return token_id in self.stop_token_ids and num_output_tokens >= self.sampling.min_tokens
 
+    def may_end(self, num_output_tokens: int, token_ids: Sequence[int]) -> bool:
+        """Whether the text may end within `token_ids`, which follow `num_output_tokens`: a quick look, `ends` knows."""
+        num_tokens = len(self.prompt_ids) + num_output_tokens + len(token_ids)
+        return num_tokens >= self.max_length or not self.stop_token_ids.isdisjoint(token_ids)
+
 
 @dataclass(slots=True, kw_only=True)
 class PlannedSequence:

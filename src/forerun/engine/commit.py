@@ -54,14 +54,18 @@ def commit(generation: Generation, planned: PlannedSequence, result: SequenceRes
 
 def _append_tokens(generation: Generation, draft: Draft, result: SequenceResult) -> Committed:
     """Append the accepted path and the target's own token, up to the first one that ends the text."""
-    output_ids, accepted, token_ids = generation.output_ids, result.accepted, result.token_ids
+    accepted, token_ids = result.accepted, result.token_ids
     num_kept = 0
-    for token_id in token_ids:
-        output_ids.append(token_id)
-        num_kept += 1
-        _apply_stop_rules(generation, token_id)
-        if generation.finish_reason is not None:
-            break
+    if generation.text is None and not generation.spec.may_end(len(generation.output_ids), token_ids):
+        generation.output_ids += token_ids
+        num_kept = len(token_ids)
+    else:
+        for token_id in token_ids:
+            generation.output_ids.append(token_id)
+            num_kept += 1
+            _apply_stop_rules(generation, token_id)
+            if generation.finish_reason is not None:
+                break
     own = Origin.BONUS if draft.is_leaf(accepted[-1] if accepted else -1) else Origin.RECOVERED
     origins = [*([Origin.ACCEPTED] * (len(token_ids) - 1)), own]
     if num_kept < len(token_ids):

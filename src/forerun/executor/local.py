@@ -263,11 +263,11 @@ class LocalExecutor:
             if not planned.reaches_end:
                 continue
             state.draft = NO_DRAFT
-            output_ids = state.sequence.output_ids
-            for token_id in result.token_ids:
-                output_ids.append(token_id)
-                if state.spec.ends(len(output_ids), token_id):
-                    state.has_ended = True
+            output_ids, spec = state.sequence.output_ids, state.spec
+            if spec.may_end(len(output_ids), result.token_ids):
+                first = len(output_ids) + 1
+                state.has_ended = any(spec.ends(first + i, token_id) for i, token_id in enumerate(result.token_ids))
+            output_ids += result.token_ids
             if result.error is not None:
                 state.has_ended = True
 

@@ -16,10 +16,6 @@ from forerun.core.stats import StepTimes
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec, StepPlan, StepResult
 from forerun.errors import RequestError
 
-SOURCE = "simulated"
-"""The `source` of simulated drafts."""
-
-
 class VirtualClock:
     """Seconds that pass only where a simulated step takes them; an engine's `clock`."""
 
@@ -127,11 +123,10 @@ class SimulatedExecutor:
         num_accepted = min(state.num_right, planned.num_draft)
         token_ids = list(state.draft[:num_accepted])
         token_ids.append(self._token(state.spec, state.num_tokens + num_accepted))
-        num_prompt = len(state.spec.prompt_ids)
-        for token_id in token_ids:
-            state.num_tokens += 1
-            if state.spec.ends(state.num_tokens - num_prompt, token_id):
-                state.has_ended = True
+        num_output = state.num_tokens - len(state.spec.prompt_ids)
+        if state.spec.may_end(num_output, token_ids):
+            state.has_ended = any(state.spec.ends(num_output + i + 1, token_id) for i, token_id in enumerate(token_ids))
+        state.num_tokens += len(token_ids)
         return SequenceResult(
             accepted=tuple(range(num_accepted)), token_ids=token_ids, draft=self._draft(state, planned.draft_limit)
         )
@@ -143,13 +138,13 @@ class SimulatedExecutor:
         limit = min(limit, spec.max_length - position - 1)
         if self._acceptance is None or limit <= 0 or state.has_ended:
             return NO_DRAFT
-        state.num_right = self._acceptance.num_right(spec, position, limit)
-        right = [self._token(spec, position + depth) for depth in range(min(state.num_right + 1, limit))]
-        if state.num_right < limit:
-            right[state.num_right] = (right[state.num_right] + 1) % self._vocab_size
-            right += [0] * (limit - len(right))
-        state.draft = tuple(right)
-        return Draft(state.draft, source=SOURCE)
+        num_right = state.num_right = self._acceptance.num_right(spec, position, limit)
+        drafted = [self._token(spec, position + depth) for depth in range(min(num_right + 1, limit))]
+        if num_right < limit:
+            drafted[num_right] = (drafted[num_right] + 1) % self._vocab_size
+            drafted += [0] * (limit - len(drafted))
+        state.draft = tuple(drafted)
+        return Draft(state.draft)
 
     def _token(self, spec: SequenceSpec, position: int) -> int:
         return mix((spec.seed + position * GAMMA) & MASK) % self._vocab_size
