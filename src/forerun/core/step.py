@@ -50,7 +50,11 @@ class SequenceSpec:
         return num_tokens >= self.max_length or not self.stop_token_ids.isdisjoint(token_ids)
 
 
-@dataclass(slots=True, kw_only=True)
+NO_BLOCKS: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+NO_BLOCKS.flags.writeable = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class PlannedSequence:
     """One sequence's rows in a step: `num_tail` committed tokens from place `start` on, then a draft.
 
@@ -71,7 +75,7 @@ class PlannedSequence:
     num_prompt_logits: int = 0  # leading rows whose logits give the logprobs of prompt tokens
     draft_limit: int = 0
     end: int = 0  # places before it are reserved
-    blocks: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    blocks: npt.NDArray[np.int32] = NO_BLOCKS
 
 
 @dataclass(slots=True)
@@ -81,13 +85,13 @@ class Rows:
     T = rows, R = rows whose logits are wanted, S = sequences.
     """
 
-    token_ids: list[int] = field(default_factory=list)  # [T]; UNKNOWN_TOKEN where only the executor knows it
-    positions: list[int] = field(default_factory=list)  # [T]; a draft node's is its depth after the tail
-    slots: list[int] = field(default_factory=list)  # [T] block * block size + offset: where the row's KV goes
-    logits_rows: list[int] = field(default_factory=list)  # [R], ascending
-    first_rows: list[int] = field(default_factory=list)  # [S] first row of each sequence
-    first_logits: list[int] = field(default_factory=list)  # [S] index in `logits_rows` of the first row to judge, or -1
-    first_prompt_logits: list[int] = field(default_factory=list)  # [S] index in `logits_rows` of its prompt's first
+    token_ids: list[int]  # [T]; UNKNOWN_TOKEN where only the executor knows it
+    positions: list[int]  # [T]; a draft node's is its depth after the tail
+    slots: list[int]  # [T] block * block size + offset: where the row's KV goes
+    logits_rows: list[int]  # [R], ascending
+    first_rows: list[int]  # [S] first row of each sequence
+    first_logits: list[int]  # [S] index in `logits_rows` of the first row to judge, or -1
+    first_prompt_logits: list[int]  # [S] index in `logits_rows` of its prompt's first
 
 
 def lay_out(
@@ -105,11 +109,17 @@ def lay_out(
         drafts: the draft of each, `num_draft` nodes; an unknown one is a chain of UNKNOWN_TOKEN.
         block_size: places in a block.
     """
-    rows = Rows()
-    token_ids, positions, slots, logits_rows = rows.token_ids, rows.positions, rows.slots, rows.logits_rows
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits_rows: list[int] = []
+    first_rows: list[int] = []
+    first_logits: list[int] = []
+    first_prompt_logits: list[int] = []
     for sequence, tail, draft in zip(sequences, tails, drafts, strict=True):
         first, start = len(token_ids), sequence.start
-        end = start + len(tail)
+        first_rows.append(first)
+        first_prompt_logits.append(len(logits_rows))
         token_ids += tail
         if draft.token_ids:
             token_ids += draft.token_ids
@@ -117,31 +127,35 @@ def lay_out(
         if draft.parents is None:
             positions += range(start, start + num_rows)
         else:
+            end = start + len(tail)
             positions += range(start, end)
             positions += (end - 1 + depth for depth in draft.depths())
-        _append_slots(slots, sequence.blocks, start, num_rows, block_size)
-        rows.first_rows.append(first)
-        rows.first_prompt_logits.append(len(logits_rows))
+        slots += _slots(sequence.blocks, start, num_rows, block_size)
         if sequence.num_prompt_logits:
             logits_rows += range(first, first + sequence.num_prompt_logits)
         if sequence.reaches_end and num_rows:
-            rows.first_logits.append(len(logits_rows))
+            first_logits.append(len(logits_rows))
             logits_rows += range(first + len(tail) - 1, len(token_ids))
         else:
-            rows.first_logits.append(-1)
-    return rows
+            first_logits.append(-1)
+    return Rows(token_ids, positions, slots, logits_rows, first_rows, first_logits, first_prompt_logits)
 
 
-def _append_slots(slots: list[int], blocks: npt.NDArray[np.int32], start: int, num_rows: int, block_size: int) -> None:
+def _slots(blocks: npt.NDArray[np.int32], start: int, num_rows: int, block_size: int) -> Sequence[int]:
+    """Slots of the places [start, start + num_rows)."""
+    index, offset = divmod(start, block_size)
+    if offset + num_rows <= block_size:  # within a block, as most steps are
+        first = blocks.item(index) * block_size + offset if num_rows else 0
+        return range(first, first + num_rows)
+    slots: list[int] = []
     end = start + num_rows
-    index = start // block_size
     while start < end:
-        block_end = (index + 1) * block_size
-        shift = int(blocks[index]) * block_size - index * block_size
-        last = min(end, block_end)
-        slots += range(start + shift, last + shift)
+        last = min(end, (index + 1) * block_size)
+        first = blocks.item(index) * block_size + start % block_size
+        slots += range(first, first + last - start)
         start = last
         index += 1
+    return slots
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,18 +163,14 @@ class StepPlan:
     """What one step computes: decided by the engine from integers alone.
 
     `new` are the sequences that the executor meets for the first time. Where any of `sequences` is
-    pending, the executor lays the rows out again from what it knows.
+    pending the plan is too, and the executor lays the rows out again from what it knows.
     """
 
     sequences: list[PlannedSequence]
     rows: Rows
     block_size: int
     new: list[SequenceSpec] = field(default_factory=list)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether some rows depend on a result that has not been applied."""
-        return any(sequence.is_pending for sequence in self.sequences)
+    is_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +183,7 @@ class RowLogprobs:
     top_values: list[list[float]]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class SequenceResult:
     """What a step gave one sequence.
 

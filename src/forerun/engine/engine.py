@@ -16,6 +16,7 @@ from forerun.core.step import (
     EndedSequence,
     PlannedSequence,
     SequenceResult,
+    SequenceSpec,
     StepPlan,
     StepRecord,
     StepResult,
@@ -224,25 +225,30 @@ class Engine:
         """
         scheduler, control = self._parts.scheduler, self._parts.control
         chosen = scheduler.schedule()
-        batch_size = len(scheduler.running)
+        batch_size, block_size = len(scheduler.running), self._parts.block_size
         generations: list[Generation] = []
         sequences: list[PlannedSequence] = []
         tails: list[Sequence[int]] = []
         drafts: list[Draft] = []
+        new: list[SequenceSpec] = []
+        is_pending = False
         for generation, planned in chosen:
             generations.append(generation)
             sequences.append(planned)
             if planned.is_pending:
+                is_pending = True
                 tails.append((UNKNOWN_TOKEN,))
                 drafts.append(Draft((UNKNOWN_TOKEN,) * planned.num_draft) if planned.num_draft else NO_DRAFT)
             else:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
-                drafts.append(generation.draft.first(planned.num_draft))
+                drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
             if planned.reaches_end:
                 planned.draft_limit = generation.draft_limit = control.draft_limit(generation, batch_size=batch_size)
-        rows = lay_out(sequences, tails, drafts, block_size=self._parts.block_size)
-        new = [generation.spec for generation in generations if not generation.is_known]
-        return StepPlan(sequences=sequences, rows=rows, block_size=self._parts.block_size, new=new), generations
+            if not generation.is_known:
+                new.append(generation.spec)
+        rows = lay_out(sequences, tails, drafts, block_size=block_size)
+        plan = StepPlan(sequences=sequences, rows=rows, block_size=block_size, new=new, is_pending=is_pending)
+        return plan, generations
 
     def _withdraw_plan(self, generations: Sequence[Generation]) -> None:
         """Forget a plan that could not be executed: what is in flight is the step before, if any."""

@@ -312,6 +312,8 @@ def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:
                 end=min(start + before.num_draft + 1, max_length),
             )
     num_tokens = generation.num_tokens
+    if num_tokens - start == 1 and generation.output_ids:  # decoding, the most frequent case
+        return PlannedSequence(seq_id=seq_id, start=start, num_tail=1, reaches_end=True, end=num_tokens)
     num_rows = min(num_tokens - start, budget)
     num_prompt_logits = 0
     if generation.wants_prompt_logits:

@@ -17,6 +17,7 @@ from forerun.core.stats import StepTimes
 from forerun.core.step import (
     EndedSequence,
     PlannedSequence,
+    RowLogprobs,
     Rows,
     SequenceResult,
     SequenceSpec,
@@ -182,7 +183,8 @@ class LocalExecutor:
 
     def _settle(self, plan: StepPlan) -> _Step:
         """The plan as it is, or with the rows that pending sequences really have."""
-        states = [self._states[planned.seq_id] for planned in plan.sequences]
+        known = self._states
+        states = [known[planned.seq_id] for planned in plan.sequences]
         drafts = [
             state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
             for planned, state in zip(plan.sequences, states, strict=True)
@@ -221,28 +223,37 @@ class LocalExecutor:
         """What each sequence gets, before anything here has changed: reading logits for logprobs may fail."""
         results = []
         rows = step.rows
-        for i, (planned, verdict, draft) in enumerate(zip(step.sequences, verdicts, step.drafts, strict=True)):
-            result = SequenceResult()
-            sampling = step.states[i].spec.sampling
-            if planned.num_prompt_logits:
-                first, place = rows.first_prompt_logits[i], planned.start + 1
-                token_ids = step.states[i].spec.prompt_ids[place : place + planned.num_prompt_logits]
-                result.prompt_logprobs = token_logprobs(
-                    logits[first : first + planned.num_prompt_logits], token_ids, sampling.prompt_logprobs or 0
+        for i, (planned, verdict) in enumerate(zip(step.sequences, verdicts, strict=True)):
+            if verdict is None:
+                result = SequenceResult()
+            elif verdict.error is not None:
+                result = SequenceResult(error=verdict.error)
+            else:
+                drafted, accepted = step.drafts[i].token_ids, verdict.accepted
+                token_ids = (
+                    [*(drafted[node] for node in accepted), verdict.token_id] if accepted else [verdict.token_id]
                 )
-            if verdict is not None and verdict.error is not None:
-                result.error = verdict.error
-            elif verdict is not None:
-                result.accepted = verdict.accepted
-                result.token_ids = [*(draft.token_ids[node] for node in verdict.accepted), verdict.token_id]
-                if sampling.logprobs is not None:
-                    judged = [rows.first_logits[i] + 1 + node for node in (-1, *verdict.accepted)]
-                    result.logprobs = token_logprobs(logits[judged], result.token_ids, sampling.logprobs)
+                result = SequenceResult(accepted, token_ids)
+                num_top = step.states[i].spec.sampling.logprobs
+                if num_top is not None:
+                    judged = [rows.first_logits[i] + 1 + node for node in (-1, *accepted)]
+                    result.logprobs = token_logprobs(logits[judged], token_ids, num_top)
+            if planned.num_prompt_logits:
+                result.prompt_logprobs = self._prompt_logprobs(step, i, logits)
             results.append(result)
         return results
 
+    def _prompt_logprobs(self, step: _Step, i: int, logits: Tensor) -> RowLogprobs:
+        """Of the prompt tokens that the leading rows of sequence `i` predict."""
+        planned, spec, first = step.sequences[i], step.states[i].spec, step.rows.first_prompt_logits[i]
+        place, count = planned.start + 1, planned.num_prompt_logits
+        token_ids = spec.prompt_ids[place : place + count]
+        return token_logprobs(logits[first : first + count], token_ids, spec.sampling.prompt_logprobs or 0)
+
     def _compact_accepted_paths(self, step: _Step, verdicts: Listing[Verdict | None]) -> None:
         """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
+        if all(draft.parents is None for draft in step.drafts):
+            return
         sources: list[int] = []
         destinations: list[int] = []
         rows = step.rows

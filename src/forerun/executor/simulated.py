@@ -16,6 +16,7 @@ from forerun.core.stats import StepTimes
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec, StepPlan, StepResult
 from forerun.errors import RequestError
 
+
 class VirtualClock:
     """Seconds that pass only where a simulated step takes them; an engine's `clock`."""
 
