@@ -75,7 +75,7 @@ class PlannedSequence:
     num_prompt_logits: int = 0  # leading rows whose logits give the logprobs of prompt tokens
     draft_limit: int = 0
     end: int = 0  # places before it are reserved
-    blocks: npt.NDArray[np.int32] = NO_BLOCKS
+    blocks: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
 
 
 @dataclass(slots=True)
