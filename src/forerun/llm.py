@@ -13,13 +13,13 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from forerun.build import BuiltEngine, assemble, build_engine
+from forerun.config.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.engine import Engine
-from forerun.engine.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.engine.stats import EngineStats
 from forerun.errors import ModelError, RequestError, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor

@@ -33,7 +33,7 @@ def commit_result(result, *, draft=CHAIN, reaches_end=True, **settings):
     generation = generation_of(BlockPool(8), range(5), draft=draft, **{"max_tokens": 50} | settings)
     generation.table.allocate(5 + len(draft))
     planned = PlannedSequence(seq_id=0, start=0, num_tail=5, num_draft=len(draft), reaches_end=reaches_end)
-    return commit(generation, planned, result), generation
+    return commit(generation, planned, result, token_text=str), generation
 
 
 def judged(accepted, token_id, *, draft=CHAIN):
@@ -62,7 +62,7 @@ def test_blocks_that_a_later_step_in_flight_may_write_are_kept():
     generation.table.allocate(16)
     planned = PlannedSequence(seq_id=0, start=0, num_tail=5, num_draft=3, reaches_end=True)
     generation.in_flight = PlannedSequence(seq_id=0, start=5, num_tail=1, reaches_end=True, is_pending=True, end=14)
-    commit(generation, planned, judged((), 7))
+    commit(generation, planned, judged((), 7), token_text=str)
     assert generation.table.num_computed == 5
     assert len(generation.table.block_ids) == 4
 
@@ -70,7 +70,7 @@ def test_blocks_that_a_later_step_in_flight_may_write_are_kept():
 def test_a_sequence_preempted_before_its_result_came_keeps_its_tokens_and_gets_no_block():
     generation = generation_of(BlockPool(8), range(5), draft=CHAIN, max_tokens=50)
     planned = PlannedSequence(seq_id=0, start=0, num_tail=5, num_draft=3, reaches_end=True)
-    done = commit(generation, planned, judged((0,), 7))
+    done = commit(generation, planned, judged((0,), 7), token_text=str)
     assert generation.output_ids == done.token_ids == [10, 7]
     assert generation.table.num_blocks == generation.table.num_computed == 0
 

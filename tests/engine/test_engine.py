@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import forerun.engine.engine as engine_module
 from forerun import SamplingParams
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.verdict import Origin
+from forerun.engine import commit as commit_module
 from forerun.errors import RequestError
 from tests.contract.drafters import NGRAM, Stub
 from tests.contract.test_contract import assert_nothing_is_held
@@ -222,7 +222,7 @@ def test_an_engine_interrupted_after_a_commit_can_be_cleared(monkeypatch):
     llm = tiny_llm(NGRAM)
     sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "describe_logprobs", interrupt)
+        patch.setattr(commit_module, "describe_logprobs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([PROMPT, PROMPT[::-1]], sampling, use_tqdm=False)
     assert_nothing_is_held(llm)

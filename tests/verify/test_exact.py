@@ -9,8 +9,7 @@ from forerun.core.verdict import Verdict
 from forerun.verify.block import traverse
 from forerun.verify.matching import match
 from forerun.verify.reference import judge_by_the_book
-from forerun.verify.rejection import reject
-from forerun.verify.residual import acceptance_ratio
+from forerun.verify.rejection import acceptance_ratio, reject
 from tests.verify.exact import largest_error, mean_accepted, outcomes, random_model, reversed_model, sampled_drafts
 
 VOCAB_SIZE = 3

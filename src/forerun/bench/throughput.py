@@ -11,9 +11,9 @@ from forerun.bench.clock import Clock
 from forerun.bench.requests import check_outputs, check_room, random_prompts
 from forerun.bench.sharegpt import Exchange, SampledRequest, sample_requests
 from forerun.bench.workloads import ThroughputWorkload
+from forerun.config.inputs import Prompt
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
-from forerun.engine.inputs import Prompt
 from forerun.llm import LLM
 
 INPUT_LEN = 1024

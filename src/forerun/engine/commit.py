@@ -1,11 +1,13 @@
-"""Turns what the executor found into committed tokens: stop rules, text, and the KV that stands."""
+"""Turns what the executor found into committed tokens: stop rules, text, log probabilities, the KV that stands."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forerun.core.draft import Draft
-from forerun.core.step import PlannedSequence, SequenceResult
+from forerun.core.outputs import Logprob, StreamDelta, TokenLogprobs
+from forerun.core.step import PlannedSequence, RowLogprobs, SequenceResult
 from forerun.core.verdict import Origin
 from forerun.engine.generation import Generation
 
@@ -25,7 +27,13 @@ class Committed:
     origins: list[Origin]
 
 
-def commit(generation: Generation, planned: PlannedSequence, result: SequenceResult) -> Committed | None:
+TokenText = Callable[[int], str | None]
+"""A token's text, or None where it has none."""
+
+
+def commit(
+    generation: Generation, planned: PlannedSequence, result: SequenceResult, *, token_text: TokenText
+) -> Committed | None:
     """Commit one sequence's part of a step; None where nothing was to be judged (a prompt chunk before the last).
 
     The draft that was verified gives way to the one that the executor made for the next step. A sequence that
@@ -41,6 +49,12 @@ def commit(generation: Generation, planned: PlannedSequence, result: SequenceRes
     elif result.token_ids:
         committed = _append_tokens(generation, draft, result)
         generation.stats.record(draft, result.accepted)
+        if result.logprobs is not None:
+            rows = describe_logprobs(result.logprobs, committed.token_ids, token_text=token_text)
+            generation.logprobs += rows
+            generation.cumulative_logprob += sum(
+                row[t].logprob for row, t in zip(rows, committed.token_ids, strict=True)
+            )
         tail += committed.token_ids[: len(result.accepted)]
     if planned.reaches_end:
         generation.draft = result.draft
@@ -86,3 +100,43 @@ def _apply_stop_rules(generation: Generation, token_id: int) -> None:
         generation.finish("stop", generation.stop_tokens[token_id])
     elif generation.num_tokens >= generation.spec.max_length:
         generation.finish("length")
+
+
+def describe_logprobs(found: RowLogprobs, token_ids: Sequence[int], *, token_text: TokenText) -> list[TokenLogprobs]:
+    """The logprobs of `token_ids` and of the most likely tokens beside them, row by row.
+
+    Args:
+        found: what the executor reports of at least as many rows as there are tokens.
+        token_ids: the token taken at each row.
+        token_text: gives a token's text, or None where it has none.
+    """
+    described = []
+    for row, token_id in enumerate(token_ids):
+        entries: TokenLogprobs = {token_id: Logprob(found.chosen[row], found.ranks[row], token_text(token_id))}
+        for rank, (some_id, value) in enumerate(zip(found.top_ids[row], found.top_values[row], strict=True), start=1):
+            if some_id not in entries:
+                entries[some_id] = Logprob(value, rank, token_text(some_id))
+        described.append(entries)
+    return described
+
+
+def delta(
+    generation: Generation, done: Committed | None, *, prompt_logprobs: list[TokenLogprobs | None] | None = None
+) -> StreamDelta:
+    """What a step added to a completion; None: it ends without anything."""
+    token_ids = done.token_ids if done else []
+    draft = done.draft if done else None
+    return StreamDelta(
+        request_id=generation.request_id,
+        index=generation.index,
+        text=generation.text.take_delta(finished=generation.finished) if generation.text is not None else "",
+        token_ids=token_ids,
+        origins=done.origins if done else [],
+        logprobs=generation.logprobs[len(generation.logprobs) - len(token_ids) :] if generation.logprobs else None,
+        prompt_logprobs=prompt_logprobs,
+        drafter=draft.source if draft else None,
+        num_draft_tokens=len(draft.token_ids) if draft else 0,
+        num_accepted_tokens=len(done.accepted) if done else 0,
+        finish_reason=generation.finish_reason,
+        stop_reason=generation.stop_reason,
+    )

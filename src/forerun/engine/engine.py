@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.metrics import Metric
-from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.step import (
     UNKNOWN_TOKEN,
@@ -23,9 +23,8 @@ from forerun.core.step import (
     lay_out,
 )
 from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
-from forerun.engine.commit import Committed, commit
+from forerun.engine.commit import Committed, commit, delta, describe_logprobs
 from forerun.engine.generation import SAVED, Generation
-from forerun.engine.logprobs import describe_logprobs
 from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
@@ -293,7 +292,7 @@ class Engine:
                 self._apply_to(generation, planned, found, output=output, record=record, times=(planned_at, now))
             elif generation.in_flight is None:  # it ended after this step was planned
                 self._parts.scheduler.free_late(generation)
-        for request_id in dict.fromkeys([delta.request_id for delta in output.deltas if delta.finish_reason]):
+        for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
         return output, record
 
@@ -315,7 +314,7 @@ class Engine:
         self._count_prompt(generation, planned)
         if planned.num_prompt_logits:
             self._note_prompt_logprobs(request, planned, found)
-        done = commit(generation, planned, found)
+        done = commit(generation, planned, found, token_text=self._parts.processor.token_text)
         if not planned.reaches_end:
             return
         if request.held:
@@ -325,9 +324,8 @@ class Engine:
             metrics.first_token_time = times[1]
         if done is not None:
             self._count(done, record)
-            if found.logprobs is not None:
-                self._note_logprobs(done, found)
-        output.deltas.append(_delta(generation, done, request))
+        prompt_logprobs, request.prompt_logprobs_to_send = request.prompt_logprobs_to_send, None
+        output.deltas.append(delta(generation, done, prompt_logprobs=prompt_logprobs))
         if generation.finish_reason is not None:
             self._retire(generation)
 
@@ -338,7 +336,7 @@ class Engine:
             request.error = str(failed.stop_reason)
             others = [generation for generation in request.generations if not generation.finished]
             output.finished.append(self._end(request, "error", request.error))
-            output.deltas += [_delta(generation, None, request) for generation in others]
+            output.deltas += [delta(generation, None) for generation in others]
         elif request.finished:
             output.finished.append(self._end(request, "stop"))
 
@@ -366,14 +364,6 @@ class Engine:
         self._parts.executor.release([ended])
         self._parts.scheduler.remove(generation)
 
-    def _note_logprobs(self, done: Committed, found: SequenceResult) -> None:
-        """Add the logprobs of the tokens just committed."""
-        generation = done.generation
-        assert found.logprobs is not None, "called only where they are wanted"
-        rows = describe_logprobs(found.logprobs, done.token_ids, token_text=self._parts.processor.token_text)
-        generation.logprobs += rows
-        generation.cumulative_logprob += sum(row[t].logprob for row, t in zip(rows, done.token_ids, strict=True))
-
     def _note_prompt_logprobs(self, request: Request, planned: PlannedSequence, found: SequenceResult) -> None:
         """Fill in the logprobs of the prompt tokens that this step's rows predict."""
         assert request.prompt_logprobs is not None, "the request has a place for them"
@@ -398,23 +388,3 @@ class Engine:
         self.stats.num_generation_tokens += len(done.token_ids)
         self.stats.speculation.record(done.draft, done.accepted)
         record.verified.append((done.draft.source, len(done.draft.token_ids), len(done.accepted)))
-
-
-def _delta(generation: Generation, done: Committed | None, request: Request) -> StreamDelta:
-    """What a step added to a generation; None: it ends without anything."""
-    token_ids = done.token_ids if done else []
-    prompt_logprobs, request.prompt_logprobs_to_send = request.prompt_logprobs_to_send, None
-    return StreamDelta(
-        request_id=generation.request_id,
-        index=generation.index,
-        text=generation.text.take_delta(finished=generation.finished) if generation.text is not None else "",
-        token_ids=token_ids,
-        origins=done.origins if done else [],
-        logprobs=generation.logprobs[len(generation.logprobs) - len(token_ids) :] if generation.logprobs else None,
-        prompt_logprobs=prompt_logprobs,
-        drafter=done.draft.source if done else None,
-        num_draft_tokens=len(done.draft.token_ids) if done else 0,
-        num_accepted_tokens=len(done.accepted) if done else 0,
-        finish_reason=generation.finish_reason,
-        stop_reason=generation.stop_reason,
-    )

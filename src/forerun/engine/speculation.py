@@ -15,8 +15,10 @@ Schedule = tuple[tuple[int, int, int], ...]
 class SpeculationControl(Protocol):
     """Decides the length of drafts. Under matching no decision changes the text, only the speed."""
 
-    num_speculative_tokens: int
-    """The most nodes that any draft may have."""
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The most nodes that any draft may have."""
+        ...
 
     def draft_limit(self, generation: Generation, *, batch_size: int) -> int:
         """The most nodes to draft for a sequence in a step of `batch_size` running ones; 0: none."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from forerun.config.inputs import Prompt
 from forerun.core.outputs import CompletionOutput, RequestOutput
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.inputs import Prompt
 from forerun.llm import LLM
 from forerun.proof.report import GreedyFinding, Verdict
 

@@ -16,7 +16,7 @@ from forerun.core.verdict import Verdict
 from forerun.verify.base import Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Target
 from forerun.verify.matching import is_settled_by_matching, match
-from forerun.verify.residual import acceptance_ratio, excess
+from forerun.verify.rejection import acceptance_ratio, excess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.core.draft import Draft
-from forerun.verify.residual import acceptance_ratio, excess
+from forerun.verify.rejection import acceptance_ratio, excess
 
 TARGET = torch.tensor([0.5, 0.3, 0.2, 0.0])
 
