@@ -231,6 +231,7 @@ class LLM:
 
     def _pump(self) -> None:
         """Run one step and put what it gave where its reader looks."""
+        self._engine.wait_for_files()
         output = self._engine.step()
         for delta in output.deltas:
             if delta.request_id in self._deltas:

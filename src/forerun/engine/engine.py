@@ -187,6 +187,11 @@ class Engine:
         if output.outputs[0].hidden_states_path is None:
             output.kv_transfer_params = None
 
+    def wait_for_files(self) -> None:
+        """Wait until few files of hidden states are still to be written; for owners whose steps may wait for a disk."""
+        if self._parts.exporter is not None:
+            self._parts.exporter.wait_for_writers()
+
     def step(self) -> StepOutput:
         """Compute one forward pass for as many sequences as fit, and commit what it decided.
 

@@ -1,18 +1,18 @@
-"""Saves the hidden states of sequences that end: one safetensors file each, in vLLM's layout."""
+"""Save the hidden states of sequences that end: one safetensors file each, in vLLM's layout."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import torch
-from safetensors.torch import save_file
+from filelock import FileLock
 from torch import Tensor
 
 from forerun.core.sampling_params import KVTransferParams, SamplingParams
@@ -20,19 +20,23 @@ from forerun.engine.generation import Generation
 from forerun.engine.kv_transfer_config import Storage
 from forerun.errors import ConfigError, RequestError
 from forerun.kv.cache import KVCache
+from forerun.models.checkpoint import save_tensors
 
 logger = logging.getLogger(__name__)
 
 DEFAULTS = KVTransferParams()
+MOST_WAITING_BYTES = 2 << 30  # of files in memory that are not written yet
+MOST_FAILURES = 1000  # whose reasons are kept until they are asked for
 
 
 class HiddenStatesExporter:
-    """Copies a sequence's `features` out of the cache and writes them in threads, while the engine goes on.
+    """Copies a sequence's hidden states out of the cache and writes them in threads, while the engine goes on.
 
     A file holds "hidden_states" [num_tokens, num_features, hidden_size] in the cache's dtype and
-    "token_ids" [num_tokens] int64. It appears under its name when it is complete. No more files wait in
-    memory than there are threads: `save` waits for one of them. What is not written yet when the exporter
-    is dropped or the process ends is still written.
+    "token_ids" [num_tokens] int64. It appears under its name when it is complete. The engine never waits
+    for the disk: `save` only adds to a queue of at most `MOST_WAITING_BYTES`, and where that is full the
+    one request fails. Owners who had rather wait call `wait_for_writers` between steps. What is not written
+    when the exporter is dropped or the process ends is still written.
 
     Raises:
         ConfigError: the folder cannot be made.
@@ -41,8 +45,11 @@ class HiddenStatesExporter:
     def __init__(self, features: tuple[str, ...], storage: Storage) -> None:
         self._features = features
         self._storage = storage
-        self._writes: dict[str, Future[None]] = {}  # path -> its write, until it succeeds or is asked for
-        self._room = threading.Semaphore(storage.num_writer_threads)
+        self._changed = threading.Condition()  # guards what follows; notified when a write is over
+        self._writes: dict[str, Future[None]] = {}  # path -> its last write, as long as it is not over
+        self._failures: dict[str, str] = {}  # path -> why its last write failed, the latest last
+        self._num_waiting = 0  # files in memory: in the queue or being written
+        self._waiting_bytes = 0
         self._writers = ThreadPoolExecutor(storage.num_writer_threads, thread_name_prefix="hidden-states")
         try:
             os.makedirs(storage.shared_storage_path, exist_ok=True)
@@ -72,20 +79,39 @@ class HiddenStatesExporter:
             )
 
     def save(self, generation: Generation, cache: KVCache) -> str:
-        """Begin to write the file of a sequence that has ended, while it still holds its slot; return its path."""
+        """Queue the file of a sequence that has ended, while it still holds its KV blocks; return its path.
+
+        Where the queue is full nothing is written, and `finish` returns the reason.
+        """
         wanted = generation.sequence.sampling.kv_transfer or DEFAULTS
         path = wanted.hidden_states_path or self._new_path(generation)
-        tensors = self._tensors(generation, cache, include_output_tokens=wanted.include_output_tokens)
-        self.finish(path)
-        self._room.acquire()
-        self._writes[path] = write = self._begin(path, tensors)
-        write.add_done_callback(partial(self._note, path))
+        sequence = generation.sequence
+        num_tokens = len(sequence) - 1 if wanted.include_output_tokens else len(sequence.prompt_ids)
+        num_bytes = num_tokens * sum(cache.features[name][0].nbytes for name in self._features)
+        with self._changed:
+            if self._num_waiting and self._waiting_bytes + num_bytes > MOST_WAITING_BYTES:
+                self._note_failure(path, f"{self._num_waiting} files wait for a disk that is slower than the engine")
+                return path
+            self._num_waiting += 1
+            self._waiting_bytes += num_bytes
+        tensors = self._tensors(generation, cache, num_tokens)
+        with self._changed:
+            self._failures.pop(path, None)
+            earlier = self._writes.get(path)
+            self._writes[path] = write = self._writers.submit(self._write, tensors, path, earlier)
+        write.add_done_callback(partial(self._note, path, num_bytes))
         return path
 
-    def finish(self, path: str) -> BaseException | None:
-        """Wait until the file at `path` is complete; return what prevented that, if anything did."""
-        write = self._writes.pop(path, None)
-        return None if write is None else write.exception()
+    def finish(self, path: str) -> str | None:
+        """Wait until the last write of the file at `path` is over; return what prevented it, or None."""
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._writes)
+            return self._failures.get(path)
+
+    def wait_for_writers(self) -> None:
+        """Wait until no more files are in memory than there are threads that write."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_waiting <= self._storage.num_writer_threads)
 
     def _new_path(self, generation: Generation) -> str:
         """vLLM's names: the request's id, after the completion's place where there are several, and a random end."""
@@ -93,58 +119,51 @@ class HiddenStatesExporter:
         name = f"{generation.index}_{generation.request_id}" if several else generation.request_id
         return os.path.join(self._storage.shared_storage_path, f"{name}-{secrets.token_hex(4)}.safetensors")
 
-    def _tensors(self, generation: Generation, cache: KVCache, *, include_output_tokens: bool) -> dict[str, Tensor]:
-        sequence = generation.sequence
-        num_tokens = len(sequence) - 1 if include_output_tokens else len(sequence.prompt_ids)
+    def _tensors(self, generation: Generation, cache: KVCache, num_tokens: int) -> dict[str, Tensor]:
         device = cache.layers[0].key.device
         slots = torch.tensor(generation.slot.slots(0, num_tokens), device=device)
         rows = [cache.features[name].index_select(0, slots) for name in self._features]
         return {
             "hidden_states": torch.stack(rows, dim=1).cpu(),
-            "token_ids": torch.tensor(sequence.tokens_between(0, num_tokens), dtype=torch.int64),
+            "token_ids": torch.tensor(generation.sequence.tokens_between(0, num_tokens), dtype=torch.int64),
         }
 
-    def _begin(self, path: str, tensors: Mapping[str, Tensor]) -> Future[None]:
-        """Take the lock now, so that who learns the path finds it taken; write in a thread."""
-        try:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            lock = _take_lock(path) if self._storage.use_synchronization_lock else None
-        except (OSError, ValueError) as error:
-            failed: Future[None] = Future()
-            failed.set_exception(error)
-            return failed
-        return self._writers.submit(_write, dict(tensors), path, lock)
+    def _write(self, tensors: Mapping[str, Tensor], path: str, earlier: Future[None] | None) -> None:
+        """Write a file after an earlier one of the same path, whose thread began before this one."""
+        if earlier is not None:
+            earlier.exception()
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with FileLock(f"{path}.lock") if self._storage.use_synchronization_lock else nullcontext():
+            _write_whole(tensors, path)
 
-    def _note(self, path: str, write: Future[None]) -> None:
-        """A write is over: make room for the next."""
+    def _note(self, path: str, num_bytes: int, write: Future[None]) -> None:
+        """A write is over: make room for others, and keep the reason if it failed."""
         error = write.exception()
         if error is not None:
             logger.error("hidden states: cannot write %s (%s)", path, error)
-        elif self._writes.get(path) is write:
-            self._writes.pop(path, None)  # a thread may ask for it at this moment
-        self._room.release()
+        with self._changed:
+            self._num_waiting -= 1
+            self._waiting_bytes -= num_bytes
+            if self._writes.get(path) is write:
+                del self._writes[path]
+                if error is not None:
+                    self._note_failure(path, str(error) or type(error).__name__)
+            self._changed.notify_all()
+
+    def _note_failure(self, path: str, reason: str) -> None:
+        """Keep why a file was not written, and forget the oldest reasons: not every path is asked for."""
+        self._failures.pop(path, None)
+        self._failures[path] = reason
+        if len(self._failures) > MOST_FAILURES:
+            del self._failures[next(iter(self._failures))]
 
 
-def _take_lock(path: str) -> int:
-    """An open file beside `path` with an exclusive flock on it."""
-    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _write(tensors: dict[str, Tensor], path: str, lock: int | None) -> None:
-    """Write a file, whole or not at all, and release its lock."""
+def _write_whole(tensors: Mapping[str, Tensor], path: str) -> None:
+    """Write a file, whole or not at all."""
     unfinished = f"{path}.part"
     try:
-        save_file(tensors, unfinished)
+        save_tensors(dict(tensors), unfinished)
         os.replace(unfinished, path)
     finally:
         if os.path.exists(unfinished):
             os.unlink(unfinished)
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may hold the file open too
-            os.close(lock)

@@ -18,7 +18,7 @@ EXTRA = "kv_connector_extra_config"
 class Storage:
     """vLLM's `kv_connector_extra_config`, with its defaults.
 
-    `use_synchronization_lock`: hold an exclusive flock on `<path>.lock` until the file at `path` is complete.
+    `use_synchronization_lock`: hold an exclusive lock (flock) on `<path>.lock` while the file at `path` is written.
     `allow_custom_save_path`: requests may name their file, anywhere that this process may write.
 
     Raises:

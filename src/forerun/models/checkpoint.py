@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError
@@ -67,6 +68,15 @@ class SafetensorsCheckpoint:
                 f"{path}: tensor {name!r} cannot be read ({one_line(error)}); download it again"
             ) from error
         return tensor
+
+
+def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that may be read by whoever may read new files; safetensors lets only the owner."""
+    path = Path(path)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
