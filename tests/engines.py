@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.llm import LLM
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer

@@ -22,7 +22,7 @@ from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.engine.stats import EngineStats
 from forerun.errors import ModelError, RequestError, refuse_unknown_keys
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
 
 

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forerun.errors import ModelError
 from forerun.models import gguf as gguf_files
-from forerun.models.folder import find_gguf
 from forerun.models.gguf import convert_gguf, load_gguf, read_gguf_config
+from forerun.models.model_folder import find_gguf
 from forerun.models.tokenizer import load_tokenizer
 from tests.tiny_gguf import save_tiny_gguf
 

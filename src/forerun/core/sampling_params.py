@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forerun.core.keywords import strict_keywords
+from forerun.core.strict_keywords import strict_keywords
 from forerun.core.structured_outputs import StructuredOutputs, resolve_structured_outputs
 from forerun.errors import RequestError, refuse_unknown_keys
 

@@ -11,9 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from forerun.errors import ModelError
-from forerun.models.folder import find_gguf
-from forerun.models.quiet import one_line
+from forerun.errors import ModelError, one_line
+from forerun.models.model_folder import find_gguf
 from forerun.models.weights import Checkpoint
 
 SINGLE_FILE = "model.safetensors"

@@ -6,18 +6,18 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from forerun.errors import ModelError
-from forerun.models.folder import CONFIG_FILE
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.errors import ModelError, one_line
+from forerun.models.model_folder import CONFIG_FILE
+from forerun.models.transformers_logging import quiet_transformers
+from forerun.models.weights import StateDict
 
 try:
     from transformers import GgufConfig
@@ -28,25 +28,6 @@ except ImportError:
     DENSE_WEIGHTS = {}
 
 END_OF_TEXT = "<|endoftext|>"  # ends a document where a chat's turns end with another token
-
-
-class StateDict:
-    """A checkpoint whose tensors are all in memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(tensors)
-
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return tuple(self._tensors[name].shape)
-
-    def load(self, name: str) -> Tensor:
-        """The tensor itself, not a copy."""
-        return self._tensors[name]
 
 
 def gguf_source(gguf: Path) -> dict[str, Any]:

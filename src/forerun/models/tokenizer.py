@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
-from forerun.errors import ModelError, RequestError
+from forerun.errors import RequestError, one_line
 from forerun.models.chat_template import ARGUMENTS, Render, render, variables_of
-from forerun.models.folder import find_gguf
-from forerun.models.plain_tokenizer import plain_tokenizer
-from forerun.models.quiet import one_line, quiet_transformers
-from forerun.models.tokenizer_parts import TokenizerParts, parts_of
+from forerun.models.tokenizer_files import TokenizerParts, read_tokenizer
 from forerun.models.vocabulary import Vocabulary, read_vocabulary
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
@@ -24,7 +20,6 @@ LONG_TEXT = 4096  # characters; encoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
 OWN_ARGUMENTS = frozenset({"self", "chat_template", "continue_final_message", "render"})
 """Names that no variable of a template can have in `Tokenizer.apply_chat_template`, which takes something else by them."""
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 class Tokenizer:
@@ -207,67 +202,13 @@ class Tokenizer:
         return token_id
 
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether there is a tokenizer in a model folder, or it is or holds a .gguf file, which brings one."""
-    return any((path / name).exists() for name in VOCABULARY_FILES) or find_gguf(path) is not None
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer of a model folder or of a .gguf file; a folder's own files come before its GGUF's.
 
     Raises:
         ModelError: there is none, or it cannot be read.
     """
-    parts = plain_tokenizer(path)
-    return Tokenizer(parts if parts is not None else _read_by_transformers(path))
-
-
-def _read_by_transformers(path: Path) -> TokenizerParts:
-    from transformers import AutoTokenizer  # here, for it takes 100 MB
-
-    source = _source(path)
-    try:
-        with quiet_transformers():
-            fast_tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
-    except Exception as error:
-        reason = _broken_file(path) or one_line(error)
-        raise ModelError(
-            f"{path}: the tokenizer cannot be loaded ({reason}); copy tokenizer.json and tokenizer_config.json "
-            "from the original model"
-        ) from error
-    return parts_of(fast_tokenizer)
-
-
-def _source(path: Path) -> dict[str, Any]:
-    """Arguments by which transformers' `from_pretrained` finds the tokenizer.
-
-    Checked here, as transformers would make up an empty tokenizer where only config.json is found.
-    """
-    if any((path / name).exists() for name in VOCABULARY_FILES):
-        return {"pretrained_model_name_or_path": str(path.absolute()), "local_files_only": True}
-    gguf = find_gguf(path)
-    if gguf is not None:
-        from forerun.models.gguf import gguf_source
-
-        return gguf_source(gguf)
-    if not path.is_dir():
-        raise ModelError(f"{path}: there is no such folder; check the path")
-    raise ModelError(
-        f"{path}: no tokenizer; must hold tokenizer.json (with tokenizer_config.json); copy them from the original model"
-    )
-
-
-def _broken_file(folder: Path) -> str | None:
-    """The tokenizer file in `folder` that is not JSON, if one is not."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        file = folder / name
-        if not file.exists():
-            continue
-        try:
-            json.loads(file.read_bytes())
-        except ValueError:
-            return f"{name} is not JSON"
-    return None
+    return Tokenizer(read_tokenizer(path))
 
 
 class TextStream:

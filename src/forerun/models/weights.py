@@ -36,6 +36,25 @@ class Checkpoint(Protocol):
         ...
 
 
+class StateDict:
+    """A `Checkpoint` whose tensors are all in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def load(self, name: str) -> Tensor:
+        """The tensor itself, not a copy."""
+        return self._tensors[name]
+
+
 class Part:
     """A `Checkpoint` of some of another's tensors, by names of its own: own name -> stored name."""
 

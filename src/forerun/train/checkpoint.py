@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from forerun.models.checkpoint import SINGLE_FILE, save_tensors
-from forerun.models.folder import CONFIG_FILE
+from forerun.models.model_folder import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.models.base import TargetModel
+from forerun.models.base import LoadedTarget, TargetModel
 from forerun.models.heads import eagle3, medusa
 from forerun.models.heads.dflash import build_dflash
 from forerun.models.heads.eagle import EagleHead
@@ -19,8 +19,7 @@ from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.mtp import MTPHead
 from forerun.models.heads.peagle import PEagleHead
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mtp import DEEPSEEK
+from forerun.models.mtp_layout import DEEPSEEK
 from forerun.models.weights import Checkpoint, Part, Rename, renamed
 from forerun.train import beginnings
 from forerun.train.batches import Batch

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.errors import ConfigError, ModelError
 from forerun.kv.cache import KVCache
+from forerun.models.base import LoadedTarget, choose_attention
 from forerun.models.heads.mtp import load_mtp
-from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from tests.heads_mtp import KINDS, Reference, add_mtp_layers, save_mtp_target

@@ -18,9 +18,9 @@ from torch import Tensor
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
 from forerun.kv.cache import LayerKV
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig
-from forerun.models.folder import CONFIG_FILE, read_json
 from forerun.models.heads.dflash_checkpoint import (
     PairsApart,
     causal_layers,
@@ -28,9 +28,8 @@ from forerun.models.heads.dflash_checkpoint import (
     read_flags,
     read_mask,
 )
-from forerun.models.heads.reader import HeadReader, head_config
-from forerun.models.heads.vocabulary import read_target_ids
-from forerun.models.loaded import LoadedTarget
+from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
+from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
 from forerun.ops.norms import RMSNorm

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import ModelError
+from forerun.errors import ModelError, one_line
 from forerun.models.base import TargetModel
 from forerun.models.config import DecoderConfig
-from forerun.models.folder import CONFIG_FILE
-from forerun.models.quiet import one_line
+from forerun.models.model_folder import CONFIG_FILE
 from forerun.models.weights import Checkpoint
 
 MASK_FILE = "mask_embedding.pt"

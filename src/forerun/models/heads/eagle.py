@@ -11,9 +11,9 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.config import PRE_NORMS, NormNames
 from forerun.models.heads.reader import ARCHITECTURES, HeadReader, head_config
-from forerun.models.loaded import LoadedTarget
 from forerun.ops.attention.base import Attend
 
 FIRST_NORMS = NormNames(None, None, PRE_NORMS.mlp_in, None)  # layer 0 has none before its attention

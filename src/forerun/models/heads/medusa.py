@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from forerun.models.folder import CONFIG_FILE, read_json
-from forerun.models.heads.reader import HeadReader
-from forerun.models.heads.vocabulary import read_token_map
+from forerun.models.heads.reader import HeadReader, read_token_map
 from forerun.models.layers import Product
-from forerun.models.loaded import LoadedTarget
+from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.weights import renamed
 
 HEADS_FILE = "medusa_lm_head.safetensors"

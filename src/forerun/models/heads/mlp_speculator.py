@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.folder import CONFIG_FILE
+from forerun.models.base import LoadedTarget
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
+from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Linear
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
-from forerun.models.folder import find_gguf
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mtp import BLOCK, MTPLayout, find_layout, num_mtp_layers
+from forerun.models.model_folder import find_gguf
+from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
 from forerun.models.weights import Part
 from forerun.ops.attention.base import Attend
@@ -133,8 +133,10 @@ def _transformers_block(part: Part, target: LoadedTarget, *, norm_offset: float)
 
     Architectures whose own norms are centred on 0 all have linear attention, so none of them gets here.
     """
-    from forerun.models.fallback import TransformersModel  # here, for it takes 120 MB of transformers' own code
-    from forerun.models.one_layer import load_one_layer
+    from forerun.models.transformers_layer import load_one_layer
+    from forerun.models.transformers_model import (
+        TransformersModel,  # here, for it takes 120 MB of transformers' own code
+    )
 
     model = target.model
     assert isinstance(model, TransformersModel), "what is no decoder of ours"

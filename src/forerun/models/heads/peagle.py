@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mask import Mask, read_mask_token
+from forerun.models.mask_token import MaskToken, read_mask_token
 
 
 def load_peagle(folder: Path, target: LoadedTarget) -> PEagleHead:
@@ -30,7 +30,7 @@ class PEagleHead(Eagle3Head):
     `num_trained` is how many tokens it was trained to draft in a pass (None: config.json does not say).
     """
 
-    mask: Mask
+    mask: MaskToken
 
     def __init__(self, reader: HeadReader) -> None:
         if "mask_hidden" not in reader.weights:
@@ -51,7 +51,7 @@ class PEagleHead(Eagle3Head):
             )
         features = reader.weights.tensor("mask_hidden", shape).view(1, -1).chunk(count, dim=-1)
         state = self.fuse(features)[0]
-        self.mask = Mask(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
+        self.mask = MaskToken(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
 
 
 def _num_trained(content: Mapping[str, Any]) -> int | None:

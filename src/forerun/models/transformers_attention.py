@@ -2,7 +2,7 @@
 
 transformers lets a model's attention be replaced by a registered function, which gets queries, keys
 and values after rotary embedding, and hands it the keyword arguments of the model's own call: so a
-`Plug` travels in arguments. Masks are not built, as our attention knows which row sees which; only
+`AttentionHandler` travels in arguments. Masks are not built, as our attention knows which row sees which; only
 for the probe a stand-in asks what the mask would have been.
 """
 
@@ -19,12 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from forerun.core.batch import LayerKVSpec
 from forerun.ops.attention.base import Attend
 
-PLUGGED = "forerun"  # names under which transformers knows our attention
-PROBED = "forerun_probe"
+PAGED = "forerun"  # names under which transformers knows our attention
+PROBE = "forerun_probe"
 FAR = 1 << 20  # tokens; farther than any window
 
 
-class UnpluggableError(Exception):
+class UnsupportedAttentionError(Exception):
     """What a model's attention does that ours cannot do in its place."""
 
 
@@ -43,7 +43,7 @@ class AttentionCall:
     sinks: Tensor | None
 
 
-class Plug(Protocol):
+class AttentionHandler(Protocol):
     """Answers the attention calls of one forward pass."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -52,7 +52,7 @@ class Plug(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluggedLayer:
+class ProbedLayer:
     """One attention layer as the probe found it; `index` counts layers with a cache from 0."""
 
     index: int
@@ -61,11 +61,11 @@ class PluggedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plugged:
+class PagedHandler:
     """Passes calls on to our attention."""
 
     attend: Attend
-    layers: Mapping[int, PluggedLayer]
+    layers: Mapping[int, ProbedLayer]
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Attend over the paged cache."""
@@ -83,17 +83,17 @@ class Plugged:
 
 
 @dataclass(slots=True)
-class Probe:
+class ProbeHandler:
     """Records the layers of a pass over one token, which sees only itself."""
 
-    layers: dict[int, PluggedLayer] = field(default_factory=dict)
+    layers: dict[int, ProbedLayer] = field(default_factory=dict)
     num_calls: int = 0
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Note the layer; the token's own values are what it attends to."""
         self.num_calls += 1
         _, num_kv_heads, key_dim = call.key.shape
-        self.layers[call.layer_idx] = PluggedLayer(
+        self.layers[call.layer_idx] = ProbedLayer(
             index=len(self.layers),
             spec=LayerKVSpec(num_kv_heads=num_kv_heads, key_dim=key_dim, value_dim=call.value.shape[2]),
             window=_window(call),
@@ -103,9 +103,9 @@ class Probe:
 
 def register() -> None:
     """Make transformers know our attention; doing it again changes nothing."""
-    AttentionInterface.register(PLUGGED, _attention_forward)
-    AttentionInterface.register(PROBED, _attention_forward)
-    AttentionMaskInterface.register(PROBED, _probe_mask)
+    AttentionInterface.register(PAGED, _attention_forward)
+    AttentionInterface.register(PROBE, _attention_forward)
+    AttentionMaskInterface.register(PROBE, _probe_mask)
 
 
 def _attention_forward(
@@ -122,9 +122,9 @@ def _attention_forward(
 
     Of its arguments, dropout and what only other implementations read are left aside.
     """
-    if "plug" not in kwargs:
-        raise UnpluggableError("it does not hand arguments of the model's call down to attention")
-    plug: Plug = kwargs["plug"]
+    if "handler" not in kwargs:
+        raise UnsupportedAttentionError("it does not hand arguments of the model's call down to attention")
+    handler: AttentionHandler = kwargs["handler"]
     layer_idx: Any = module.layer_idx
     call = AttentionCall(
         layer_idx=layer_idx,
@@ -137,7 +137,7 @@ def _attention_forward(
         soft_cap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
-    return plug(call)[None], None
+    return handler(call)[None], None
 
 
 def _probe_mask(
@@ -153,13 +153,13 @@ def _probe_mask(
         return bool(mask_function(0, 0, torch.tensor(row, device=device), torch.tensor(column, device=device)))
 
     if sees(0, 1):
-        raise UnpluggableError("its tokens see later ones")
+        raise UnsupportedAttentionError("its tokens see later ones")
     if local_size is None:
         if not sees(FAR, 0):
-            raise UnpluggableError("its mask is neither causal nor a sliding window")
+            raise UnsupportedAttentionError("its mask is neither causal nor a sliding window")
         return torch.zeros(1, 1, 1, 1, device=device)
     if sees(local_size, 0) or not sees(local_size, 1):
-        raise UnpluggableError("its mask is neither causal nor a sliding window")
+        raise UnsupportedAttentionError("its mask is neither causal nor a sliding window")
     return torch.full((1, 1, 1, 1), float(local_size), device=device)
 
 
@@ -169,5 +169,5 @@ def _window(call: AttentionCall) -> int | None:
         return call.window
     window = call.mask.item() if call.mask.numel() == 1 else -1.0
     if window < 0 or window != int(window):
-        raise UnpluggableError("it computes a mask of its own")
+        raise UnsupportedAttentionError("it computes a mask of its own")
     return int(window) or None

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError
-from forerun.models.quiet import one_line
+from forerun.errors import ModelError, one_line
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

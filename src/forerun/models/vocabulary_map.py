@@ -74,7 +74,7 @@ def _readings(target: Vocabulary, draft: Vocabulary, twins: dict[int, int], *, v
     return readings
 
 
-class MappedVocabulary:
+class VocabularyMappedModel:
     """A `CausalModel` that takes and judges tokens of another model's vocabulary.
 
     Each token is read as one token of the model's own, so its KV has an entry for each place of the

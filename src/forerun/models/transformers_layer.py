@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from forerun.errors import ModelError
-from forerun.models.fallback import EAGER, TransformersModel, mismatch, plug_in
+from forerun.errors import ModelError, one_line
 from forerun.models.packing import Packing
-from forerun.models.plugged_attention import UnpluggableError
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.transformers_attention import UnsupportedAttentionError
+from forerun.models.transformers_logging import quiet_transformers
+from forerun.models.transformers_model import EAGER, TransformersModel, mismatch, wrap_model
 
 STAND_IN_TOKENS = 32
 LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
@@ -25,7 +25,7 @@ def load_one_layer(
     """A model with one layer like another's last, for `TransformersModel.run_layers`.
 
     transformers converts the weights as it does a whole checkpoint's, such as experts to stacked ones.
-    Embedding, final norm and head are stand-ins: with them `plug_in` proves the layer's attention.
+    Embedding, final norm and head are stand-ins: with them `wrap_model` proves the layer's attention.
 
     Args:
         like: the other model.
@@ -53,8 +53,8 @@ def load_one_layer(
     if wrong is not None:
         raise ModelError(wrong)
     try:
-        return plug_in(model.to(like.device).eval().requires_grad_(False), packing)
-    except UnpluggableError as error:
+        return wrap_model(model.to(like.device).eval().requires_grad_(False), packing)
+    except UnsupportedAttentionError as error:
         raise ModelError(f"its attention cannot be plugged in: {error}; use another method") from error
 
 

@@ -15,7 +15,7 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class MaskToken:
     """A token that a drafter was trained to read so, and the state [width] that it is read with (None: tokens alone are read)."""
 
     token_id: int

@@ -18,15 +18,23 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
-from forerun.errors import DraftError, ModelError
+from forerun.errors import DraftError, ModelError, one_line
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.folder import find_gguf
 from forerun.models.gguf import load_gguf_model
-from forerun.models.mtp import mtp_prefixes
+from forerun.models.model_folder import find_gguf
+from forerun.models.mtp_layout import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
-from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.transformers_attention import (
+    PAGED,
+    PROBE,
+    PagedHandler,
+    ProbedLayer,
+    ProbeHandler,
+    UnsupportedAttentionError,
+    register,
+)
+from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.attention.base import Attend
 from forerun.ops.attention.paged import PagedAttention
 
@@ -41,8 +49,8 @@ BATCH_ROPES = ("dynamic", "longrope")  # their frequencies follow the longest se
 class TransformersModel:
     """A `TargetModel` around a transformers causal language model."""
 
-    def __init__(self, model: Any, layers: Mapping[int, PluggedLayer], *, vocab_size: int) -> None:
-        """Wrap a model whose attention is plugged in; `layers` as `Probe` found them."""
+    def __init__(self, model: Any, layers: Mapping[int, ProbedLayer], *, vocab_size: int) -> None:
+        """Wrap a model whose attention is plugged in; `layers` as `ProbeHandler` found them."""
         config = model.config.get_text_config()
         self.vocab_size = vocab_size
         self.hidden_size: int = config.hidden_size
@@ -68,7 +76,7 @@ class TransformersModel:
                 input_ids=batch.token_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
-                plug=Plugged(attend, self._layers),
+                handler=PagedHandler(attend, self._layers),
                 **rows,
             )
         logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
@@ -87,7 +95,7 @@ class TransformersModel:
                 inputs_embeds=hidden.to(self.dtype)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                plug=Plugged(attend, self._layers),
+                handler=PagedHandler(attend, self._layers),
             )
         return features[last]
 
@@ -145,7 +153,7 @@ class TransformersModel:
         raise DraftError(f"{type(self._model).__name__}: its layers cannot be found for features; use another drafter")
 
 
-def load_fallback(
+def load_transformers_model(
     path: Path,
     config: PretrainedConfig,
     *,
@@ -168,40 +176,44 @@ def load_fallback(
     _refuse_batch_ropes(path, config)
     model = _load_transformers(path, config, dtype).to(device).eval().requires_grad_(False)
     try:
-        return plug_in(model, packing)
-    except UnpluggableError as error:
+        return wrap_model(model, packing)
+    except UnsupportedAttentionError as error:
         raise ModelError(
             f"{path}: attention of {type(model).__name__} cannot be plugged in: {error}; "
             "use a model of another architecture"
         ) from error
 
 
-def plug_in(model: Any, packing: Packing | None = None) -> TransformersModel:
+def wrap_model(model: Any, packing: Packing | None = None) -> TransformersModel:
     """Put our attention, and packed linear layers, into a transformers model and prove that it computes what it did.
 
     Raises:
-        UnpluggableError: it does not, or the model keeps more than keys and values of past tokens.
+        UnsupportedAttentionError: it does not, or the model keeps more than keys and values of past tokens.
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     if model._is_stateful:
-        raise UnpluggableError("it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)")
+        raise UnsupportedAttentionError(
+            "it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)"
+        )
     register()
     tokens = torch.randint(model.get_input_embeddings().num_embeddings, [CHECKED_TOKENS], generator=_fixed_random())
     tokens = tokens.to(model.device)
     reference = _with_attention(model, EAGER, lambda: model(input_ids=tokens[None], use_cache=False).logits[0])
-    probe = Probe()
+    probe = ProbeHandler()
     _with_attention(
         model,
-        PROBED,
-        lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, plug=probe),
+        PROBE,
+        lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, handler=probe),
     )
     if probe.num_calls != num_layers or len(probe.layers) != num_layers:
-        raise UnpluggableError(f"{num_layers} layers call attention {probe.num_calls} times; must be once each")
+        raise UnsupportedAttentionError(
+            f"{num_layers} layers call attention {probe.num_calls} times; must be once each"
+        )
     plugged = TransformersModel(model, probe.layers, vocab_size=reference.shape[1])
-    _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+    _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
     if packing is not None:
         pack_modules(model, packing)
-        _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+        _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
     return plugged
 
 
@@ -226,7 +238,7 @@ def _check(model: TransformersModel, tokens: Tensor, reference: Tensor) -> None:
     is_half = model.dtype.itemsize < torch.float32.itemsize
     error = (errors.median() if is_half else errors.max()).item()
     if not error <= (HALF_TOLERANCE if is_half else TOLERANCE):
-        raise UnpluggableError(f"logits differ from eager attention's by {error:.1%}")
+        raise UnsupportedAttentionError(f"logits differ from eager attention's by {error:.1%}")
 
 
 def _run(model: TransformersModel, cache: KVCache, tokens: Tensor, sequences: list[SequenceRows]) -> Tensor:
@@ -258,10 +270,10 @@ def _with_attention(model: Any, implementation: str, compute: Callable[[], Any])
         with quiet_transformers():
             model.set_attn_implementation(implementation)
             return compute()
-    except UnpluggableError:
+    except UnsupportedAttentionError:
         raise
     except Exception as error:
-        raise UnpluggableError(one_line(error)) from error
+        raise UnsupportedAttentionError(one_line(error)) from error
 
 
 def _fixed_random() -> torch.Generator:
