@@ -90,7 +90,7 @@ def make_model(config, *, dtype=torch.float32):
 
 @pytest.fixture(scope="module")
 def references():
-    """Token ids and eager logits of each architecture, before ours is plugged in."""
+    """Token ids and eager logits of each architecture, with the original attention."""
     found = {}
     for name, config in CONFIGS.items():
         model = make_model(config)
@@ -226,7 +226,7 @@ def test_a_saved_model_takes_the_dtype_asked_for(folder):
 def test_a_refused_model_is_a_model_error_that_names_path_and_architecture(tmp_path):
     config, _ = REFUSED["mamba"]
     make_model(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"MambaForCausalLM cannot be plugged in.*another architecture") as error:
+    with pytest.raises(ModelError, match=r"MambaForCausalLM cannot be replaced.*another architecture") as error:
         load(tmp_path, config)
     assert str(tmp_path) in str(error.value)
 

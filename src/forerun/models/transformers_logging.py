@@ -1,4 +1,4 @@
-"""Keeps what transformers prints for its own users away from ours."""
+"""Silences transformers while it loads models."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, warnings or logs below errors from transformers inside the block.
+    """Turn off transformers' progress bars, its warnings and its logs below errors inside the block.
 
-    What it prints on loading (load reports, progress, hints to its own API) either becomes one of our
-    errors or does not concern the user. The settings are the process's; they are put back at the end.
+    What it prints on loading (load reports, progress, hints to its own API) either becomes an error of
+    forerun's or does not concern the user. The settings are the process's, and are restored at the end.
     """
-    from transformers.utils import logging  # here, for who asks for it has paid for transformers
+    from transformers.utils import logging  # here: importing transformers takes 100 MB
 
     verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

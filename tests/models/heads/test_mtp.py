@@ -208,7 +208,7 @@ def test_a_target_without_such_layers_is_refused(tmp_path):
 def test_qwens_names_under_another_architecture_are_none_that_are_known(tmp_path):
     folder = save_tiny_model(tmp_path, vocab_size=97)
     target = load_target(add_mtp_layers(folder, "qwen3"))
-    with pytest.raises(ModelError, match=r"have none that are known \(config.json names 1\)"):
+    with pytest.raises(ModelError, match=r"have none of a known layout \(config.json names 1\)"):
         load_mtp(target)
 
 

@@ -1,4 +1,4 @@
-"""Reads a trained head beside the target that it belongs to."""
+"""Reads the parts of a trained head, and shares those of the target that it has in common with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""Models whose layers heads are made of -> transformers' model_type."""
+"""Architectures whose layers heads have -> transformers' model_type."""
 
 COMPARED_ROWS = 4096  # of two tables, at a time
 
@@ -41,8 +41,8 @@ COMPARED_ROWS = 4096  # of two tables, at a time
 class HeadReader:
     """Reads a head's parts in the target's dtype, packed for the native kernels where the target's weights are.
 
-    `content` is the head's config.json; `weights` reads what has no method here. Hidden states between
-    parts are of `stream_dtype`.
+    `content` is the head's config.json; `weights` reads tensors for which there is no method here. Hidden
+    states between parts are of `stream_dtype`.
     """
 
     def __init__(self, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> None:
@@ -55,7 +55,7 @@ class HeadReader:
 
     @classmethod
     def open(cls, folder: Path, target: LoadedTarget, *, rename: Rename = str) -> HeadReader:
-        """Open a folder; `rename` gives each tensor the name that the head's code has for it.
+        """Open a folder; `rename` maps the name of each tensor to the one that the head reads.
 
         Raises:
             ModelError: config.json or the weights are missing or damaged.
@@ -63,40 +63,40 @@ class HeadReader:
         return cls(read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename), target)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Product:
-        """A matrix, with a bias if the checkpoint has one."""
+        """Read a matrix, and its bias if the checkpoint has one."""
         read = self.weights.linear([name], [outputs], width=inputs, bias=f"{name}.bias" in self.weights)
         return self.packed(read)
 
     def packed(self, linear: Linear) -> Product:
-        """The same on the kernels, if there are any."""
+        """Pack a matrix for the kernels, if there are any."""
         return self._packing.linear(linear.weight, linear.bias) if self._packing else linear
 
     def norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> RMSNorm | NativeRMSNorm:
-        """An RMSNorm; `offset` is added to its weight."""
+        """Read an RMSNorm; `offset` is added to its weight."""
         norm = read_rms_norm(self.weights, f"{name}.weight", width, eps, offset=offset)
         return self._packing.norm(norm) if self._packing else norm
 
     def layers(self, config: DecoderConfig, *, first_norms: NormNames | None = None) -> Layers:
-        """A stack of decoder layers; `first_norms` are layer 0's, if they are not those of all."""
+        """Read a stack of decoder layers; `first_norms` are layer 0's, if they differ from the others'."""
         configs = [replace(config, norms=first_norms or config.norms), *[config] * (config.num_layers - 1)]
         return self.stack([read_layer(self.weights, own, index=index) for index, own in enumerate(configs)], config)
 
     def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
-        """Layers one after the other, packed if there are kernels."""
+        """Stack layers, packed if there are kernels."""
         if self._packing and can_pack(config):
             return self._packing.layers(layers, config, rotation_of(config))
         return TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
 
     def rotations(self, config: DecoderConfig) -> Rotations:
-        """What the layers rotate rows by."""
+        """Make the rotary embeddings of the layers."""
         rotaries = make_rotaries(config, self.stream_dtype, self.weights.device)
         return Rotations(RotaryTable(rotary) if self._packing else rotary for rotary in rotaries.values())
 
     def embedding(self, name: str = "embed_tokens.weight", *, width: int) -> Callable[[Tensor], Tensor]:
-        """[T] -> [T, width]: the head's own table, or the target's embedding where that is the same or there is none.
+        """Read an embedding [T] -> [T, width]: the head's, or the target's if that is equal or the checkpoint has none.
 
         Raises:
-            ModelError: its shape is not [the target's vocab_size, width], or there is none and the target's is of another width.
+            ModelError: its shape is not [the target's vocab_size, width], or it is missing and the target's has another width.
         """
         model = self.target.model
         if name not in self.weights:
@@ -108,10 +108,10 @@ class HeadReader:
         return Embedding(table, 1.0, self.stream_dtype)
 
     def head(self, name: str = "lm_head.weight", *, outputs: int, width: int) -> Callable[[Tensor], Tensor]:
-        """[R, width] -> [R, outputs] fp32: the head's own, or the target's where that is the same or there is none.
+        """Read a head [R, width] -> [R, outputs] fp32: its own, or the target's if that is equal or the checkpoint has none.
 
         Raises:
-            ModelError: its shape is not [outputs, width], or there is none and the target's is of another shape.
+            ModelError: its shape is not [outputs, width], or it is missing and the target's has another shape.
         """
         model = self.target.model
         if name not in self.weights:
@@ -128,19 +128,19 @@ class HeadReader:
         return self.packed_head(weight)
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
-        """A head of these weights [outputs, width], on the kernels if there are any."""
+        """Make a head of these weights [outputs, width], on the kernels if there are any."""
         return PackedHead(self._packing.linear(weight)) if self._packing else Head(Linear(weight))
 
     def finish(self) -> None:
         """Check that every tensor was read.
 
         Raises:
-            ModelError: the checkpoint has tensors that the head has no place for.
+            ModelError: the checkpoint has tensors that the head does not read.
         """
         self.weights.finish()
 
     def _packed_products(self, layer: DecoderLayer) -> DecoderLayer:
-        """The same with its products on the kernels, if there are any: they take any width, and the stream's dtype."""
+        """Pack a layer's matrices for the kernels, if there are any: those take any width, and the stream's dtype."""
         qkv, output, gate_up, down = (
             self.packed(product) if isinstance(product, Linear) else product
             for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
@@ -159,7 +159,7 @@ class HeadReader:
             )
 
     def _is_same(self, table: Tensor, read_rows: Callable[[Tensor], Tensor]) -> bool:
-        """Whether the target has the same rows [vocab_size, hidden_size]; a second copy would only cost memory."""
+        """Whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
         for start in range(0, len(table), COMPARED_ROWS):
             ids = torch.arange(start, min(start + COMPARED_ROWS, len(table)), device=table.device)
             if not torch.equal(table[ids], read_rows(ids).to(table.dtype)):
@@ -168,10 +168,10 @@ class HeadReader:
 
 
 def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConfig:
-    """The layers of a head whose config.json is like that of a model of `architecture`.
+    """Resolve the layers of a head whose config.json is like that of a model of `architecture`.
 
     Raises:
-        ModelError: a value is missing or impossible, or the layers have no code for it.
+        ModelError: a value is missing, impossible or not covered.
     """
     model_type = ARCHITECTURES[architecture]
     values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
@@ -186,23 +186,23 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
 
 
 class Rotations:
-    """What a head's layers rotate rows by: see `Decoder.rotations`."""
+    """The rotary embeddings of a head's layers; see `Decoder.rotations`."""
 
     def __init__(self, rotaries: Iterable[Rotary | RotaryTable]) -> None:
         self._rotaries = list(rotaries)
 
     def __call__(self, positions: Tensor) -> list[Rotation | None]:
-        """[T] int64 -> none first, then each distinct rope's."""
+        """Return the rotations of positions [T] int64: None, then each distinct rope's."""
         return [None, *(rotary.rotation(positions) for rotary in self._rotaries)]
 
 
 def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:
-    """The target's token of each of `num_draft` logits, from `d2t`, whose entry i is that token's id minus i.
+    """Read the target's token of each of `num_draft` logits from `d2t`, whose entry i is that token's id minus i.
 
-    None: the head drafts the whole vocabulary.
+    Returns None if the head drafts the whole vocabulary.
 
     Raises:
-        ModelError: d2t is missing or points outside the vocabulary or twice to one token, or t2d contradicts it.
+        ModelError: d2t is missing, has a token outside the vocabulary or one token twice, or t2d contradicts it.
     """
     vocab_size, weights = reader.target.model.vocab_size, reader.weights
     if "d2t" not in weights:
@@ -226,13 +226,13 @@ def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:
 
 
 def read_token_map(reader: HeadReader) -> Tensor | None:
-    """The target's token of each logit, from `token_map`, which holds their ids in any order (vLLM's Medusa).
+    """Read the target's token of each logit from `token_map`, which has their ids in any order (vLLM's Medusa).
 
-    None: the heads draft the whole vocabulary.
+    Returns None if the heads draft the whole vocabulary.
 
     Raises:
-        ModelError: `truncated_vocab_size` has another number of tokens, or the map points outside the vocabulary or twice
-            to one token.
+        ModelError: `truncated_vocab_size` differs from the map's length, or the map has a token outside the
+            vocabulary or one token twice.
     """
     vocab_size, weights = reader.target.model.vocab_size, reader.weights
     num_mapped = weights.shape("token_map")[0] if "token_map" in weights else vocab_size
@@ -250,7 +250,7 @@ def read_token_map(reader: HeadReader) -> Tensor | None:
 
 
 def _check_ids(name: str, target_ids: Tensor, vocab_size: int) -> None:
-    """Hold a map to the target's vocabulary: no token outside it, none twice."""
+    """Check that a map has no token outside the target's vocabulary, and none twice."""
     outside = (target_ids < 0) | (target_ids >= vocab_size)
     if outside.any():
         draft_id = int(outside.nonzero()[0])
