@@ -16,7 +16,7 @@ from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.config_file import config_like
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
-from forerun.models.families import decoder_config
+from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
@@ -27,13 +27,8 @@ from forerun.ops.native.packed import NativeRMSNorm, PackedHead
 from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Architectures whose layers heads have -> transformers' model_type."""
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose layers heads have."""
 
 COMPARED_ROWS = 4096  # of two tables, at a time
 
@@ -173,7 +168,7 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
     Raises:
         ModelError: a value is missing, impossible or not covered.
     """
-    model_type = ARCHITECTURES[architecture]
+    model_type = FAMILIES[architecture].model_type
     values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
     try:
         return decoder_config(config_like(model_type, architecture, values))
