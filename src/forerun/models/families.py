@@ -1,7 +1,8 @@
 """The families of models that forerun's decoder computes: one row for each architecture.
 
-A row says in what the decoder differs from Llama's, and which of a model's files can be read without
-transformers. The table imports no torch: tokenizers are read by it, too.
+A row holds all that differs between families: what the decoder computes, what transformers fills in where
+config.json leaves it out, and whether it takes tokenizer.json as it is stored. This module imports no
+torch, since reading a tokenizer needs the table too.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _llama(hf: HFConfig) -> DecoderConfig:
 
 
 def _mistral(hf: HFConfig) -> DecoderConfig:
-    if hf.to_dict().get("layer_types"):  # Ministral's, whose files say Mistral
+    if hf.to_dict().get("layer_types"):  # Ministral's: its files name Mistral's architecture
         return replace(common_config(hf), windows=windows_by_layer_type(hf))
     return _one_window(hf)
 
