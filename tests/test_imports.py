@@ -40,15 +40,17 @@ IMPORT_ALL = f"""
 import builtins, importlib, pkgutil, sys
 import_name = builtins.__import__
 
-def without_posix(name, globals=None, *others):
+def without_posix(name, globals=None, *others, **named):
     importer = (globals or {{}}).get("__name__") or ""
     if name in {POSIX_ONLY} and importer.startswith("forerun"):
         raise ModuleNotFoundError(f"{{importer}} imports {{name}}, which Windows does not have")
-    return import_name(name, globals, *others)
+    return import_name(name, globals, *others, **named)
 
 builtins.__import__ = without_posix
 import forerun
 for module in pkgutil.walk_packages(forerun.__path__, "forerun."):
+    if ".libforerun" in module.name:  # the kernels: a library, but no module
+        continue
     try:
         importlib.import_module(module.name)
     except ModuleNotFoundError as error:
