@@ -5,11 +5,11 @@ from __future__ import annotations
 from forerun import LLM
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
-from forerun.models.base import TargetModel
+from forerun.models.base import LoadedTarget, TargetModel, choose_attention
 from forerun.models.config_file import eos_token_ids
-from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import has_tokenizer, load_tokenizer
+from forerun.models.tokenizer import load_tokenizer
+from forerun.models.tokenizer_files import has_tokenizer
 from forerun.ops.native.library import Kernels
 
 

@@ -20,7 +20,7 @@ from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
 from forerun.kv.block_pool import BlockPool
 from forerun.llm import LLM
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forerun.models.tokenizer import Tokenizer
-from forerun.models.tokenizer_parts import parts_of
+from forerun.models.tokenizer_files import parts_of
 
 LETTER_OF = bytes_to_unicode()
 BYTE_OF = {letter: byte for byte, letter in LETTER_OF.items()}

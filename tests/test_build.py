@@ -16,7 +16,7 @@ from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.layer import NativeLayers
 from forerun.ops.native.library import VARIABLE
-from tests.models.test_fallback import LATENT, SIZES, make_model
+from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
 from tests.tiny_models import tiny_config

@@ -33,3 +33,32 @@ def test_a_tokenizer_alone_needs_neither_transformers_nor_torch(tmp_path):
     code = "from pathlib import Path; from forerun.models.tokenizer import load_tokenizer\n"
     code += f"load_tokenizer(Path({str(tmp_path)!r})).encode('he')"
     assert imported(code) == []
+
+
+POSIX_ONLY = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
+IMPORT_ALL = f"""
+import builtins, importlib, pkgutil, sys
+import_name = builtins.__import__
+
+def without_posix(name, globals=None, *others, **named):
+    importer = (globals or {{}}).get("__name__") or ""
+    if name in {POSIX_ONLY} and importer.startswith("forerun"):
+        raise ModuleNotFoundError(f"{{importer}} imports {{name}}, which Windows does not have")
+    return import_name(name, globals, *others, **named)
+
+builtins.__import__ = without_posix
+import forerun
+for module in pkgutil.walk_packages(forerun.__path__, "forerun."):
+    if ".libforerun" in module.name:  # the kernels: a library, but no module
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if error.name is None:  # raised above; else a package of an extra is not installed
+            sys.exit(str(error))
+"""
+
+
+def test_every_module_can_be_imported_where_posix_modules_are_absent():
+    ended = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr

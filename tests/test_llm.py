@@ -13,7 +13,7 @@ import torch
 from forerun import SamplingParams
 from forerun.engine.generation import Generation
 from forerun.errors import RequestError, UnknownKeyError
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.tokenizer import load_tokenizer
 from tests.contract.drafters import NGRAM, oracle

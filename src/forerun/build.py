@@ -24,13 +24,13 @@ from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
-from forerun.models.base import TargetModel
+from forerun.models.base import LoadedTarget, TargetModel, choose_attention
 from forerun.models.config_file import eos_token_ids, read_config
-from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.loader import load_dummy, load_model
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer_files import has_tokenizer
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not_built
 

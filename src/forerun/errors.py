@@ -51,3 +51,17 @@ def refuse_unknown_keys(given: Iterable[object], allowed: Iterable[str], *, wher
     for key in given:
         if key not in known:
             raise UnknownKeyError(f"{where}: unknown key {key!r}{did_you_mean(key, known)}")
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text, for an error of our own; its type if it has no text.
+
+    A line that ends in a colon takes the next one with it; a mere key is shown with the type.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if isinstance(error, KeyError):
+        return f"KeyError: {lines[0]}"
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return first.rstrip(".")

@@ -23,7 +23,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.stats import EngineStats
 from forerun.errors import ModelError, RequestError, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
 
 
@@ -238,6 +238,7 @@ class LLM:
 
     def _pump(self) -> None:
         """Run one step and put what it gave where its reader looks."""
+        self._engine.wait_for_files()
         output = self._engine.step()
         for delta in output.deltas:
             if delta.request_id in self._deltas:

@@ -24,6 +24,7 @@ from tests.engines import tiny_llm
         ({"quantization": "int8", "dtype": "float32"}, "may be auto or bfloat16"),
         ({"quantization": "int8", "dtype": torch.float16}, "may be auto or bfloat16"),
         ({"device": "toaster"}, "may be auto, cpu"),
+        ({"device": "mps"}, "may be auto, cpu, cuda or cuda:N"),
         ({"tensor_parallel_size": 2}, "only 1"),
         ({"trust_remote_code": True}, "no code from checkpoints"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from forerun import SamplingParams
 from forerun.errors import ConfigError, UnknownKeyError
-from forerun.models.mapped_vocabulary import MappedVocabulary
+from forerun.models.vocabulary_map import VocabularyMappedModel
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.test_draft_model import GREEDY, SAMPLED, rate
 from tests.engines import VOCAB_SIZE, engine_of, foreign_drafter, native_target, tiny_drafter, tiny_llm, tiny_target
@@ -92,7 +92,7 @@ def test_a_request_that_allows_only_what_the_drafter_cannot_say_is_drafted_for()
 @pytest.mark.parametrize("flag", [False, True])
 def test_of_the_same_tokens_nothing_is_translated(flag):
     llm = llm_with(tiny_drafter(264, noise=0.0), of=native_target(), use_heterogeneous_vocab=flag)
-    assert not isinstance(drafting_model(llm), MappedVocabulary)
+    assert not isinstance(drafting_model(llm), VocabularyMappedModel)
 
 
 @needs_kernels
@@ -125,7 +125,7 @@ def test_as_many_but_other_tokens_are_refused_too(tmp_path):
     byte_level([words[-1], *words[:-1]]).save_pretrained(folder)
     with pytest.raises(ConfigError, match=r"0 of 97 ids mean the same.; set use_heterogeneous_vocab=True"):
         llm_with(folder, use_heterogeneous_vocab=False)
-    assert isinstance(drafting_model(llm_with(folder)), MappedVocabulary)
+    assert isinstance(drafting_model(llm_with(folder)), VocabularyMappedModel)
 
 
 def test_another_size_without_tokenizers_names_the_way_out():

@@ -179,7 +179,7 @@ def damaged(folder, method, **damage):
         ("eagle", {"add": {"extra": torch.ones(1)}}, "surplus tensor 'extra'"),
         ("eagle", {"config": {"hidden_size": 40}}, "has hidden_size 40 and vocab_size 97, the target 48 and 97"),
         ("eagle", {"config": {"vocab_size": 100}}, "has hidden_size 48 and vocab_size 100, the target 48 and 97"),
-        ("eagle", {"add": {"d2t": torch.zeros(3, dtype=torch.int64)}}, "is of EAGLE-3; say method 'eagle3'"),
+        ("eagle", {"add": {"d2t": torch.zeros(3, dtype=torch.int64)}}, "is of EAGLE-3; set method='eagle3'"),
         ("eagle3", {"drop": ["d2t"]}, "has no d2t, but a draft vocabulary of 40 tokens for the target's 97"),
         ("eagle3", {"drop": ["lm_head.weight"]}, "a reduced vocabulary needs a head of its own"),
         ("eagle3", {"add": {"d2t": torch.full((40,), 90)}}, "draft token 7 is the target's 97; must be from 0 to 96"),

@@ -9,7 +9,7 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.recording import recorded

@@ -12,8 +12,8 @@ from forerun import SamplingParams
 from forerun.errors import ConfigError, ModelError
 from forerun.models.config_file import read_config
 from forerun.models.loader import load_model
-from forerun.models.mapped_vocabulary import map_vocabulary
 from forerun.models.tokenizer import load_tokenizer
+from forerun.models.vocabulary_map import map_vocabulary
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.recording import recorded, recorded_under_pressure
 from tests.engines import (

@@ -126,8 +126,11 @@ def damaged(folder, *, method="peagle", **damage):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"drop": ["mask_hidden"]}, "has no mask_hidden, so it is none of P-EAGLE; for EAGLE-3's say method 'eagle3'"),
-        ({"method": "eagle3"}, "is of P-EAGLE; say method 'peagle'"),
+        (
+            {"drop": ["mask_hidden"]},
+            "has no mask_hidden, so it is not of P-EAGLE; if it is of EAGLE-3, set method='eagle3'",
+        ),
+        ({"method": "eagle3"}, "is of P-EAGLE; set method='peagle'"),
         ({"config": {"mask_token_id": None}}, "has none of mask_token_id, pard_token, ptd_token_id"),
         ({"config": {"mask_token_id": 97}}, "mask_token_id: got 97; must be a token id from 0 to 96"),
         (

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.test_draft_model import GREEDY, SAMPLED, rate

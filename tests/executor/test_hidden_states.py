@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import gc
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from forerun import SamplingParams
@@ -181,28 +182,43 @@ def finish_one(llm):
     return Path(output.kv_transfer_params["hidden_states_path"]), output
 
 
+class Gate:
+    """Holds writers up before they write."""
+
+    def __init__(self, save_tensors):
+        self.reached, self.opened, self._save_tensors = threading.Event(), threading.Event(), save_tensors
+
+    def __call__(self, tensors, path):
+        self.reached.set()
+        assert self.opened.wait(60)
+        self._save_tensors(tensors, path)
+
+
 @pytest.fixture
 def gate(monkeypatch):
-    """An event that writers wait for before they write."""
-    opened, save_file = hidden_states.threading.Event(), hidden_states.save_file
+    gate = Gate(hidden_states.save_tensors)
+    monkeypatch.setattr(hidden_states, "save_tensors", gate)
+    yield gate
+    gate.opened.set()
 
-    def wait_and_save(tensors, path):
-        assert opened.wait(60)
-        save_file(tensors, path)
 
-    monkeypatch.setattr(hidden_states, "save_file", wait_and_save)
-    yield opened
-    opened.set()
+def is_locked(path):
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except TimeoutError:
+        return True
+    lock.release()
+    return False
 
 
 def test_the_lock_is_held_until_the_file_is_complete(tmp_path, gate):
     path, _ = finish_one(extracting(tmp_path))
-    with open(f"{path}.lock") as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        assert not path.exists()
-        gate.set()
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    assert gate.reached.wait(60)  # the thread that writes takes the lock: the engine does not wait for locks
+    assert is_locked(path)
+    assert not path.exists()
+    gate.opened.set()
+    with FileLock(f"{path}.lock", timeout=60):
         assert len(load_file(path)["token_ids"]) == 8
 
 
@@ -211,37 +227,72 @@ def test_a_file_is_written_though_the_engine_is_dropped(tmp_path, gate):
     path, _ = finish_one(llm)
     del llm
     gc.collect()
-    gate.set()
-    with open(f"{path}.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    assert len(load_file(path)["token_ids"]) == 8
+    assert gate.reached.wait(60)
+    gate.opened.set()
+    with FileLock(f"{path}.lock", timeout=60):
+        assert len(load_file(path)["token_ids"]) == 8
 
 
-def test_no_more_files_wait_in_memory_than_there_are_writers(tmp_path, gate):
-    llm = extracting(tmp_path, extra={"num_writer_threads": 2})
-    exporter = engine_of(llm).exporter
-    for request_id in "ab":
-        llm.engine.add_request(request_id, PROMPT, sampling())
-        llm.engine.step()
-    assert not exporter._room.acquire(blocking=False)
-    gate.set()
-    outputs = llm.generate([PROMPT] * 9, sampling(), use_tqdm=False)
-    assert all(len(saved(output)["token_ids"]) == 8 for output in outputs)
-    exporter._writers.shutdown()
-    assert not exporter._writes
+def test_a_new_file_may_be_read_by_whoever_may_read_new_files(tmp_path):
+    (output,) = extracting(tmp_path).generate([PROMPT], sampling(), use_tqdm=False)
+    (tmp_path / "new").touch()
+    assert Path(output.kv_transfer_params["hidden_states_path"]).stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
-def test_a_file_asked_for_just_as_it_is_complete_makes_room_for_the_next(tmp_path):
-    class Asked(dict):
-        def get(self, path):
-            return self.pop(path, None)
-
+def test_the_engine_steps_on_while_every_writer_waits_for_the_disk(tmp_path, gate):
     llm = extracting(tmp_path, extra={"num_writer_threads": 1})
-    exporter = engine_of(llm).exporter
-    exporter._writes = Asked()
-    finish_one(llm)
-    exporter._writers.shutdown()
-    assert exporter._room.acquire(blocking=False)
+    outputs = [finish_one(llm)[1] for _ in range(4)]
+    assert not list(tmp_path.glob("*.safetensors"))
+    gate.opened.set()
+    for output in outputs:
+        llm.engine.finish_files(output)
+        assert_saved(output)
+
+
+def test_the_engine_steps_on_while_a_reader_holds_the_lock_of_a_file(tmp_path):
+    llm = extracting(tmp_path, extra={"allow_custom_save_path": True})
+    path = tmp_path / "states.safetensors"
+    with FileLock(f"{path}.lock"):
+        llm.engine.add_request("one", PROMPT, at(path))
+        (output,) = llm.engine.step().finished
+        finish_one(llm)
+        assert not path.exists()
+    llm.engine.finish_files(output)
+    assert_saved(output)
+
+
+def test_a_full_queue_fails_the_one_request_and_says_why(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(hidden_states, "MOST_WAITING_BYTES", 2 * 8 * 3 * 48 * 4)  # two prompts' files
+    llm = extracting(tmp_path, extra={"num_writer_threads": 1})
+    outputs = [finish_one(llm)[1] for _ in range(3)]
+    gate.opened.set()
+    for output in outputs:
+        llm.engine.finish_files(output)
+    assert [output.error for output in outputs[:2]] == [None, None]
+    assert "2 files wait for a disk that is slower than the engine" in outputs[2].error
+    assert outputs[2].kv_transfer_params is None
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
+def test_generate_waits_for_a_slow_disk_where_a_server_would_fail_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(hidden_states, "MOST_WAITING_BYTES", 3 * 8 * 3 * 48 * 4)
+    llm = extracting(tmp_path, max_num_seqs=1, extra={"num_writer_threads": 2})
+    outputs = llm.generate([PROMPT] * 9, sampling(), use_tqdm=False)
+    for output in outputs:
+        assert_saved(output)
+    assert not engine_of(llm).exporter._writes
+
+
+def test_the_last_of_two_files_of_one_path_stays(tmp_path, gate):
+    llm = extracting(tmp_path, extra={"allow_custom_save_path": True})
+    path, outputs = tmp_path / "states.safetensors", []
+    for prompt in (PROMPT, PROMPT[:5]):
+        llm.engine.add_request("one", prompt, at(path))
+        outputs += llm.engine.step().finished
+    gate.opened.set()
+    for output in outputs:
+        llm.engine.finish_files(output)
+    assert_saved(outputs[1])
 
 
 def test_streams_end_with_their_files_complete(tmp_path):
@@ -276,7 +327,7 @@ def test_a_file_that_cannot_be_written_is_its_requests_error(tmp_path, monkeypat
         raise OSError("no space left")
 
     llm = extracting(tmp_path)
-    monkeypatch.setattr(hidden_states, "save_file", fail)
+    monkeypatch.setattr(hidden_states, "save_tensors", fail)
     (output,) = llm.generate([PROMPT], sampling(), use_tqdm=False)
     assert "no space left" in output.error
     assert output.kv_transfer_params is None

@@ -8,7 +8,7 @@ import zlib
 import torch
 
 from forerun.models.decoder import build_decoder
-from forerun.models.dummy import DummyCheckpoint
+from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import Packing
 from forerun.ops.native.packed import quantize
 from tests.models.state_dict import InMemoryCheckpoint

@@ -5,7 +5,7 @@ import pytest
 from forerun.errors import ModelError
 from forerun.models.config import SIZES
 from forerun.models.families import decoder_config
-from forerun.models.mtp import COUNT_KEYS
+from forerun.models.mtp_layout import COUNT_KEYS
 from tests.tiny_models import tiny_config
 
 

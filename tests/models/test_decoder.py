@@ -8,8 +8,8 @@ import transformers
 
 from forerun.errors import ModelError
 from forerun.models.decoder import build_decoder
-from forerun.models.dummy import DummyCheckpoint
 from forerun.models.families import FAMILIES
+from forerun.models.loader import DummyCheckpoint
 from forerun.ops.attention.naive import NaiveAttention
 from tests.models.paged_run import PagedRun
 from tests.models.state_dict import read_checkpoint

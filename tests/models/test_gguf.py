@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forerun.errors import ModelError
 from forerun.models import gguf as gguf_files
-from forerun.models.folder import find_gguf
 from forerun.models.gguf import convert_gguf, load_gguf, read_gguf_config
+from forerun.models.model_folder import find_gguf
 from forerun.models.tokenizer import load_tokenizer
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -72,6 +72,12 @@ def test_a_converted_model_loads_in_transformers_in_its_dtype(converted):
     assert model.dtype == torch.bfloat16
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+def test_all_files_of_a_converted_model_may_be_read_by_whom_a_new_file_may_be(converted, tmp_path):
+    (tmp_path / "new").touch()
+    modes = {file.name: file.stat().st_mode for file in converted.iterdir()}
+    assert modes == dict.fromkeys(modes, (tmp_path / "new").stat().st_mode)
 
 
 def test_a_converted_tokenizer_encodes_as_the_ggufs(gguf, converted):

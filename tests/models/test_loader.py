@@ -15,8 +15,8 @@ from transformers import (
 from forerun.errors import ModelError
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
-from forerun.models.fallback import TransformersModel
 from forerun.models.loader import load_model
+from forerun.models.transformers_model import TransformersModel
 from tests.tiny_gguf import save_tiny_gguf
 
 CPU = torch.device("cpu")
@@ -71,17 +71,17 @@ def test_a_gguf_file_gets_our_decoder(tmp_path):
     assert isinstance(load(tmp_path / "tiny.gguf"), Decoder)
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "fallback"])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])
 def test_without_a_dtype_the_model_keeps_the_checkpoints(tmp_path, config):
     assert load(save(config, tmp_path, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "fallback"])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])
 def test_a_dtype_replaces_the_checkpoints(tmp_path, config):
     assert load(save(config, tmp_path, dtype=torch.bfloat16), torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "fallback"])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])
 def test_a_configuration_without_dtype_leaves_it_to_the_weights(tmp_path, config):
     save(config, tmp_path, dtype=torch.bfloat16)
     content = json.loads((tmp_path / "config.json").read_text())
@@ -145,13 +145,13 @@ def test_a_model_without_a_causal_head_is_refused(tmp_path, architecture):
     assert f"{architecture.__name__} is not a causal language model" in refused(save_config(tmp_path, **content))
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "fallback"])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])
 def test_missing_weights_are_refused(tmp_path, config):
     config.save_pretrained(tmp_path)
     assert "no weights; must hold model.safetensors" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "fallback"])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])
 def test_damaged_weights_are_refused(tmp_path, config):
     save(config, tmp_path)
     file = tmp_path / "model.safetensors"

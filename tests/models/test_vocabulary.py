@@ -9,7 +9,7 @@ from tokenizers.models import BPE, Unigram
 
 from forerun.errors import ModelError
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
-from forerun.models.tokenizer_parts import parts_of
+from forerun.models.tokenizer_files import parts_of
 from forerun.models.vocabulary import read_vocabulary
 from tests.foreign import MARKS, byte_level, sentencepiece
 from tests.tiny_tokenizer import save_tiny_tokenizer

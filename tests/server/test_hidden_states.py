@@ -35,7 +35,7 @@ def test_a_request_chooses_what_is_saved(saving):
 
 
 def test_a_file_that_cannot_be_written_is_no_answer_lost(saving, monkeypatch):
-    monkeypatch.setattr("forerun.executor.hidden_states.save_file", lambda *_: 1 / 0)
+    monkeypatch.setattr("forerun.executor.hidden_states.save_tensors", lambda *_: 1 / 0)
     answer = saving.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
     assert answer["choices"]
     assert answer["kv_transfer_params"] is None

@@ -7,11 +7,10 @@ import functools
 import pytest
 import torch
 
-from forerun.models.gguf import StateDict
 from forerun.models.heads.eagle import EagleHead
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.models.weights import renamed
+from forerun.models.weights import StateDict, renamed
 from forerun.train.batches import observe
 from forerun.train.objectives import feature_regression, masked_model, unrolled
 from forerun.train.parallel_model import ParallelModel

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from forerun.errors import ConfigError, ModelError
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.train.recipes import RECIPES
 from forerun.train.trainer import TrainSettings, train_head

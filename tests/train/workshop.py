@@ -9,7 +9,7 @@ import json
 import torch
 from safetensors.torch import load_file
 
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.ops.native.attention import NativeAttention

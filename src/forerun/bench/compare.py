@@ -21,7 +21,7 @@ from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ConfigError, ForerunError
 from forerun.llm import LLM
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 
 NUM_WARMUP_TOKENS = 16
 

@@ -17,7 +17,7 @@ from forerun.models import download, store
 if TYPE_CHECKING:
     from forerun import LLM
     from forerun.config.settings import EngineSettings
-    from forerun.models.loaded import LoadedTarget
+    from forerun.models.base import LoadedTarget
 
 LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting"}
 

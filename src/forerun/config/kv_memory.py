@@ -17,6 +17,7 @@ from forerun.models.base import TargetModel
 logger = logging.getLogger(__name__)
 
 MOST_CPU_KV_BYTES = 4 << 30
+ASSUMED_MEMORY = 16 << 30  # where Python cannot ask the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,11 @@ def _kv_bytes(settings: EngineSettings, device: torch.device) -> int:
 
 
 def _available_memory() -> int:
-    """Bytes of memory the system can give without swapping."""
+    """Return the bytes of memory that can be allocated without swapping, half of all where the system reports no more."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
+        if not hasattr(os, "sysconf"):  # Windows
+            return ASSUMED_MEMORY // 2
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

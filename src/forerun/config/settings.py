@@ -131,6 +131,8 @@ class EngineSettings:
             device = torch.device(self.device)
         except RuntimeError:
             raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N") from None
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 f"device: got {self.device!r}, but torch sees no CUDA device; use cpu or install a CUDA build of torch"

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.kv.cache import KVCache
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 from forerun.ops.sampling import SamplingRules
 
 NO_BLOCKS = np.empty(0, dtype=np.int32)

@@ -15,14 +15,13 @@ from forerun.drafters.predictor import ModelPredictor
 from forerun.drafters.wording import WordedConfig, check_longest, longest_text
 from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
-from forerun.models.base import CausalModel, TargetModel
+from forerun.models.base import CausalModel, LoadedTarget, TargetModel
 from forerun.models.config_file import read_config
-from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
-from forerun.models.mapped_vocabulary import MappedVocabulary
-from forerun.models.mask import Mask, read_mask_token
+from forerun.models.mask_token import MaskToken, read_mask_token
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
+from forerun.models.vocabulary_map import VocabularyMappedModel
 
 QUANTIZATIONS = (None, "int8")
 
@@ -105,7 +104,7 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     return load_model(path, dtype=target.model.dtype, device=target.model.device, packing=packing)
 
 
-def _read_mask(path: Path, own: CausalModel, model: CausalModel) -> Mask:
+def _read_mask(path: Path, own: CausalModel, model: CausalModel) -> MaskToken:
     """The mask that the draft model in `path` was trained with, as a token of `model`, which is `own` or translates for it."""
     token_id = read_mask_token(read_config(path).to_dict(), vocab_size=own.vocab_size)
-    return Mask(model.number_of(token_id) if isinstance(model, MappedVocabulary) else token_id)
+    return MaskToken(model.number_of(token_id) if isinstance(model, VocabularyMappedModel) else token_id)

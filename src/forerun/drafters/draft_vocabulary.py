@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from forerun.errors import ConfigError
-from forerun.models.base import CausalModel
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mapped_vocabulary import MappedVocabulary, map_vocabulary
-from forerun.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from forerun.models.base import CausalModel, LoadedTarget
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer_files import has_tokenizer
+from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _count_same(target: Tokenizer, draft: Tokenizer) -> tuple[int, int]:
 
 def _translated(
     target_tokenizer: Tokenizer, width: int, model: CausalModel, draft_tokenizer: Tokenizer, path: Path
-) -> MappedVocabulary:
+) -> VocabularyMappedModel:
     """The model behind a map of its tokens."""
     target, draft = target_tokenizer.vocabulary(width), draft_tokenizer.vocabulary(model.vocab_size)
     vocabulary_map = map_vocabulary(target, draft, vocab_size=width)
@@ -81,4 +81,4 @@ def _translated(
             f"must be {LEAST_TWINS:.0%} of the smaller vocabulary ({smaller} tokens) or more; use another draft model"
         )
     logger.info("draft model %s: %d of its tokens are among the target's %d", path, num_twins, len(target.text_ids))
-    return MappedVocabulary(model, vocabulary_map)
+    return VocabularyMappedModel(model, vocabulary_map)

@@ -15,11 +15,11 @@ from forerun.drafters.predictor import HeadPredictor
 from forerun.drafters.wording import WordedConfig, check_longest, longest_text
 from forerun.drafters.writers import Writer
 from forerun.errors import ConfigError
+from forerun.models.base import LoadedTarget
 from forerun.models.heads.base import DraftHead
 from forerun.models.heads.eagle import load_eagle
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.models.heads.peagle import load_peagle
-from forerun.models.loaded import LoadedTarget
 from forerun.models.store import resolve_model
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from forerun.drafters.passes import Passes, scratch_blocks_per_line
 from forerun.drafters.predictor import Predictor
 from forerun.drafters.writers import Writer
 from forerun.kv.cache import KVCache, bytes_per_block
-from forerun.models.loaded import choose_attention
+from forerun.models.base import choose_attention
 
 
 class KVDrafter:

@@ -15,7 +15,7 @@ from forerun.drafters.independent import IndependentWriter
 from forerun.drafters.passes import Line, Rows
 from forerun.drafters.writers import ForwardPasses
 from forerun.errors import ConfigError
-from forerun.models.mask import Mask
+from forerun.models.mask_token import MaskToken
 
 
 def check_parallel_drafting(value: object) -> None:
@@ -31,7 +31,7 @@ class ParallelWriter:
     depth; only the request's rules look at the path.
     """
 
-    def __init__(self, words: IndependentWriter, mask: Mask) -> None:
+    def __init__(self, words: IndependentWriter, mask: MaskToken) -> None:
         self.num_places = words.depth
         self._words = words
         self._mask = mask

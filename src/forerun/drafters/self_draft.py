@@ -19,8 +19,8 @@ from forerun.drafters.predictor import ModelPredictor
 from forerun.drafters.wording import WordedConfig, Wording
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
+from forerun.models.base import choose_attention
 from forerun.models.decoder import Decoder
-from forerun.models.loaded import choose_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,6 +190,11 @@ class Engine:
         if output.outputs[0].hidden_states_path is None:
             output.kv_transfer_params = None
 
+    def wait_for_files(self) -> None:
+        """Wait until few files of hidden states are still to be written; for owners whose steps may wait for a disk."""
+        if self._parts.files is not None:
+            self._parts.files.wait_for_writers()
+
     def step(self) -> StepOutput:
         """Plan and execute one step, and apply its result, or with a delay the result of the step before.
 

@@ -50,8 +50,12 @@ class HiddenStatesFiles(Protocol):
         """The file of completion `index`."""
         ...
 
-    def finish(self, path: str) -> BaseException | None:
+    def finish(self, path: str) -> str | None:
         """Wait until the file at `path` is complete; what prevented that, if anything did."""
+        ...
+
+    def wait_for_writers(self) -> None:
+        """Wait until few files are still to be written."""
         ...
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
-from forerun.core.mapped import map_memory
+from forerun.core.mmap_memory import map_memory
 
 
 @dataclass(frozen=True, slots=True)

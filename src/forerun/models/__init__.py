@@ -1,1 +1,1 @@
-"""Target models: configuration, weights, tokenizer and the forward pass."""
+"""Models: where they come from, their configuration, weights and tokenizer, and the forward pass."""

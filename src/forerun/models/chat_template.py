@@ -1,6 +1,6 @@
-"""Lays conversations out by a chat template: Jinja in a sandbox, with what transformers gives to templates.
+"""Renders conversations with a chat template: Jinja in a sandbox, with the functions that transformers offers to templates.
 
-Templates are code from strangers: they see plain data only, and their functions lead nowhere else.
+Templates are untrusted code: they get plain data only, and functions through which nothing else can be reached.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""What every template is given."""
+"""The variables that every template gets."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names that clients have for a message's reasoning; a template reads one of the first two."""
+"""Names that clients use for a message's reasoning; a template reads one of the first two."""
 
-END_MARK = "THE_MESSAGE_ENDS_HERE "  # the space shows whether a template strips messages
+END_MARK = "THE_MESSAGE_ENDS_HERE "  # the space reveals whether a template strips messages
 
 Message = dict[str, Any]
 
 Render = Callable[..., str]
-"""Takes what `render` takes, and gives what it gives."""
+"""A function with the parameters and the result of `render`."""
 
 
 def render(
@@ -44,7 +44,7 @@ def render(
     continue_final_message: bool | str = False,
     variables: Mapping[str, Any],
 ) -> str:
-    """The text of a conversation.
+    """Render a conversation.
 
     Args:
         template: the template's text.
@@ -52,10 +52,10 @@ def render(
         tools: JSON schemas of functions.
         add_generation_prompt: whether the text ends with the beginning of an answer.
         continue_final_message: whether it ends where the last message's "content", or the field of this name, does.
-        variables: what else the template may read, special tokens among it.
+        variables: other variables that the template may read, special tokens among them.
 
     Raises:
-        TemplateError: the template is no Jinja, reaches out of its sandbox, or refuses the messages.
+        TemplateError: the template is not Jinja, reaches out of its sandbox, or refuses the messages.
         ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it fails on these messages.
     """
     if not messages:
@@ -71,7 +71,7 @@ def render(
 
 
 def variables_of(template: str) -> frozenset[str]:
-    """What a template reads; nothing if it is no Jinja."""
+    """Return the variables that a template reads; none if it is not Jinja."""
     try:
         names = find_undeclared_variables(READER.parse(template))
     except (TemplateError, RecursionError):
@@ -81,12 +81,12 @@ def variables_of(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=16)
 def compiled(template: str) -> Template:
-    """The template, ready to render."""
+    """Compile a template."""
     return ENVIRONMENT.from_string(template)
 
 
 def plain(value: Any) -> Any:
-    """A copy in plain data. What is none, an image for one, becomes the name of its type: its methods are not for templates."""
+    """Copy a value as plain data. Other objects (an image, for one) become the name of their type: templates must not call them."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, str):
@@ -103,7 +103,7 @@ def plain(value: Any) -> Any:
 
 
 def _plain_object(value: Any) -> Any:
-    """NumPy's numbers, dataclasses and pydantic's models."""
+    """Copy NumPy's numbers, dataclasses and pydantic's models."""
     if isinstance(value, np.generic):
         return plain(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -114,13 +114,13 @@ def _plain_object(value: Any) -> Any:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """The reasoning under each name that templates know, whichever the client has for it."""
+    """Return the message with its reasoning under each name that templates read, whichever the client used."""
     found = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _mark_end(message: Message, field: str, template: str) -> str:
-    """Mark the end of the text to go on with, in place; return the text."""
+    """Mark the end of the text to continue, in place, and return the text."""
     content = message.get(field)
     if content is None:
         raise ValueError(f"continue_final_message: the last message has no {field!r} to go on with")
@@ -141,7 +141,7 @@ def _mark_end(message: Message, field: str, template: str) -> str:
 
 
 def _cut_at_mark(text: str, final: str) -> str:
-    """The text up to the mark, stripped where the template stripped the mark."""
+    """Return the text up to the mark, stripped if the template stripped the mark."""
     place = text.rfind(END_MARK.strip())
     if place < 0 or final.strip() not in text:
         raise ValueError("continue_final_message: the chat template leaves the last message out, or parts of it")
@@ -149,7 +149,7 @@ def _cut_at_mark(text: str, final: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %}, around what an assistant wrote; it changes nothing in the text."""
+    """{% generation %} ... {% endgeneration %} around an assistant's text, which it leaves unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's way)
 
@@ -163,7 +163,7 @@ class _GenerationTag(Extension):
 
 
 class _Dict:
-    """dict without its attributes but one."""
+    """A dict type with one of its attributes only."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -173,20 +173,20 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace, but not for names that begin with an underscore, which are Python's inner ones."""
+    """Jinja's namespace, without names that begin with an underscore, which could be Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         values = dict(*args[1:], **kwargs)
         for name in values:
-            _refuse_inner(name)
+            _refuse_underscore(name)
         Namespace.__init__(args[0], values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_inner(name)
+        _refuse_underscore(name)
         super().__setitem__(name, value)
 
 
-def _refuse_inner(name: Any) -> None:
+def _refuse_underscore(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"namespace: got {name!r}; a name must not begin with an underscore")
 
@@ -206,17 +206,17 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own would escape what is special in HTML."""
+    """Dump JSON as transformers does; Jinja's own filter would escape characters that are special in HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @pass_context
-def _unfolded(*_args: Any) -> Any:
-    """In the place of each filter: one that needs its context, and so is not called before there is one."""
+def _never_folded(*_args: Any) -> Any:
+    """Stands for each filter: as it needs a context, Jinja does not call it while it parses."""
 
 
 class _Reader(ImmutableSandboxedEnvironment):
-    """Reads templates without working out what is constant in them, which may take any time and memory."""
+    """Parses templates without folding constants, which may take any time and memory."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
     intercepted_unops = frozenset(ImmutableSandboxedEnvironment.default_unop_table)
@@ -237,4 +237,4 @@ def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxe
 
 ENVIRONMENT = _environment(ImmutableSandboxedEnvironment)
 READER = _environment(_Reader)
-READER.filters = dict.fromkeys(READER.filters, _unfolded)
+READER.filters = dict.fromkeys(READER.filters, _never_folded)

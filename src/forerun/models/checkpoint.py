@@ -1,4 +1,4 @@
-"""Where a model's weights come from: safetensors in a folder, one tensor at a time."""
+"""Opens a model's weights: safetensors in a folder, read one tensor at a time, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from forerun.errors import ModelError
-from forerun.models.folder import find_gguf
-from forerun.models.quiet import one_line
+from forerun.errors import ModelError, one_line
+from forerun.models.model_folder import find_gguf
 from forerun.models.weights import Checkpoint
 
 SINGLE_FILE = "model.safetensors"
@@ -24,14 +24,14 @@ GIT_LFS_POINTER = b"version https://git-lfs"
 class SafetensorsCheckpoint:
     """Tensors of one or more safetensors files, memory-mapped while they are read.
 
-    A file is opened anew for each tensor: the pages of a mapping that stays open stay in memory too.
+    A file is opened again for each tensor: the pages of a mapping that stays open would stay in memory.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Open the files; only their headers are read.
 
         Raises:
-            ModelError: a file is missing, truncated or no safetensors file, or two hold the same tensor.
+            ModelError: a file is missing, truncated or not a safetensors file, or two hold the same tensor.
         """
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -46,15 +46,15 @@ class SafetensorsCheckpoint:
                 self._shapes[name] = tuple(shard.get_slice(name).get_shape())
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
+        """Return the names of all tensors."""
         return frozenset(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header alone."""
+        """Return the shape of a tensor, which is read from the header."""
         return self._shapes[name]
 
     def load(self, name: str) -> Tensor:
-        """Read one tensor, in the dtype of the file, on the CPU.
+        """Load one tensor, in the dtype of the file, on the CPU.
 
         Raises:
             ModelError: the file cannot be read.
@@ -69,6 +69,15 @@ class SafetensorsCheckpoint:
         return tensor
 
 
+def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that may be read by whoever may read new files; safetensors lets only the owner."""
+    path = Path(path)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open the weights of a model folder (safetensors, or GGUF if there is nothing else) or of a .gguf file.
 
@@ -77,7 +86,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     gguf = find_gguf(path)
     if gguf is not None:
-        from forerun.models.gguf import load_gguf  # here, for it takes 100 MB of transformers
+        from forerun.models.gguf import load_gguf  # here: importing transformers takes 100 MB
 
         return load_gguf(gguf)[1]
     if (path / SINGLE_FILE).exists():
@@ -88,7 +97,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_shards(index: Path) -> SafetensorsCheckpoint:
-    """Open the files an index names and hold them to what it says."""
+    """Open the files that an index names, and check that they have its tensors."""
     weight_map = _weight_map(index)
     checkpoint = SafetensorsCheckpoint(index.parent / name for name in sorted(set(weight_map.values())))
     absent = sorted(weight_map.keys() - checkpoint.names())
@@ -101,7 +110,7 @@ def _open_shards(index: Path) -> SafetensorsCheckpoint:
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
-    """The index's map from tensor to file, each a plain file name."""
+    """Read the index's map from tensor to file, each a plain file name."""
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = set(weight_map.values())
@@ -127,7 +136,7 @@ def _open(path: Path) -> Any:
 
 
 def _conversion(folder: Path, pickled: list[str]) -> str:
-    """What turns pickled weights to safetensors: Python for one file, which fits heads as well as models."""
+    """Return how to convert pickled weights to safetensors: Python for one file, which may be a head's."""
     if len(pickled) > 1:
         return "with transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
     return (
@@ -138,7 +147,7 @@ def _conversion(folder: Path, pickled: list[str]) -> str:
 
 
 def _no_weights(folder: Path) -> ModelError:
-    """Say what is in a folder without usable weights, and what to do."""
+    """Return the error for a folder without usable weights: what it holds, and what to do."""
     pickled = sorted({file.name for pattern in PICKLE_PATTERNS for file in folder.glob(pattern)})
     if pickled:
         return ModelError(

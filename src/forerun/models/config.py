@@ -1,25 +1,21 @@
-"""What the decoder must know of a model, resolved from its transformers configuration."""
+"""The decoder's configuration, and what all families resolve alike from a model's configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ModelError
-from forerun.ops.activations import ACTIVATIONS
-from forerun.ops.rotary import (
-    LinearScaling,
-    Llama3Scaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
-)
+
+if TYPE_CHECKING:
+    from forerun.ops.rotary import RopeConfig, RopeScaling
 
 HFConfig = Any
-"""A `transformers.PretrainedConfig` of any architecture, or a `PlainConfig`; each has fields of its own."""
+"""A `transformers.PretrainedConfig` of any architecture, or a `ConfigStandIn`; each has fields of its own."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -41,7 +37,7 @@ class QKNorm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Checkpoint names of a layer's norms, before and after attention and MLP; None: there is no such norm."""
+    """Checkpoint names of a layer's norms, before and after attention and MLP, or None where there is no norm."""
 
     attention_in: str | None
     attention_out: str | None
@@ -70,8 +66,8 @@ class DecoderConfig:
     activation: str
     norm_eps: float
     attention_scale: float
-    windows: tuple[int | None, ...]  # one per layer; None: the layer sees all
-    ropes: tuple[RopeConfig | None, ...]  # one per layer; None: the layer knows no positions
+    windows: tuple[int | None, ...]  # one per layer, None for full attention
+    ropes: tuple[RopeConfig | None, ...]  # one per layer, None for no rotary embedding
     tied: bool  # the head is the embedding
 
     norms: NormNames = PRE_NORMS
@@ -97,10 +93,10 @@ class DecoderConfig:
 
 
 def common_config(hf: HFConfig) -> DecoderConfig:
-    """What all architectures name alike: sizes, one rope for all layers, no windows.
+    """Resolve what all families name alike: sizes, one rope for all layers, no windows.
 
     Raises:
-        NotCoveredError: the rope or the activation is none that the decoder has.
+        NotCoveredError: the decoder does not have the rope or the activation.
         ModelError: a value is impossible.
     """
     for name in SIZES:
@@ -112,12 +108,14 @@ def common_config(hf: HFConfig) -> DecoderConfig:
             f"({hf.num_attention_heads}); mend config.json"
         )
     head_dim = hf.to_dict().get("head_dim")
-    if head_dim is None:  # it has none of its own, or leaves it open
+    if head_dim is None:  # absent or null
         head_dim = hf.hidden_size // hf.num_attention_heads
     if head_dim < 1:
         raise ModelError(f"head_dim: got {head_dim}; must be 1 or more; mend config.json")
     parameters = hf.rope_parameters
-    is_nested = any(isinstance(value, Mapping) for value in parameters.values())  # a set per layer type: the row's
+    is_nested = any(
+        isinstance(value, Mapping) for value in parameters.values()
+    )  # one rope per layer type: the row resolves them
     rope = None if is_nested else rope_config(hf, parameters, head_dim)
     return DecoderConfig(
         vocab_size=hf.vocab_size,
@@ -140,8 +138,12 @@ def checked_activation(name: str) -> str:
     """The name of an activation that the decoder has.
 
     Raises:
-        NotCoveredError: it is none of them.
+        NotCoveredError: the decoder does not have it.
     """
+    from forerun.ops.activations import (
+        ACTIVATIONS,  # here, as in all of this file: the table of families needs no torch
+    )
+
     if name not in ACTIVATIONS:
         raise NotCoveredError(f"activation: got {name!r}; may be {', '.join(ACTIVATIONS)}; use another model")
     return name
@@ -170,19 +172,39 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
     """Resolve one set of `rope_parameters`.
 
     Raises:
-        NotCoveredError: the rope type is none of those the decoder has.
-        ModelError: a parameter is no positive number.
+        NotCoveredError: the decoder does not have the rope type.
+        ModelError: a parameter is not a positive number.
     """
-    rope_type = parameters["rope_type"]
-    if rope_type not in ROPE_SCALINGS:
-        raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_SCALINGS)}; use another model")
-    scaling = ROPE_SCALINGS[rope_type](parameters, hf.max_position_embeddings)
+    from forerun.ops.rotary import RopeConfig
+
+    scaling = _rope_scaling(parameters, hf.max_position_embeddings)
     dim = int(head_dim * _number(parameters, "partial_rotary_factor", default=1.0))
     return RopeConfig(dim=dim, theta=_number(parameters, "rope_theta"), scaling=scaling)
 
 
+def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | None:
+    """How a rope is stretched over more than the tokens it was trained for, or None."""
+    from forerun.ops.rotary import LinearScaling, Llama3Scaling
+
+    rope_type = parameters["rope_type"]
+    if rope_type == "default":
+        return None
+    if rope_type == "linear":
+        return LinearScaling(_number(parameters, "factor"))
+    if rope_type == "llama3":
+        return Llama3Scaling(
+            factor=_number(parameters, "factor"),
+            low_freq_factor=_number(parameters, "low_freq_factor"),
+            high_freq_factor=_number(parameters, "high_freq_factor"),
+            original_max_len=parameters.get("original_max_position_embeddings") or max_len,
+        )
+    if rope_type == "yarn":
+        return _yarn_scaling(parameters, max_len)
+    raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_TYPES)}; use another model")
+
+
 def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
-    """The positive number under `key`; `default` if there is none."""
+    """The positive number under `key`, or `default` if there is none."""
     value = parameters.get(key)
     if value is None and default is not None:
         return default
@@ -191,20 +213,9 @@ def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = 
     return float(value)
 
 
-def _linear_scaling(parameters: Mapping[str, Any], max_len: int) -> LinearScaling:  # noqa: ARG001 (one signature for all)
-    return LinearScaling(_number(parameters, "factor"))
+def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:
+    from forerun.ops.rotary import YarnScaling, yarn_attention_factor
 
-
-def _llama3_scaling(parameters: Mapping[str, Any], max_len: int) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=_number(parameters, "factor"),
-        low_freq_factor=_number(parameters, "low_freq_factor"),
-        high_freq_factor=_number(parameters, "high_freq_factor"),
-        original_max_len=parameters.get("original_max_position_embeddings") or max_len,
-    )
-
-
-def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> YarnScaling:
     original_max_len = parameters.get("original_max_position_embeddings") or max_len
     factor = _number(parameters, "factor", default=max_len / original_max_len)
     recommended = yarn_attention_factor(
@@ -219,11 +230,3 @@ def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> YarnScaling:
         beta_slow=_number(parameters, "beta_slow", default=1.0),
         truncate=parameters.get("truncate", True),
     )
-
-
-ROPE_SCALINGS: dict[str, Callable[[Mapping[str, Any], int], RopeScaling | None]] = {
-    "default": lambda parameters, max_len: None,  # noqa: ARG005
-    "linear": _linear_scaling,
-    "llama3": _llama3_scaling,
-    "yarn": _yarn_scaling,
-}

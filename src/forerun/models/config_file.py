@@ -1,23 +1,63 @@
-"""How a model's configuration is read: by our own table where it covers the file, else by transformers."""
+"""Reads a model's configuration: without transformers where the table of families covers the file, else with it.
+
+Importing transformers takes 100 MB and seconds. A family's row names what transformers' class fills in
+where a file leaves it out; a file that leaves out more, or holds anything unusual, goes to transformers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ModelError
+import torch
+
+from forerun.errors import ModelError, one_line
 from forerun.models.config import HFConfig
-from forerun.models.folder import CONFIG_FILE, GENERATION_FILE, find_gguf, read_json
-from forerun.models.plain_config import plain_config
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
+from forerun.models.families import MODEL_TYPES, decoder_config
+from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, find_gguf, read_json
+from forerun.models.transformers_logging import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "max_position_embeddings",
+)
+NEEDED = (*SIZES, "rms_norm_eps", "eos_token_id")
+UNUSUAL = ("text_config", "decoder", "generator", "text_encoder", "per_layer_config", "mlp_layer_types")
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(SIZES, (int,)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "max_window_layers", "query_pre_attn_scalar"), (int,)),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), (bool,)),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), (str,)),
+    "layer_types": (list,),
+    "final_logit_softcapping": (float, type(None)),
+    "use_bidirectional_attention": (bool, type(None)),
+    "rms_norm_eps": (float,),
+    "sliding_window": (int, type(None)),
+    "eos_token_id": (int, list, type(None)),
+}
+"""The types that transformers takes for fields of several families; it has to refuse others."""
+
+
+class ConfigStandIn(SimpleNamespace):
+    """Stands in for transformers' configuration: its fields, and those of its methods that forerun calls."""
+
+    def to_dict(self) -> Fields:
+        """Return all fields by name."""
+        return dict(vars(self))
+
+    def get_text_config(self) -> ConfigStandIn:
+        """Return the part that is about text: all of it."""
+        return self
+
 
 def read_config(path: Path) -> HFConfig:
-    """Read and check a model's configuration: a causal language model that we or transformers know.
+    """Read a model's configuration, and check that it is a causal language model that can be run.
 
     `architectures` is filled in where the file leaves it out, as GGUF does.
 
@@ -27,14 +67,14 @@ def read_config(path: Path) -> HFConfig:
     if find_gguf(path) is None:
         content = read_json(path / CONFIG_FILE)
         _check_usable(path / CONFIG_FILE, content)
-        config = plain_config(content)
+        config = config_without_transformers(content)
         if config is not None:
             return config
     return read_transformers_config(path)
 
 
 def read_transformers_config(path: Path) -> PretrainedConfig:
-    """The same, as transformers' own object.
+    """Read the configuration with transformers, as its own object.
 
     Raises:
         ModelError: see `read_config`.
@@ -63,14 +103,14 @@ def read_transformers_config(path: Path) -> PretrainedConfig:
 
 
 def config_like(model_type: str, architecture: str, values: Mapping[str, Any]) -> HFConfig:
-    """The configuration of a model of `architecture` with these values, and the class's where there are none.
+    """Make the configuration of a model of `architecture` from these values and the class's defaults.
 
     Raises:
-        ValueError, TypeError, AttributeError: what transformers says of impossible values.
+        ValueError, TypeError, AttributeError: transformers refuses a value.
     """
-    plain = plain_config({**values, "model_type": model_type, "architectures": [architecture]})
-    if plain is not None:
-        return plain
+    stand_in = config_without_transformers({**values, "model_type": model_type, "architectures": [architecture]})
+    if stand_in is not None:
+        return stand_in
     from transformers import AutoConfig  # here, for it takes 100 MB
 
     with quiet_transformers():
@@ -80,13 +120,68 @@ def config_like(model_type: str, architecture: str, values: Mapping[str, Any]) -
 
 
 def eos_token_ids(path: Path) -> frozenset[int]:
-    """Ids that end a text: eos in generation_config.json, else in the configuration; empty if neither has one."""
+    """Return the ids that end a text: eos in generation_config.json, else in the configuration; empty if neither has one."""
     if find_gguf(path) is None and (path / GENERATION_FILE).exists():
         eos = read_json(path / GENERATION_FILE).get("eos_token_id")
         if eos is not None:
             return _as_ids(eos, path / GENERATION_FILE)
     eos = read_config(path).get_text_config().eos_token_id
     return frozenset() if eos is None else _as_ids(eos, path)
+
+
+def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | None:
+    """Complete a config.json as transformers would, or return None if transformers has to read it."""
+    family = MODEL_TYPES.get(content.get("model_type", ""))
+    if family is None or family.config is None or content.get("is_encoder_decoder"):
+        return None
+    defaults = family.config
+    if any(name in content for name in (*UNUSUAL, *defaults.unusual)):
+        return None
+    if (content.get("architectures") or [family.architecture]) != [family.architecture]:
+        return None
+    fields = {**defaults.values, **content, "architectures": [family.architecture]}
+    if not all(name in fields for name in (*NEEDED, *defaults.needed)) or not _have_their_types(fields, defaults):
+        return None
+    try:
+        _fill(fields, defaults)
+        config = ConfigStandIn(**fields)
+        return config if _is_ordinary(config) and decoder_config(config) else None
+    except (ModelError, ArithmeticError, TypeError):  # transformers reports what is wrong
+        return None
+
+
+def _have_their_types(fields: Fields, defaults: ConfigDefaults) -> bool:
+    """Whether all values have the types that transformers takes; None has where it is a default to be filled in."""
+    types = {**TYPES, **defaults.types}
+    return all(
+        type(value) in types.get(name, (type(value),)) or (value is None and defaults.values.get(name, ...) is None)
+        for name, value in fields.items()
+    )
+
+
+def _fill(fields: Fields, defaults: ConfigDefaults) -> None:
+    """Fill in the fields that depend on others."""
+    set_if_none(fields, "num_key_value_heads", fields["num_attention_heads"])
+    if "head_dim" in defaults.values:
+        set_if_none(fields, "head_dim", fields["hidden_size"] // fields["num_attention_heads"])
+    dtype = fields.get("dtype") or fields.get("torch_dtype")
+    fields["dtype"] = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    defaults.fill_windows(fields)
+    fields["rope_parameters"] = defaults.rope(fields, defaults.theta)
+
+
+def _is_ordinary(config: ConfigStandIn) -> bool:
+    """Whether transformers would accept a completed configuration."""
+    kinds, eos = getattr(config, "layer_types", None), config.eos_token_id
+    return (
+        config.num_attention_heads > 0
+        and config.hidden_size % config.num_attention_heads == 0
+        and getattr(config, "head_dim", 2) % 2 == 0
+        and config.rope_parameters is not None
+        and (config.dtype is None or isinstance(config.dtype, torch.dtype))
+        and (kinds is None or (len(kinds) == config.num_hidden_layers and all(kind in LAYER_TYPES for kind in kinds)))
+        and all(type(token_id) is int for token_id in (eos if isinstance(eos, list) else ()))
+    )
 
 
 def _as_ids(eos: Any, source: Path) -> frozenset[int]:
@@ -98,7 +193,7 @@ def _as_ids(eos: Any, source: Path) -> frozenset[int]:
 
 
 def _check_usable(file: Path, content: Mapping[str, Any]) -> None:
-    """Refuse what is no model's configuration, and quantized weights."""
+    """Refuse a file that is not a model's configuration, and quantized weights."""
     model_type = content.get("model_type")
     if model_type is None:
         raise ModelError(f"{file}: has no model_type; give the folder of a transformers model")
@@ -117,7 +212,7 @@ def _check_usable(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _check_known(file: Path, content: Mapping[str, Any]) -> None:
-    """Refuse what transformers has no class for, and code that comes with the model."""
+    """Refuse a model that transformers has no class for, and one that comes with code of its own."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = content["model_type"]

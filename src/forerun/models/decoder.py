@@ -1,4 +1,4 @@
-"""The decoder that computes every architecture in the table of families."""
+"""The decoder, which computes every architecture in the table of families."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
 
 
 class Layers(Protocol):
-    """The decoder's layers, of torch calls (`TorchLayers`) or native (`NativeLayers`)."""
+    """The decoder's layers, in torch (`TorchLayers`) or on the native kernels (`NativeLayers`)."""
 
     layers: Sequence[Any]
 
     def __call__(
         self, hidden: Tensor, rotations: list[Rotation | None], attend: Any, first: int, last: int, /
     ) -> Tensor:
-        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size]."""
+        """Compute layers [first, last): [T, width of layer `first`'s input] -> the residual stream [T, hidden_size]."""
         ...
 
 
 @dataclass(slots=True)
 class TorchLayers:
-    """Layers one by one; `rotation_of[i]` says which of a pass's rotations layer i takes."""
+    """Layers in torch, one after the other; layer i takes rotation number `rotation_of[i]` of a pass."""
 
     layers: Sequence[DecoderLayer]
     rotation_of: Sequence[int]
@@ -56,7 +56,7 @@ class TorchLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderParts:
-    """What a decoder computes with, of torch or native."""
+    """The modules of a decoder, in torch or on the native kernels."""
 
     embedding: Callable[[Tensor], Tensor]  # [T] -> [T, hidden_size]
     layers: Layers
@@ -67,7 +67,7 @@ class DecoderParts:
 
 
 class Decoder:
-    """A dense transformer as `TargetModel`; drafters may also call its parts."""
+    """A dense transformer, as a `TargetModel`; drafters may also call its layers and its norm."""
 
     def __init__(self, config: DecoderConfig, parts: DecoderParts, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -87,7 +87,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices that a pass reads; of an embedding that is not the head it reads a row or a few."""
+        """Bytes of all matrices that a pass reads; of an untied embedding it reads only a few rows, which do not count."""
         layers: int = sum(layer.num_bytes for layer in self.layers.layers)
         return layers + self._parts.head.linear.num_bytes
 
@@ -107,7 +107,7 @@ class Decoder:
         """Compute one packed forward pass, see `TargetModel.forward`.
 
         Raises:
-            ModelError: `batch.features` names one that there is not.
+            ModelError: `batch.features` names hidden states that the model does not have.
         """
         kept_layers = self._kept_layers(batch.features)
         features: dict[str, Tensor] = {}
@@ -127,16 +127,16 @@ class Decoder:
         return ForwardResult(logits=self.logits(judged), features=features)
 
     def first_layers(self, num_layers: int) -> Decoder:
-        """The same model without its later layers, over the same weights and the same layers of a KV cache."""
+        """Return the first layers as a model that shares this one's weights and its layers of the KV cache."""
         config = replace(self.config, ropes=self.config.ropes[:num_layers], windows=self.config.windows[:num_layers])
         return Decoder(config, self._parts, dtype=self.dtype, device=self.device)
 
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
-        """What layers rotate rows at `positions` [T] by: none first, then each distinct rope."""
+        """Return the rotations of rows at `positions` [T]: None for layers without a rope, then each distinct rope's."""
         return [None, *(rotary.rotation(positions) for rotary in self._rotaries)]
 
     def _kept_layers(self, features: frozenset[str]) -> frozenset[int]:
-        """Indices N of the features "hidden.N"."""
+        """Return the layers N that `features` names as "hidden.N"."""
         if not features:
             return frozenset()
         known = {f"hidden.{index}": index for index in range(self.num_layers + 1)}
@@ -154,11 +154,11 @@ def build_decoder(
     device: torch.device,
     packing: Packing | None = None,
 ) -> Decoder:
-    """Load a decoder's weights as its architecture's row says; `packing` hands them to the native kernels.
+    """Load a decoder's weights as its family's row says; `packing` packs them for the native kernels.
 
     Raises:
-        ModelError: the architecture has no row, the configuration holds what the row has no code for, or
-            a tensor is missing, surplus or of another shape than the configuration says.
+        ModelError: the architecture has no row, the row does not cover a value in the configuration, or a
+            tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config)
     reader = WeightReader(checkpoint, dtype=dtype, device=device)
@@ -192,7 +192,7 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
 
 
 def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
-    """Parts on the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
+    """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
     table = _read_embedding(config, reader)
     embedding: PackedEmbedding | Embedding
     if config.tied:
@@ -201,7 +201,7 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     else:
         head = packing.linear(reader.tensor(config.head, tuple(table.shape)))
         embedding = Embedding(table, config.embedding_scale, torch.float32)
-    del table  # before the layers take their memory
+    del table  # frees its memory before the layers are read
     rotaries = make_rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,
@@ -232,16 +232,16 @@ def _distinct_ropes(config: DecoderConfig) -> list[RopeConfig]:
 
 
 def make_rotaries(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[RopeConfig, Rotary]:
-    """One for each distinct rope of a decoder's layers."""
+    """Make a rotary embedding for each distinct rope of a decoder's layers."""
     return {rope: Rotary(rope, dtype=dtype, device=device) for rope in _distinct_ropes(config)}
 
 
 def rotation_of(config: DecoderConfig) -> list[int]:
-    """For each layer the index of its rotation in `Decoder.rotations`."""
+    """Return for each layer the index of its rotation in `Decoder.rotations`."""
     ropes = [None, *_distinct_ropes(config)]
     return [ropes.index(rope) for rope in config.ropes]
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """In the model's dtype: Gemma was trained with the rounded factor."""
+    """Round to the model's dtype: Gemma was trained with the rounded factor."""
     return torch.tensor(value, dtype=dtype).item()

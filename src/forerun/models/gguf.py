@@ -1,26 +1,28 @@
-"""Models in GGUF files, read through transformers' own GGUF support."""
+"""Reads models in GGUF files with transformers, and converts them to safetensors."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from forerun.errors import ModelError
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.errors import ModelError, one_line
+from forerun.models.model_folder import CONFIG_FILE
+from forerun.models.transformers_logging import quiet_transformers
+from forerun.models.weights import StateDict
 
 try:
     from transformers import GgufConfig
 
-    # Later releases keep GGUF weights packed unless told otherwise.
+    # later releases keep GGUF weights packed by default
     DENSE_WEIGHTS: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)}
 except ImportError:
     DENSE_WEIGHTS = {}
@@ -28,30 +30,11 @@ except ImportError:
 END_OF_TEXT = "<|endoftext|>"  # ends a document where a chat's turns end with another token
 
 
-class StateDict:
-    """A checkpoint whose tensors are all in memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(tensors)
-
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return tuple(self._tensors[name].shape)
-
-    def load(self, name: str) -> Tensor:
-        """The tensor itself, not a copy."""
-        return self._tensors[name]
-
-
 def gguf_source(gguf: Path) -> dict[str, Any]:
-    """Arguments by which transformers' `from_pretrained` finds the file.
+    """Return the arguments by which transformers' `from_pretrained` finds the file.
 
     Raises:
-        ModelError: it is missing or does not begin as a GGUF file does.
+        ModelError: it is missing, or is not a GGUF file.
     """
     if not gguf.is_file():
         raise ModelError(f"{gguf}: there is no such file; check the path")
@@ -63,7 +46,7 @@ def gguf_source(gguf: Path) -> dict[str, Any]:
 
 
 def read_gguf_config(gguf: Path) -> PretrainedConfig:
-    """The model's configuration, from the file's metadata.
+    """Read the model's configuration from the file's metadata.
 
     Raises:
         ModelError: it is damaged, or its architecture is unknown to transformers.
@@ -75,10 +58,10 @@ def read_gguf_config(gguf: Path) -> PretrainedConfig:
 
 
 def load_gguf_model(gguf: Path, *, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
-    """transformers' model with dense weights in `dtype`, and its loading info.
+    """Load transformers' model with dense weights in `dtype`; return it and what transformers reports of the tensors.
 
-    None: the file's float type, fp32 where it is quantized. Left alone, transformers would keep the
-    weights packed, in layers of its own.
+    With dtype None the weights have the file's float type, or fp32 where it is quantized. By default
+    transformers would keep the weights packed, in layers of its own.
 
     Raises:
         ModelError: the file is damaged, or something needed to read it is missing.
@@ -96,19 +79,19 @@ def load_gguf_model(gguf: Path, *, dtype: torch.dtype | None) -> tuple[Any, dict
             trust_remote_code=False,
         )
     model, info = loaded
-    # The weights are dense now; with its quantizer the model would refuse to be saved or cast.
+    # the weights are dense now; with its quantizer the model could be neither saved nor cast
     model.hf_quantizer = None
     return model, info
 
 
 def load_gguf(gguf: Path, *, dtype: torch.dtype | None = None) -> tuple[PretrainedConfig, StateDict]:
-    """The configuration and all weights (dequantized, in `dtype`) of a GGUF file.
+    """Load the configuration and all weights (dequantized, in `dtype`) of a GGUF file.
 
     Raises:
         ModelError: the file cannot be read, or does not fit its architecture.
     """
     model, info = load_gguf_model(gguf, dtype=dtype)
-    # Tied weights are in the state dict under both names, a checkpoint has them once.
+    # tied weights are in the state dict under both names, in a checkpoint once
     tied = model.all_tied_weights_keys if model.config.tie_word_embeddings else {}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     absent = sorted(set(info["missing_keys"]) - set(tied))
@@ -132,6 +115,8 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner may read
+        shutil.copymode(folder / CONFIG_FILE, file)
     generation = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": _ends_of_text(tokenizer),
@@ -141,7 +126,7 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
 
 
 def _ends_of_text(tokenizer: Any) -> list[int]:
-    """Ids that end a text: the tokenizer's eos and, in chat models whose eos ends a turn, <|endoftext|>."""
+    """Return the ids that end a text: the tokenizer's eos and, in chat models whose eos ends a turn, <|endoftext|>."""
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     end_of_text = tokenizer.get_vocab().get(END_OF_TEXT)
     return ends if end_of_text is None or end_of_text in ends else [*ends, end_of_text]
@@ -149,7 +134,7 @@ def _ends_of_text(tokenizer: Any) -> list[int]:
 
 @contextlib.contextmanager
 def _reading(gguf: Path) -> Iterator[None]:
-    """Turn what transformers raises on this file into a `ModelError`, and keep it quiet."""
+    """Raise what transformers raises on this file as a `ModelError`, and silence it."""
     try:
         # transformers' GGUF progress bar has no switch: it goes to whatever standard error is
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):

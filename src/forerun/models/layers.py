@@ -1,4 +1,4 @@
-"""One decoder layer: attention and a gated MLP on a residual stream."""
+"""The decoder's layers in torch: attention and a gated MLP on a residual stream; and how they are read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
 Product = Linear | PackedLinear
-"""x @ weight.T + bias, of torch or native."""
+"""x @ weight.T + bias, in torch or on the native kernels."""
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The norm of a place that has none."""
+    """Return `x`: stands where a layer has no norm."""
     return x
 
 
@@ -43,7 +43,7 @@ class ProjectionNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfAttention:
-    """Grouped-query attention (arXiv 2305.13245); the cache it writes is that of layer `index`."""
+    """Grouped-query attention (arXiv 2305.13245), which writes the KV cache of layer `index`."""
 
     index: int
     qkv: Product
@@ -91,7 +91,7 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Attention, then MLP, each between two norms; what they compute is added to the residual stream."""
+    """Attention, then MLP, each between two norms; both add their output to the residual stream."""
 
     attention: SelfAttention
     mlp: GatedMLP
@@ -102,7 +102,7 @@ class DecoderLayer:
     residual_scale: float
 
     def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]; `rotation` None: the layer knows no positions."""
+        """[T, hidden_size] -> [T, hidden_size]; `rotation` is None in a layer without rotary embedding."""
         attended = self.attention_out(self.attention(self.attention_in(hidden), rotation, attend))
         hidden = self._add(hidden, attended)
         return self._add(hidden, self.mlp_out(self.mlp(self.mlp_in(hidden))))
@@ -119,9 +119,9 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideLayer(DecoderLayer):
-    """A layer whose attention also reads what lies beside the stream: [norm(beside); norm(stream)] (EAGLE-3).
+    """EAGLE-3's layer: attention reads a second input beside the stream, [norm(beside); norm(stream)].
 
-    The residual stream starts from the stream as it is given, or from its norm.
+    The residual stream starts from the given stream, or from its norm (`starts_normed`).
     """
 
     beside_in: Norm
@@ -142,9 +142,9 @@ def read_norm(reader: WeightReader, config: DecoderConfig, name: str, *, width: 
 
 
 def read_rms_norm(reader: WeightReader, name: str, width: int, eps: float, *, offset: float) -> RMSNorm:
-    """Load a norm whose weight is stored less `offset`.
+    """Load a norm whose stored weight lacks `offset`.
 
-    An offset is added in fp32 and kept there: bf16 has no digits left for small weights around 1.
+    The offset is added in fp32 and the sum stays fp32: bf16 is too coarse for small differences around 1.
     """
     if offset == 0.0:
         return RMSNorm(reader.tensor(name, (width,)), eps)
@@ -179,7 +179,7 @@ def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> De
 def read_attention(
     reader: WeightReader, config: DecoderConfig, prefix: str, *, index: int, width: int | None = None
 ) -> SelfAttention:
-    """Load the attention of layer `index`; `width` of its input, None: the hidden size.
+    """Load the attention of layer `index`; `width` is its input's, by default the hidden size.
 
     Raises:
         ModelError: a tensor is missing or has another shape.
@@ -232,5 +232,5 @@ def read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedM
 
 
 def _read_fused(reader: WeightReader, prefix: str, parts: dict[str, int], *, width: int, bias: bool) -> Linear:
-    """Load projections {name: outputs} of one input as one."""
+    """Load several projections {name: outputs} of one input as one matrix."""
     return reader.linear([prefix + name for name in parts], list(parts.values()), width=width, bias=bias)

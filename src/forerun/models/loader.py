@@ -1,41 +1,26 @@
-"""Loads a target model: a table row's decoder where there is one, else transformers' own code."""
+"""Loads a model: forerun's decoder where a family's row covers it, else transformers' own code."""
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.config import HFConfig
+from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
-from forerun.models.families import supports
+from forerun.models.families import decoder_config, supports
 from forerun.models.packing import Packing
+from forerun.models.transformers_logging import quiet_transformers
 from forerun.models.weights import Checkpoint
 
-
-def load_dummy(
-    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
-) -> TargetModel:
-    """Give a model's configuration seeded random weights; its weight files, if any, are not looked at.
-
-    Args:
-        path: the folder or .gguf file.
-        dtype: of weights, activations and KV; None: the configuration's, bfloat16 where it names none.
-        device: where it computes.
-        packing: hands the weights to the native kernels; None: torch computes.
-
-    Raises:
-        ModelError: path, configuration or architecture cannot be used.
-    """
-    from forerun.models.dummy import DummyCheckpoint  # here, for it takes 120 MB of transformers' own code
-
-    config = read_transformers_config(path)
-    named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
-    checkpoint = DummyCheckpoint(config, dtype=dtype or named)
-    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing)
+DUMMY_STD = 0.02  # what most models' weights are initialised with
 
 
 def load_model(
@@ -45,25 +30,98 @@ def load_model(
 
     Args:
         path: the folder or file.
-        dtype: of weights, activations and KV; None: as in the checkpoint.
+        dtype: of weights, activations and KV, or None for the checkpoint's.
         device: where it computes.
-        packing: hands the weights to the native kernels; None: torch computes.
+        packing: packs the weights for the native kernels, or None for torch.
 
     Raises:
         ModelError: path, configuration, weights or architecture cannot be used.
     """
     config = read_config(path)
     if not supports(config):
-        from forerun.models.fallback import load_fallback  # here, for it takes 120 MB of transformers' own code
+        from forerun.models.transformers_model import (
+            load_transformers_model,  # here: importing transformers' modelling code takes 120 MB
+        )
 
-        return load_fallback(path, config, dtype=dtype, device=device, packing=packing)
+        return load_transformers_model(path, config, dtype=dtype, device=device, packing=packing)
     checkpoint = open_checkpoint(path)
     dtype = dtype or _stored_dtype(config, checkpoint)
     return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing)
 
 
+def load_dummy(
+    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
+) -> TargetModel:
+    """Make a model of seeded random weights from its configuration alone, to time models whose weights are not at hand.
+
+    Args:
+        path: the folder or .gguf file; its weights are not read.
+        dtype: of weights, activations and KV, or None for the configuration's, bfloat16 where it names none.
+        device: where it computes.
+        packing: packs the weights for the native kernels, or None for torch.
+
+    Raises:
+        ModelError: path, configuration or architecture cannot be used.
+    """
+    config = read_transformers_config(path)
+    named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
+    checkpoint = DummyCheckpoint(config, dtype=dtype or named)
+    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing)
+
+
 def _stored_dtype(config: HFConfig, checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype that the configuration names, else the one of the weights."""
+    """Return the dtype that the configuration names, else that of the weights."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
     return checkpoint.load(min(checkpoint.names())).dtype
+
+
+class DummyCheckpoint:
+    """A `Checkpoint` of seeded random tensors, made when they are loaded; the same name gives the same values.
+
+    Norms are the identity, so that activations neither vanish nor explode; all other weights are normal.
+    """
+
+    def __init__(self, hf_config: HFConfig, *, dtype: torch.dtype) -> None:
+        """Take names and shapes from transformers' model, built without memory.
+
+        Raises:
+            ModelError: the decoder does not have the architecture.
+        """
+        if not supports(hf_config):
+            architecture = (hf_config.architectures or ["none"])[0]
+            raise ModelError(
+                f"load_format: got 'dummy', but architecture {architecture!r} runs through transformers' own code; "
+                "use one that forerun's decoder has, or load real weights"
+            )
+        self._config = decoder_config(hf_config)
+        self._shapes = _stored_shapes(hf_config, self._config)
+        self._dtype = dtype
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors."""
+        return frozenset(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._shapes[name]
+
+    def load(self, name: str) -> Tensor:
+        """Make one tensor."""
+        tensor = torch.empty(self._shapes[name], dtype=self._dtype)
+        if name.endswith("norm.weight"):
+            return tensor.fill_(1.0 - self._config.norm_offset)
+        return tensor.normal_(std=DUMMY_STD, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+
+
+def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor that the decoder reads; of a model with other parts, its text part's."""
+    from transformers import AutoModelForCausalLM  # here: importing transformers takes 100 MB
+
+    with quiet_transformers(), torch.device("meta"):
+        from_config: Any = AutoModelForCausalLM.from_config
+        model = from_config(hf_config.get_text_config())
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    head = shapes.pop("lm_head.weight")
+    stored = {config.root + name.removeprefix("model."): shape for name, shape in shapes.items()}
+    return stored if config.tied else {**stored, config.head: head}

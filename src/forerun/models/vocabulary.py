@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer spell, in bytes, so that tokens of two tokenizers can be compared."""
+"""The bytes that each token of a tokenizer spells, by which tokens of two tokenizers can be compared."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ BYTE_TOKENS = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer's tokens by what they are for: spelling text, or marking it.
+    """A tokenizer's tokens: those that spell text, and added tokens, which mark it.
 
-    `spellings` are the bytes of each token that spells text; `text_ids` the token to take for given
-    bytes: the lowest id, one that stands for a single byte (SentencePiece's "<0x41>") only where
-    there is no other, as encoding takes it. `marks` are the added tokens by content ("<|im_end|>");
-    those of them that are text as well ("<think>" in some) are in both. `ends` and `begins` are the
-    tokens that end and begin a text, `unknown` the one for what cannot be spelled, if there are such.
+    Attributes:
+        spellings: the bytes of each token that spells text.
+        text_ids: the token for given bytes, as encoding chooses it: the lowest id, and a token for a
+            single byte (SentencePiece's "<0x41>") only if there is no other.
+        marks: added tokens by content ("<|im_end|>"); those that are text too ("<think>" in some
+            models) are also in `spellings`.
+        ends: the token that ends a text, or None.
+        begins: the token that begins a text, or None.
+        unknown: the token for what cannot be spelled, or None.
     """
 
     spellings: Mapping[int, bytes]
@@ -32,7 +36,7 @@ class Vocabulary:
     unknown: int | None
 
     def ending_of(self, spelling: bytes) -> int | None:
-        """The token of the longest ending of `spelling` that has one."""
+        """Return the token of the longest ending of `spelling` that has a token."""
         endings = (spelling[start:] for start in range(len(spelling)))
         return next((self.text_ids[ending] for ending in endings if ending in self.text_ids), None)
 
@@ -40,12 +44,12 @@ class Vocabulary:
 def read_vocabulary(
     tokenizer: Any, *, vocab_size: int, ends: int | None, begins: int | None, unknown: int | None
 ) -> Vocabulary:
-    """Read the tokens of a `tokenizers.Tokenizer`; its decoder says in which notation they are written.
+    """Read the tokens of a `tokenizers.Tokenizer`, whose decoder defines the notation they are written in.
 
-    Ids from `vocab_size` on, which the model has no logits for, are left out.
+    Ids from `vocab_size` on, for which the model has no logits, are left out.
 
     Raises:
-        ModelError: tokens are written in a notation that is not known.
+        ModelError: the notation is not known.
     """
 
     def known(token_id: int | None) -> int | None:
@@ -69,7 +73,7 @@ def read_vocabulary(
 
 
 def _first_of_each(spellings: Mapping[int, bytes], order: Iterable[int]) -> dict[bytes, int]:
-    """The first token in `order` of each spelling."""
+    """Return the first token in `order` of each spelling."""
     chosen: dict[bytes, int] = {}
     for token_id in order:
         chosen.setdefault(spellings[token_id], token_id)
@@ -77,7 +81,7 @@ def _first_of_each(spellings: Mapping[int, bytes], order: Iterable[int]) -> dict
 
 
 def _notation(tokenizer: Any) -> tuple[Callable[[str], bytes], Mapping[str, bytes]]:
-    """How a token's string says what it spells, and the strings that stand for one byte each."""
+    """Return the function from a token's string to its bytes, and the strings that stand for one byte each."""
     steps = _decoder_steps(tokenizer)
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds and {"ByteLevel", *NEUTRAL_STEPS}.issuperset(kinds):
@@ -102,7 +106,7 @@ def _notation(tokenizer: Any) -> tuple[Callable[[str], bytes], Mapping[str, byte
 
 
 def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
-    """The decoder's parts, as tokenizer.json describes them."""
+    """Return the decoder's steps, as in tokenizer.json."""
     if tokenizer.decoder is None:
         return []
     described: dict[str, Any] = json.loads(tokenizer.decoder.__getstate__())
@@ -111,7 +115,7 @@ def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
 
 
 def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What a decoder step replaces by what, if that is what it does: SentencePiece's "▁" by a space."""
+    """Return what a decoder step replaces by what (SentencePiece's "▁" by a space), or None if it does not replace."""
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if step["type"] == "Replace" and "String" in step["pattern"]:
@@ -120,7 +124,7 @@ def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level BPE (GPT-2) writes for each byte: printable ones as they are, others from U+0100 on."""
+    """Map the characters of byte-level BPE (GPT-2) to bytes: printable characters stand for themselves, others begin at U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -130,7 +134,7 @@ BYTE_OF = _byte_alphabet()
 
 
 def _byte_level(word: str) -> bytes:
-    """One byte per character; a word with a character outside the alphabet stands for itself."""
+    """Return one byte per character, or a word with a character outside the alphabet as it is."""
     try:
         return bytes([BYTE_OF[character] for character in word])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors by name and holds the checkpoint to what the model expects."""
+"""Reads a checkpoint's tensors by name, and checks that they are those that the model expects."""
 
 from __future__ import annotations
 
@@ -17,27 +17,46 @@ HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from
 
 
 Rename = Callable[[str], str]
-"""The name that a tensor's reader has for it, from the one it is stored under."""
+"""Maps the stored name of a tensor to the name that its reader uses."""
 
 
 class Checkpoint(Protocol):
     """Tensors by name, loaded one at a time."""
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
+        """Return the names of all tensors."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor, without loading it."""
+        """Return the shape of one tensor, without loading it."""
         ...
 
     def load(self, name: str) -> Tensor:
-        """One tensor, on the CPU, in the dtype it is stored in."""
+        """Load one tensor, on the CPU, in the dtype in which it is stored."""
         ...
 
 
-class Part:
-    """A `Checkpoint` of some of another's tensors, by names of its own: own name -> stored name."""
+class StateDict:
+    """A `Checkpoint` whose tensors are all in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors."""
+        return frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def load(self, name: str) -> Tensor:
+        """Return the tensor itself, not a copy."""
+        return self._tensors[name]
+
+
+class CheckpointView:
+    """A `Checkpoint` of some of another's tensors under other names: name -> stored name."""
 
     def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
         self._checkpoint = checkpoint
@@ -55,15 +74,15 @@ class Part:
         """See `Checkpoint`."""
         return self._checkpoint.load(self._stored[name])
 
-    def split(self, prefix: str) -> tuple[Part, Part]:
-        """Tensors whose names begin with `prefix`, and the others."""
+    def split(self, prefix: str) -> tuple[CheckpointView, CheckpointView]:
+        """Return a view of the tensors whose names begin with `prefix`, and one of the others."""
         inside = {own: stored for own, stored in self._stored.items() if own.startswith(prefix)}
         outside = {own: stored for own, stored in self._stored.items() if own not in inside}
-        return Part(self._checkpoint, inside), Part(self._checkpoint, outside)
+        return CheckpointView(self._checkpoint, inside), CheckpointView(self._checkpoint, outside)
 
 
-def renamed(checkpoint: Checkpoint, rename: Rename) -> Part:
-    """The whole of a checkpoint by other names.
+def renamed(checkpoint: Checkpoint, rename: Rename) -> CheckpointView:
+    """Return a view of all tensors of a checkpoint under other names.
 
     Raises:
         ModelError: two tensors get the same name.
@@ -74,11 +93,11 @@ def renamed(checkpoint: Checkpoint, rename: Rename) -> Part:
         if own in stored:
             raise ModelError(f"checkpoint: tensors {stored[own]!r} and {name!r} are for the same place")
         stored[own] = name
-    return Part(checkpoint, stored)
+    return CheckpointView(checkpoint, stored)
 
 
 class WeightReader:
-    """Reads each tensor once, in the model's dtype and on its device."""
+    """Reads a model's tensors, in its dtype and on its device, and notes which have been read."""
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -92,11 +111,11 @@ class WeightReader:
         return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor that is there."""
+        """Return the shape of a tensor that the checkpoint has."""
         return self._checkpoint.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
-        """Load one tensor, as `dtype` if that is not the model's.
+        """Load one tensor, in the model's dtype if `dtype` is None.
 
         Raises:
             ModelError: it is missing or has another shape.
@@ -104,7 +123,7 @@ class WeightReader:
         return self._load(name, shape).to(self.device, dtype or self.dtype, copy=True)
 
     def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
-        """Load projections of the same input, stored under `names` with `rows` outputs each, fused to one.
+        """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
 
         Raises:
             ModelError: a part is missing or has another shape.
@@ -118,7 +137,7 @@ class WeightReader:
         return Linear(weight, torch.cat(biases))
 
     def tie(self, name: str, tensor: Tensor) -> None:
-        """Accept a stored copy of a weight that the configuration ties to `tensor`.
+        """Accept a stored copy, if there is one, of a weight that the configuration ties to `tensor`.
 
         Raises:
             ModelError: the copy differs.
@@ -129,7 +148,7 @@ class WeightReader:
             )
 
     def finish(self, unused_prefixes: tuple[str, ...] = ()) -> None:
-        """Check that every tensor was read, but for `unused_prefixes` and known harmless ones.
+        """Check that every tensor was read, except those of `unused_prefixes` and known harmless ones.
 
         Raises:
             ModelError: the checkpoint has tensors that the model has no place for.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
 
 BLOCK_SIZE = 16
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from forerun.models.checkpoint import SINGLE_FILE
-from forerun.models.folder import CONFIG_FILE
+from forerun.models.checkpoint import SINGLE_FILE, save_tensors
+from forerun.models.model_folder import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,5 +26,5 @@ class HeadCheckpoint:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_FILE).write_text(json.dumps(dict(self.config), indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+        save_tensors(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
         return folder

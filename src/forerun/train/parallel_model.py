@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig
 
+from forerun.models.base import LoadedTarget
 from forerun.models.decoder import Decoder, build_decoder
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mask import Mask, read_mask_token
+from forerun.models.mask_token import MaskToken, read_mask_token
 from forerun.models.weights import Checkpoint
 from forerun.ops.attention.base import Attend
 
@@ -21,7 +21,7 @@ class ParallelModel:
     """The model, and the mask that it reads where nothing is known yet; it reads none of the target's features."""
 
     model: Decoder
-    mask: Mask
+    mask: MaskToken
     needs: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -33,7 +33,7 @@ class ParallelModel:
         """
         config = AutoConfig.for_model(**content)
         model = build_decoder(config, checkpoint, dtype=target.model.dtype, device=target.model.device)
-        return cls(model=model, mask=Mask(read_mask_token(content, vocab_size=model.vocab_size)))
+        return cls(model=model, mask=MaskToken(read_mask_token(content, vocab_size=model.vocab_size)))
 
     def logits(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Of the token after each row: [T], [T] -> [T, vocab_size]"""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.models.base import TargetModel
+from forerun.models.base import LoadedTarget, TargetModel
 from forerun.models.heads import eagle3, medusa
 from forerun.models.heads.dflash import build_dflash
 from forerun.models.heads.eagle import EagleHead
@@ -19,9 +19,8 @@ from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.mtp import MTPHead
 from forerun.models.heads.peagle import PEagleHead
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mtp import DEEPSEEK
-from forerun.models.weights import Checkpoint, Part, Rename, renamed
+from forerun.models.mtp_layout import DEEPSEEK
+from forerun.models.weights import Checkpoint, CheckpointView, Rename, renamed
 from forerun.train import beginnings
 from forerun.train.batches import Batch
 from forerun.train.beginnings import FirstValues
@@ -51,7 +50,7 @@ def reads(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
 
 def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> MTPHead:
     layout = replace(DEEPSEEK, prefix=DEEPSEEK.prefix.format(num_layers=target.model.num_layers))
-    part = Part(checkpoint, layout.own_names(checkpoint.names()))
+    part = CheckpointView(checkpoint, layout.own_names(checkpoint.names()))
     return MTPHead(part, layout, target, norm_eps=content["rms_norm_eps"])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from forerun.models.base import LoadedTarget
 from forerun.models.config_file import eos_token_ids
-from forerun.models.loaded import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.store import resolve_model
 

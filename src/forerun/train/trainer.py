@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
-from forerun.models.gguf import StateDict
-from forerun.models.loaded import LoadedTarget
+from forerun.models.base import LoadedTarget
+from forerun.models.weights import StateDict
 from forerun.train.batches import observe, shuffled
 from forerun.train.beginnings import FirstValues
 from forerun.train.checkpoint import HeadCheckpoint

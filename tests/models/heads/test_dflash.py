@@ -11,8 +11,8 @@ import torch
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.errors import ModelError
 from forerun.kv.cache import KVCache
+from forerun.models.base import choose_attention
 from forerun.models.heads.dflash import load_dflash
-from forerun.models.loaded import choose_attention
 from tests.engines import native_target, tiny_target
 from tests.heads_dflash import (
     BLOCK_SIZE,

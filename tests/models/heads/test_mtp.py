@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.errors import ConfigError, ModelError
 from forerun.kv.cache import KVCache
+from forerun.models.base import LoadedTarget, choose_attention
 from forerun.models.heads.mtp import load_mtp
-from forerun.models.loaded import LoadedTarget, choose_attention
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from tests.heads_mtp import KINDS, Reference, add_mtp_layers, save_mtp_target
@@ -208,7 +208,7 @@ def test_a_target_without_such_layers_is_refused(tmp_path):
 def test_qwens_names_under_another_architecture_are_none_that_are_known(tmp_path):
     folder = save_tiny_model(tmp_path, vocab_size=97)
     target = load_target(add_mtp_layers(folder, "qwen3"))
-    with pytest.raises(ModelError, match=r"have none that are known \(config.json names 1\)"):
+    with pytest.raises(ModelError, match=r"have none of a known layout \(config.json names 1\)"):
         load_mtp(target)
 
 

@@ -1,4 +1,4 @@
-"""DFlash's head: a block of masks filled in one pass, over keys and values made of the target's features (arXiv 2602.06036).
+"""DFlash's head: predicts a block of masks in one pass, over keys and values projected from the target's hidden states (arXiv 2602.06036).
 
 Published layouts: the authors' (`dflash_config`) and speculators' (`transformer_layer_config`). Its layers
 are Qwen3's, whatever the target is.
@@ -18,19 +18,18 @@ from torch import Tensor
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
 from forerun.kv.cache import LayerKV
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig
-from forerun.models.folder import CONFIG_FILE, read_json
 from forerun.models.heads.dflash_checkpoint import (
-    PairsApart,
+    DeinterleavedCheckpoint,
     causal_layers,
     check_target,
     read_flags,
     read_mask,
 )
-from forerun.models.heads.reader import HeadReader, head_config
-from forerun.models.heads.vocabulary import read_target_ids
-from forerun.models.loaded import LoadedTarget
+from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
+from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
 from forerun.ops.norms import RMSNorm
@@ -47,7 +46,7 @@ def load_dflash(folder: Path, target: LoadedTarget) -> DFlashHead:
     kind = content.get("speculators_model_type", "dflash")
     if kind != "dflash":
         raise ModelError(
-            f"{CONFIG_FILE} of the head: speculators_model_type: got {kind!r}; must be 'dflash'; say the method it is of"
+            f"{CONFIG_FILE} of the head: speculators_model_type: got {kind!r}; must be 'dflash'; set the method that it is of"
         )
     return build_dflash(content, open_checkpoint(folder), target, folder=folder)
 
@@ -64,16 +63,16 @@ def build_dflash(
     config = replace(head_config(content, architecture="Qwen3ForCausalLM"), root="")
     checkpoint = renamed(checkpoint, lambda name: name.removeprefix("model."))
     if content.get("is_neox_style") is False:
-        checkpoint = PairsApart(checkpoint, head_dim=config.head_dim)
+        checkpoint = DeinterleavedCheckpoint(checkpoint, head_dim=config.head_dim)
     mask = None if folder is None else read_mask(folder, content, width=config.hidden_size)
     return DFlashHead(HeadReader(content, checkpoint, target), config, mask=mask)
 
 
 class DFlashHead:
-    """Rows of a block attend to each other and to the context, of which each layer keeps only projected features.
+    """Rows of a block attend to each other and to the context, whose keys and values are projected hidden states.
 
-    The entry of a place is made of the target's features of that place and no token, so it depends on
-    the text up to there and on nothing after.
+    A position's KV entry is computed from the target's hidden states of that position and from no token,
+    so it depends on the text up to there only.
     """
 
     def __init__(self, reader: HeadReader, config: DecoderConfig, *, mask: Tensor | None) -> None:
@@ -87,7 +86,7 @@ class DFlashHead:
         self._config = config
         causal = causal_layers(content, config.windows)
         self.has_causal_layers = any(causal)
-        self._stretches = [
+        self._layer_groups = [
             (is_causal, list(alike)) for is_causal, alike in groupby(range(config.num_layers), key=causal.__getitem__)
         ]
         spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
@@ -108,7 +107,7 @@ class DFlashHead:
         reader.weights.finish(("verifier_",))  # the trainer's copies of the target's final norm and head
 
     def _read_context(self, reader: HeadReader) -> None:
-        """The key and value projections of all layers as one: a small copy, for the layers keep theirs fused with the query's."""
+        """Read the key and value projections of all layers as one: a small copy, as layers keep theirs fused with the query's."""
         config = self._config
         indices = range(config.num_layers)
         names = [f"layers.{index}.self_attn.{kind}_proj" for index in indices for kind in ("k", "v")]
@@ -124,14 +123,14 @@ class DFlashHead:
         self._key_norm = RMSNorm(torch.stack(norms).repeat_interleave(config.num_kv_heads, dim=0), config.norm_eps)
 
     def context(self, features: Sequence[Tensor], positions: Tensor) -> list[LayerKV]:
-        """Each layer's entries of a text's places.
+        """Compute the KV entries of a context.
 
         Args:
-            features: those that it `needs`, in that order, [T, hidden_size of the target] each.
+            features: the hidden states that it `needs`, in that order, [T, hidden_size of the target] each.
             positions: [T] int64
 
         Returns:
-            For each layer keys and values [T, num_kv_heads, head_dim].
+            Keys and values of each layer, [T, num_kv_heads, head_dim].
         """
         config = self._config
         states = self._hidden_norm(self._fc(torch.cat(list(features), dim=-1).to(self._stream_dtype)))
@@ -144,11 +143,11 @@ class DFlashHead:
         return [LayerKV(rotated[:, index], values[:, index]) for index in range(config.num_layers)]
 
     def block(self, anchor: int, num_tokens: int) -> list[int]:
-        """The rows after a text that ends in `anchor` whose last `num_tokens` outputs draft as many tokens."""
+        """Return the rows after a text that ends in `anchor`; their last `num_tokens` outputs draft as many tokens."""
         return [anchor] + [self.flags.mask_token_id] * (num_tokens - self.flags.sample_from_anchor)
 
     def forward(self, token_ids: Tensor, positions: Tensor, whole: Attend, causal: Attend) -> Tensor:
-        """Compute blocks after their texts; rows see all of their own block in `whole`, those up to them in `causal`.
+        """Compute blocks after their texts; rows see all rows of their block in `whole`, those up to them in `causal`.
 
         [T] int64, [T] int64 -> outputs [T, hidden_size]
         """
@@ -156,10 +155,10 @@ class DFlashHead:
         if self._mask is not None:
             hidden = torch.where((token_ids == self.flags.mask_token_id)[:, None], self._mask, hidden)
         rotations = self._rotations(positions)
-        for is_causal, layers in self._stretches:
+        for is_causal, layers in self._layer_groups:
             hidden = self._layers(hidden, rotations, causal if is_causal else whole, layers[0], layers[-1] + 1)
         return hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Outputs [R, hidden_size] -> [R, V] fp32"""
+        """Apply norm and head: outputs [R, hidden_size] -> [R, V] fp32."""
         return self._head(self._norm(outputs))

@@ -1,4 +1,4 @@
-"""What lies in a DFlash checkpoint beside the layers' weights, in the layouts of its authors and of speculators."""
+"""Reads a DFlash checkpoint's configuration and mask, in the layouts of its authors and of speculators."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import ModelError
+from forerun.errors import ModelError, one_line
 from forerun.models.base import TargetModel
 from forerun.models.config import DecoderConfig
-from forerun.models.folder import CONFIG_FILE
-from forerun.models.quiet import one_line
+from forerun.models.model_folder import CONFIG_FILE
 from forerun.models.weights import Checkpoint
 
 MASK_FILE = "mask_embedding.pt"
@@ -31,17 +30,19 @@ NOT_COVERED: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0,),
     "logit_scale": (1.0,),
 }
-"""Keys of variants that the head has no code for -> the values, beside none, that change nothing."""
+"""Keys of variants that the head does not cover -> the values that mean no variant, as an absent key does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashFlags:
-    """What a checkpoint's configuration says beyond its layers.
+    """A checkpoint's configuration, apart from its layers'.
 
-    `layers` are the N of the features "hidden.N" in the order that `fc` takes them. A block of
-    `block_size` rows begins with the last token of the text, the anchor; the others hold the mask. Masks
-    predict the token of their own place, so the anchor's output goes unused, unless it was trained to
-    predict too (`sample_from_anchor`): then each row predicts the token after it.
+    Attributes:
+        layers: the N of the target's hidden states "hidden.N", in the order in which `fc` reads them.
+        mask_token_id: the token of rows to be predicted.
+        block_size: rows of a block: the anchor, which is the last token of the text, then masks.
+        sample_from_anchor: whether each row predicts the token after it, the anchor too. If not, masks
+            predict the token of their own position, and the anchor's output is not used.
     """
 
     layers: tuple[int, ...]
@@ -51,10 +52,10 @@ class DFlashFlags:
 
 
 def read_flags(content: Mapping[str, Any], target: TargetModel) -> DFlashFlags:
-    """Resolve config.json, whose parts lie side by side in `content`.
+    """Resolve config.json, whose nested parts have been merged into `content`.
 
     Raises:
-        ModelError: a key is missing or out of range, or is of a variant that there is no code for.
+        ModelError: a key is missing or out of range, or is of a variant that is not covered.
     """
     for key, neutral in NOT_COVERED.items():
         if content.get(key) not in (None, *neutral):
@@ -62,7 +63,7 @@ def read_flags(content: Mapping[str, Any], target: TargetModel) -> DFlashFlags:
                 f"{CONFIG_FILE} of the head: {key}: got {content[key]!r}, which is not covered; use another head"
             )
     own, others = content.get("aux_hidden_state_layer_ids"), content.get("target_layer_ids")
-    # The authors count outputs of layers from 0, speculators what layers read: the output of 0 is what 1 reads.
+    # the authors count layers' outputs from 0, speculators their inputs: the output of layer 0 is the input of layer 1
     layers = own if own is not None else [_integer("target_layer_ids", layer) + 1 for layer in others or ()]
     if not layers:
         raise ModelError(
@@ -92,7 +93,7 @@ def read_flags(content: Mapping[str, Any], target: TargetModel) -> DFlashFlags:
 
 
 def causal_layers(content: Mapping[str, Any], windows: Sequence[int | None]) -> tuple[bool, ...]:
-    """For each layer, whether rows of a block see only those before them: by default where it has a window.
+    """Return for each layer whether rows of a block see only those before them: by default if it has a window.
 
     Raises:
         ModelError: a layer has a window and sees the whole block.
@@ -110,10 +111,10 @@ def causal_layers(content: Mapping[str, Any], windows: Sequence[int | None]) -> 
     return found
 
 
-class PairsApart:
-    """A `Checkpoint` trained with rotary pairs side by side, dimensions 2i and 2i + 1, its heads' dimensions moved to where `rotate` has them.
+class DeinterleavedCheckpoint:
+    """A `Checkpoint` trained with interleaved rotary pairs (dimensions 2i and 2i + 1), permuted to the order of `rotate`.
 
-    Queries and keys are moved alike, so their products stay the same.
+    Queries and keys are permuted alike, so that their products stay the same.
     """
 
     ROTATED = re.compile(r".*\.self_attn\.[qk]_(proj\.(weight|bias)|norm\.weight)")
@@ -139,17 +140,17 @@ class PairsApart:
 
 
 def check_target(content: Mapping[str, Any], config: DecoderConfig, model: TargetModel) -> None:
-    """Hold what a checkpoint says of its target to this one; a key that is left out says nothing.
+    """Check that a checkpoint is for this target, by the keys that it has.
 
     Raises:
-        ModelError: it is of another target.
+        ModelError: it is for another target.
     """
-    said = {
+    expected = {
         "num_target_layers": (content.get("num_target_layers"), model.num_layers),
         "target_hidden_size": (content.get("target_hidden_size"), model.hidden_size),
         "vocab_size": (config.vocab_size, model.vocab_size),
     }
-    for key, (value, own) in said.items():
+    for key, (value, own) in expected.items():
         if value not in (None, own):
             raise ModelError(
                 f"{CONFIG_FILE} of the head: {key}: got {value}, this target has {own}; use a head that was trained for "
@@ -166,7 +167,7 @@ def _integer(key: str, value: Any) -> int:
 
 
 def read_mask(folder: Path, content: Mapping[str, Any], *, width: int) -> Tensor | None:
-    """The mask's own embedding [width], if it lies beside the weights; None: it is the mask token's.
+    """Read the mask's own embedding [width], or return None if it is the mask token's.
 
     Raises:
         ModelError: the file is damaged, of another width or of another mask token.
@@ -179,9 +180,9 @@ def read_mask(folder: Path, content: Mapping[str, Any], *, width: int) -> Tensor
     except Exception as error:
         raise ModelError(f"{file}: cannot be read ({one_line(error)}); download it again") from error
     if isinstance(found, Mapping):
-        own, said = content.get("mask_token_id"), found.get("mask_token_id")
-        if said not in (None, own):
-            raise ModelError(f"{file}: is of mask token {said}, the head's is {own}; download both again")
+        own, stored = content.get("mask_token_id"), found.get("mask_token_id")
+        if stored not in (None, own):
+            raise ModelError(f"{file}: is of mask token {stored}, the head's is {own}; download both again")
         found = found.get("embedding")
     if not isinstance(found, Tensor):
         raise ModelError(f"{file}: got a {type(found).__name__}; must be a tensor, or hold one as 'embedding'")

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.config import PRE_NORMS, NormNames
 from forerun.models.heads.reader import ARCHITECTURES, HeadReader, head_config
-from forerun.models.loaded import LoadedTarget
 from forerun.ops.attention.base import Attend
 
-FIRST_NORMS = NormNames(None, None, PRE_NORMS.mlp_in, None)  # layer 0 has none before its attention
+FIRST_NORMS = NormNames(None, None, PRE_NORMS.mlp_in, None)  # layer 0 has no norm before its attention
 
 
 def load_eagle(folder: Path, target: LoadedTarget) -> EagleHead:
@@ -29,7 +29,7 @@ def load_eagle(folder: Path, target: LoadedTarget) -> EagleHead:
 
 
 class EagleHead:
-    """x = fc([embedding of the token; state]), one or more layers, the target's head; what comes out is the next state.
+    """x = fc([embedding of the token; state]), one or more layers, the target's head; the output is the next state.
 
     States are the target's after its final norm; the head itself has no final norm.
     """
@@ -43,7 +43,7 @@ class EagleHead:
         architecture = named if named in ARCHITECTURES else "LlamaForCausalLM"
         config = replace(head_config(content, architecture=architecture), root="")
         if "midlayer.self_attn.q_proj.weight" in reader.weights or "d2t" in reader.weights:
-            raise ModelError("checkpoint: is of EAGLE-3; say method 'eagle3'")
+            raise ModelError("checkpoint: is of EAGLE-3; set method='eagle3'")
         width = config.hidden_size
         if width != model.hidden_size or config.vocab_size != model.vocab_size:
             raise ModelError(

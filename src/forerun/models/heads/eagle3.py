@@ -1,7 +1,7 @@
 """EAGLE-3's head: one wide decoder layer on hidden states of three depths of the target (arXiv 2503.01840).
 
 Published layouts: the authors' and SpecForge's (`midlayer`), and speculators' (`layers.0`,
-`transformer_layer_config`). What a checkpoint does differently its configuration says, flag by flag.
+`transformer_layer_config`). Flags of the configuration name what a checkpoint computes differently.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.config import DecoderConfig
-from forerun.models.heads.reader import HeadReader, head_config
-from forerun.models.heads.vocabulary import read_target_ids
+from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
-from forerun.models.loaded import LoadedTarget
 from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
 from forerun.ops.norms import RMSNorm
@@ -28,11 +27,16 @@ from forerun.ops.norms import RMSNorm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Flags:
-    """How a checkpoint departs from the paper's head.
+    """How a checkpoint differs from the paper's head.
 
-    norm_before_residual: the residual stream starts from the normed state. norm_before_fc: one norm over
-    all features before `fc`; fc_norm: one for each. norm_output: tokens are drafted from states after the
-    final norm (EAGLE 3.1). use_aux_hidden_state: False takes the last hidden state as it is, without `fc`.
+    Attributes:
+        layer_ids: the N of the target's hidden states "hidden.N" that it reads.
+        norm_before_residual: the residual stream starts from the normed state.
+        norm_before_fc: one norm over all hidden states before `fc`.
+        fc_norm: a norm for each of them.
+        norm_output: the next state is the output after the final norm (EAGLE 3.1).
+        use_aux_hidden_state: if False, the target's last hidden state is the state, without `fc`.
+        logit_scale: multiplies the logits.
     """
 
     layer_ids: tuple[int, ...]
@@ -52,22 +56,22 @@ def load_eagle3(folder: Path, target: LoadedTarget) -> Eagle3Head:
     """
     reader = HeadReader.open(folder, target, rename=canonical_name)
     if "mask_hidden" in reader.weights:
-        raise ModelError("checkpoint: is of P-EAGLE; say method 'peagle'")
+        raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
     return Eagle3Head(reader)
 
 
 def canonical_name(name: str) -> str:
-    """The name in speculators' layout."""
+    """Return the name that a tensor has in speculators' layout."""
     name = name.removeprefix("model.")
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
 def read_flags(content: Mapping[str, Any], *, num_target_layers: int) -> Eagle3Flags:
-    """Resolve config.json; a flag may stand at its top or in `eagle_config`.
+    """Resolve config.json; flags stand at its top or in `eagle_config`.
 
     Raises:
-        ModelError: speculators' format leaves out norm_before_residual, for which its tools have contrary defaults, or a
-            layer is none of the target's.
+        ModelError: a file of speculators leaves out norm_before_residual, for which its tools have different
+            defaults, or a layer is not one of the target's.
     """
     nested = content.get("eagle_config") or {}
 
@@ -100,9 +104,9 @@ def read_flags(content: Mapping[str, Any], *, num_target_layers: int) -> Eagle3F
 
 
 class Eagle3Head:
-    """State = fc(features), a wide layer, perhaps more layers, a norm and a head over part of the vocabulary.
+    """State = fc(hidden states), a wide layer, perhaps more layers, a norm and a head over part of the vocabulary.
 
-    The next state is what comes out before the final norm, or after it (`norm_output`).
+    The next state is the output before the final norm, or after it (`norm_output`).
     """
 
     def __init__(self, reader: HeadReader) -> None:
@@ -133,7 +137,7 @@ class Eagle3Head:
         reader.finish()
 
     def _read_fusion(self, reader: HeadReader, config: DecoderConfig) -> None:
-        """`fc` and the norms before it."""
+        """Read `fc` and the norms before it."""
         flags, width, eps = self.flags, config.hidden_size, config.norm_eps
         target_width, count = reader.target.model.hidden_size, len(self.needs)
         asked = reader.content.get("target_hidden_size")
@@ -159,8 +163,8 @@ class Eagle3Head:
         return states if self._fc is None else self.project(states)
 
     def project(self, features: Tensor) -> Tensor:
-        """Features side by side, [T, number of them * hidden_size of the target] -> states [T, width]"""
-        assert self._fc is not None, "a head that takes the last hidden state as it is projects nothing"
+        """Apply `fc`: concatenated hidden states [T, number of them * hidden_size of the target] -> states [T, width]."""
+        assert self._fc is not None, "a head whose state is the last hidden state has no projection"
         if self._norm_all is not None:
             features = self._norm_all(features)
         if self._norm_each:
@@ -184,7 +188,7 @@ class Eagle3Head:
 
 
 def _architecture(content: Mapping[str, Any]) -> str:
-    """Whose layers the head's are like."""
+    """Return the architecture whose layers the head has."""
     return "Qwen3ForCausalLM" if content.get("model_type") == "qwen3" else "LlamaForCausalLM"
 
 

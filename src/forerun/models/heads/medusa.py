@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from forerun.models.folder import CONFIG_FILE, read_json
-from forerun.models.heads.reader import HeadReader
-from forerun.models.heads.vocabulary import read_token_map
+from forerun.models.heads.reader import HeadReader, read_token_map
 from forerun.models.layers import Product
-from forerun.models.loaded import LoadedTarget
+from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.weights import renamed
 
 HEADS_FILE = "medusa_lm_head.safetensors"
@@ -47,7 +46,7 @@ def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
 
 
 def canonical_name(name: str) -> str:
-    """I.J.linear.* of head I's block J, I.lm_head.weight of its vocabulary."""
+    """Return I.J.linear.* for a tensor of head I's block J, I.lm_head.weight for its vocabulary's."""
     for pattern, replacement in RENAMES:
         name = re.sub(pattern, replacement, name)
     return name
@@ -56,7 +55,7 @@ def canonical_name(name: str) -> str:
 class MedusaHeads:
     """Head i: residual blocks x + SiLU(W x + b), then a vocabulary; it predicts the token at depth i + 1 of a draft.
 
-    How many heads and blocks there are the tensors tell, not config.json, which is often wrong about it.
+    The numbers of heads and blocks are read from the tensors, as config.json is often wrong about them.
     """
 
     needs: tuple[str, ...] = ("last_hidden",)
@@ -82,12 +81,12 @@ class MedusaHeads:
         reader.finish()
 
     def logits(self, hidden: Tensor, *, count: int) -> list[Tensor]:
-        """Last hidden states [R, hidden_size] -> [R, V] fp32 of each of the first `count` heads."""
+        """Compute the first `count` heads: last hidden states [R, hidden_size] -> [R, V] fp32 of each."""
         hidden = hidden.to(self._stream_dtype)
         states = [self._state(blocks, hidden) for blocks in self._blocks[:count]]
         vocabularies = self._vocabularies[:count]
         if all(vocabulary is vocabularies[0] for vocabulary in vocabularies):
-            logits = list(vocabularies[0](torch.cat(states)).chunk(len(states)))  # reads the weights once
+            logits = list(vocabularies[0](torch.cat(states)).chunk(len(states)))  # one product reads the weights once
         else:
             logits = [vocabulary(state) for vocabulary, state in zip(vocabularies, states, strict=True)]
         return logits if self._logit_scale == 1.0 else [own * self._logit_scale for own in logits]
@@ -99,12 +98,12 @@ class MedusaHeads:
 
 
 def _count(reader: HeadReader, name: str) -> int:
-    """Tensors named so that are there, from 0 on."""
+    """Return how many tensors the checkpoint has of those that `name` numbers from 0."""
     return next(i for i in itertools.count() if name.format(i) not in reader.weights)
 
 
 def _read_blocks(reader: HeadReader, num_heads: int) -> list[list[Product]]:
-    """Each head's blocks; the authors tie those of one head, and a file may hold tied ones once."""
+    """Read each head's blocks; the authors tie the blocks of a head, and a file may store tied ones once."""
     width = reader.target.model.hidden_size
     num_stored = _count(reader, "0.{}.linear.weight")
     num_blocks = reader.content.get("medusa_num_layers", num_stored)
@@ -123,7 +122,7 @@ def _read_blocks(reader: HeadReader, num_heads: int) -> list[list[Product]]:
 def _read_vocabularies(
     reader: HeadReader, num_heads: int, target_ids: Tensor | None
 ) -> list[Callable[[Tensor], Tensor]]:
-    """[R, hidden_size] -> [R, V] fp32 of each head: its own, one for all heads, or the target's where there is none."""
+    """Read each head's [R, hidden_size] -> [R, V] fp32: its own, one for all heads, or the target's if none is stored."""
     own = [f"{head}.lm_head.weight" for head in range(num_heads)]
     if own[0] in reader.weights and not reader.content.get("original_lm_head"):
         for name in own:

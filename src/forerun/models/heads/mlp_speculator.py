@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.folder import CONFIG_FILE
+from forerun.models.base import LoadedTarget
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
+from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Linear
 
@@ -33,10 +33,10 @@ def load_mlp_speculator(folder: Path, target: LoadedTarget) -> MLPSpeculator:
 
 
 class MLPSpeculator:
-    """State i + 1 = GELU(norm_i(P_i state i + a E_i[token])), and head i on it predicts the token after that one.
+    """State i + 1 = GELU(norm_i(P_i state i + a E_i[token])), from which head i predicts the token after that one.
 
-    State 0 is the target's hidden state of the token before the last committed one, token 0 the last one.
-    a = sqrt((1 - w^2) inner_dim / 2) / w with w = 0.5^(1 / 2n): after all n steps state 0 makes half of the variance.
+    State 0 is the target's hidden state of the last but one committed token, token 0 the last one.
+    a = sqrt((1 - w^2) inner_dim / 2) / w with w = 0.5^(1 / 2n): after n steps half of the variance is from state 0.
     """
 
     needs: tuple[str, ...] = ("last_hidden",)
@@ -81,14 +81,14 @@ class MLPSpeculator:
         reader.finish()
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """The target's last hidden states [R, hidden_size] -> state 0 [R, hidden_size]"""
+        """Make state 0 of the target's last hidden states: [R, hidden_size] -> [R, hidden_size]."""
         hidden = hidden.to(self._stream_dtype)
         if not self._scales_input:
             return hidden
         return F.rms_norm(hidden, hidden.shape[-1:], eps=NORM_EPS) / math.sqrt(2)
 
     def step(self, index: int, token_ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Step `index`: tokens [R], states [R, width] -> logits [R, vocab_size] fp32, states [R, inner_dim]"""
+        """Compute step `index`: tokens [R], states [R, width] -> logits [R, vocab_size] fp32, states [R, inner_dim]."""
         mixed = self._projections[index](states) + self._token_weight * self._embeddings[index](token_ids)
         normed = F.rms_norm(mixed, mixed.shape[-1:], self._norms[index], NORM_EPS) + self._shifts[index]
         states = F.gelu(normed)
@@ -112,7 +112,7 @@ def _read(
     *,
     tied_after: int | None,
 ) -> list[Part]:
-    """A part for each step; those behind step `tied_after` may be stored once, with it, and equal ones are kept once."""
+    """Read a part for each step; those after step `tied_after` may be stored once, with it, and equal ones are kept once."""
     parts: list[Part] = []
     last = torch.empty(0)
     for step, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""Multi-token prediction layers of the target's own checkpoint as heads (DeepSeek-V3, arXiv 2412.19437)."""
+"""Multi-token prediction layers of the target's own checkpoint, as heads (DeepSeek-V3, arXiv 2412.19437)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
-from forerun.models.folder import find_gguf
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mtp import BLOCK, MTPLayout, find_layout, num_mtp_layers
+from forerun.models.model_folder import find_gguf
+from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
-from forerun.models.weights import Part
+from forerun.models.weights import CheckpointView
 from forerun.ops.attention.base import Attend
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def load_mtp(target: LoadedTarget) -> MTPHead:
     layout = find_layout(hf, checkpoint.names())
     if layout is None:
         raise ModelError(
-            f"{path}: method 'mtp' needs multi-token prediction layers; the weights have none that are known "
+            f"{path}: method 'mtp' needs multi-token prediction layers; the weights have none of a known layout "
             f"(config.json names {num_mtp_layers(hf)}); use a model that comes with them, or another method"
         )
     if num_mtp_layers(hf) > 1:
@@ -58,7 +58,7 @@ def load_mtp(target: LoadedTarget) -> MTPHead:
             num_mtp_layers(hf),
             num_mtp_layers(hf) - 1,
         )
-    part = Part(checkpoint, layout.own_names(checkpoint.names()))
+    part = CheckpointView(checkpoint, layout.own_names(checkpoint.names()))
     try:
         return MTPHead(part, layout, target, norm_eps=hf.get_text_config().rms_norm_eps)
     except ModelError as error:
@@ -68,12 +68,12 @@ def load_mtp(target: LoadedTarget) -> MTPHead:
 class MTPHead:
     """A decoder layer like the target's on [normed embedding of the token; normed state]; see `MTPLayout`.
 
-    Of several layers only the first is used, over and over, as it has an entry for each committed token.
+    Of several layers only the first is used, once for each drafted token: it has a KV entry for each committed token.
     """
 
     target_ids: Tensor | None = None
 
-    def __init__(self, part: Part, layout: MTPLayout, target: LoadedTarget, *, norm_eps: float) -> None:
+    def __init__(self, part: CheckpointView, layout: MTPLayout, target: LoadedTarget, *, norm_eps: float) -> None:
         model = target.model
         self.needs: tuple[str, ...] = ("last_hidden" if layout.takes_normed else f"hidden.{model.num_layers}",)
         self.dtype, self.device, self.max_model_len = model.dtype, model.device, model.max_model_len
@@ -121,23 +121,27 @@ class MTPHead:
 
 
 def _decoder_block(reader: HeadReader, config: DecoderConfig) -> tuple[Block, list[LayerKVSpec]]:
-    """A layer like the decoder's last."""
+    """Read a layer like the decoder's last."""
     config = replace(config, root="", windows=config.windows[-1:], ropes=config.ropes[-1:])
     layers, rotations = reader.layers(config), reader.rotations(config)
     spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)
     return lambda hidden, positions, attend: layers(hidden, rotations(positions), attend, 0, 1), [spec]
 
 
-def _transformers_block(part: Part, target: LoadedTarget, *, norm_offset: float) -> tuple[Block, list[LayerKVSpec]]:
-    """A layer like the last of a target that runs in transformers' own code.
+def _transformers_block(
+    part: CheckpointView, target: LoadedTarget, *, norm_offset: float
+) -> tuple[Block, list[LayerKVSpec]]:
+    """Read a layer like the last of a target that runs in transformers' own code.
 
-    Architectures whose own norms are centred on 0 all have linear attention, so none of them gets here.
+    Architectures whose own norms are centred on 0 all have linear attention, and are refused as targets.
     """
-    from forerun.models.fallback import TransformersModel  # here, for it takes 120 MB of transformers' own code
-    from forerun.models.one_layer import load_one_layer
+    from forerun.models.transformers_layer import load_one_layer
+    from forerun.models.transformers_model import (
+        TransformersModel,  # here: importing transformers' modelling code takes 120 MB
+    )
 
     model = target.model
-    assert isinstance(model, TransformersModel), "what is no decoder of ours"
+    assert isinstance(model, TransformersModel), "a target that is not a Decoder is a TransformersModel"
     weights = {name: part.load(name) for name in part.names()}
     if norm_offset:
         weights |= {name: w.float() + norm_offset for name, w in weights.items() if name.endswith("norm.weight")}

@@ -1,4 +1,4 @@
-"""P-EAGLE's head: EAGLE-3's, with a learned state for places whose features are not known yet (arXiv 2602.01469)."""
+"""P-EAGLE's head: EAGLE-3's, with a learned state for positions whose hidden states are not known yet (arXiv 2602.01469)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.models.loaded import LoadedTarget
-from forerun.models.mask import Mask, read_mask_token
+from forerun.models.mask_token import MaskToken, read_mask_token
 
 
 def load_peagle(folder: Path, target: LoadedTarget) -> PEagleHead:
@@ -25,17 +25,17 @@ def load_peagle(folder: Path, target: LoadedTarget) -> PEagleHead:
 
 
 class PEagleHead(Eagle3Head):
-    """EAGLE-3's head and its `mask`, whose state is `mask_hidden` on the way of the features: norms, then `fc`.
+    """EAGLE-3's head with a `mask`, whose state is `mask_hidden` after the norms and `fc`, as hidden states are fused.
 
-    `num_trained` is how many tokens it was trained to draft in a pass (None: config.json does not say).
+    `num_trained` is how many tokens it was trained to draft in a pass, or None if config.json does not name it.
     """
 
-    mask: Mask
+    mask: MaskToken
 
     def __init__(self, reader: HeadReader) -> None:
         if "mask_hidden" not in reader.weights:
             raise ModelError(
-                "checkpoint: has no mask_hidden, so it is none of P-EAGLE; for EAGLE-3's say method 'eagle3'"
+                "checkpoint: has no mask_hidden, so it is not of P-EAGLE; if it is of EAGLE-3, set method='eagle3'"
             )
         super().__init__(reader)
         self.num_trained = _num_trained(reader.content)
@@ -51,11 +51,11 @@ class PEagleHead(Eagle3Head):
             )
         features = reader.weights.tensor("mask_hidden", shape).view(1, -1).chunk(count, dim=-1)
         state = self.fuse(features)[0]
-        self.mask = Mask(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
+        self.mask = MaskToken(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
 
 
 def _num_trained(content: Mapping[str, Any]) -> int | None:
-    """The tokens per pass that speculators' format proposes: as many as were trained."""
+    """Return the tokens per pass in speculators' format, which are as many as were trained, or None."""
     proposals = (content.get("speculators_config") or {}).get("proposal_methods") or [{}]
     found: int | None = proposals[0].get("speculative_tokens")
     return found

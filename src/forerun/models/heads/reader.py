@@ -1,4 +1,4 @@
-"""Reads a trained head beside the target that it belongs to."""
+"""Reads the parts of a trained head, and shares those of the target that it has in common with it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import ModelError
+from forerun.errors import ModelError, one_line
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.config_file import config_like
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
-from forerun.models.families import decoder_config
-from forerun.models.folder import CONFIG_FILE, read_json
+from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
-from forerun.models.loaded import LoadedTarget
+from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
-from forerun.models.quiet import one_line
 from forerun.models.weights import Checkpoint, Rename, WeightReader, renamed
 from forerun.ops.embedding import Embedding
 from forerun.ops.linear import Head, Linear
@@ -28,13 +27,8 @@ from forerun.ops.native.packed import NativeRMSNorm, PackedHead
 from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Models whose layers heads are made of -> transformers' model_type."""
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose layers heads have."""
 
 COMPARED_ROWS = 4096  # of two tables, at a time
 
@@ -42,8 +36,8 @@ COMPARED_ROWS = 4096  # of two tables, at a time
 class HeadReader:
     """Reads a head's parts in the target's dtype, packed for the native kernels where the target's weights are.
 
-    `content` is the head's config.json; `weights` reads what has no method here. Hidden states between
-    parts are of `stream_dtype`.
+    `content` is the head's config.json; `weights` reads tensors for which there is no method here. Hidden
+    states between parts are of `stream_dtype`.
     """
 
     def __init__(self, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> None:
@@ -56,7 +50,7 @@ class HeadReader:
 
     @classmethod
     def open(cls, folder: Path, target: LoadedTarget, *, rename: Rename = str) -> HeadReader:
-        """Open a folder; `rename` gives each tensor the name that the head's code has for it.
+        """Open a folder; `rename` maps the name of each tensor to the one that the head reads.
 
         Raises:
             ModelError: config.json or the weights are missing or damaged.
@@ -64,40 +58,40 @@ class HeadReader:
         return cls(read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename), target)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Product:
-        """A matrix, with a bias if the checkpoint has one."""
+        """Read a matrix, and its bias if the checkpoint has one."""
         read = self.weights.linear([name], [outputs], width=inputs, bias=f"{name}.bias" in self.weights)
         return self.packed(read)
 
     def packed(self, linear: Linear) -> Product:
-        """The same on the kernels, if there are any."""
+        """Pack a matrix for the kernels, if there are any."""
         return self._packing.linear(linear.weight, linear.bias) if self._packing else linear
 
     def norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> RMSNorm | NativeRMSNorm:
-        """An RMSNorm; `offset` is added to its weight."""
+        """Read an RMSNorm; `offset` is added to its weight."""
         norm = read_rms_norm(self.weights, f"{name}.weight", width, eps, offset=offset)
         return self._packing.norm(norm) if self._packing else norm
 
     def layers(self, config: DecoderConfig, *, first_norms: NormNames | None = None) -> Layers:
-        """A stack of decoder layers; `first_norms` are layer 0's, if they are not those of all."""
+        """Read a stack of decoder layers; `first_norms` are layer 0's, if they differ from the others'."""
         configs = [replace(config, norms=first_norms or config.norms), *[config] * (config.num_layers - 1)]
         return self.stack([read_layer(self.weights, own, index=index) for index, own in enumerate(configs)], config)
 
     def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
-        """Layers one after the other, packed if there are kernels."""
+        """Stack layers, packed if there are kernels."""
         if self._packing and can_pack(config):
             return self._packing.layers(layers, config, rotation_of(config))
         return TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
 
     def rotations(self, config: DecoderConfig) -> Rotations:
-        """What the layers rotate rows by."""
+        """Make the rotary embeddings of the layers."""
         rotaries = make_rotaries(config, self.stream_dtype, self.weights.device)
         return Rotations(RotaryTable(rotary) if self._packing else rotary for rotary in rotaries.values())
 
     def embedding(self, name: str = "embed_tokens.weight", *, width: int) -> Callable[[Tensor], Tensor]:
-        """[T] -> [T, width]: the head's own table, or the target's embedding where that is the same or there is none.
+        """Read an embedding [T] -> [T, width]: the head's, or the target's if that is equal or the checkpoint has none.
 
         Raises:
-            ModelError: its shape is not [the target's vocab_size, width], or there is none and the target's is of another width.
+            ModelError: its shape is not [the target's vocab_size, width], or it is missing and the target's has another width.
         """
         model = self.target.model
         if name not in self.weights:
@@ -109,10 +103,10 @@ class HeadReader:
         return Embedding(table, 1.0, self.stream_dtype)
 
     def head(self, name: str = "lm_head.weight", *, outputs: int, width: int) -> Callable[[Tensor], Tensor]:
-        """[R, width] -> [R, outputs] fp32: the head's own, or the target's where that is the same or there is none.
+        """Read a head [R, width] -> [R, outputs] fp32: its own, or the target's if that is equal or the checkpoint has none.
 
         Raises:
-            ModelError: its shape is not [outputs, width], or there is none and the target's is of another shape.
+            ModelError: its shape is not [outputs, width], or it is missing and the target's has another shape.
         """
         model = self.target.model
         if name not in self.weights:
@@ -129,19 +123,19 @@ class HeadReader:
         return self.packed_head(weight)
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
-        """A head of these weights [outputs, width], on the kernels if there are any."""
+        """Make a head of these weights [outputs, width], on the kernels if there are any."""
         return PackedHead(self._packing.linear(weight)) if self._packing else Head(Linear(weight))
 
     def finish(self) -> None:
         """Check that every tensor was read.
 
         Raises:
-            ModelError: the checkpoint has tensors that the head has no place for.
+            ModelError: the checkpoint has tensors that the head does not read.
         """
         self.weights.finish()
 
     def _packed_products(self, layer: DecoderLayer) -> DecoderLayer:
-        """The same with its products on the kernels, if there are any: they take any width, and the stream's dtype."""
+        """Pack a layer's matrices for the kernels, if there are any: those take any width, and the stream's dtype."""
         qkv, output, gate_up, down = (
             self.packed(product) if isinstance(product, Linear) else product
             for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
@@ -160,7 +154,7 @@ class HeadReader:
             )
 
     def _is_same(self, table: Tensor, read_rows: Callable[[Tensor], Tensor]) -> bool:
-        """Whether the target has the same rows [vocab_size, hidden_size]; a second copy would only cost memory."""
+        """Whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
         for start in range(0, len(table), COMPARED_ROWS):
             ids = torch.arange(start, min(start + COMPARED_ROWS, len(table)), device=table.device)
             if not torch.equal(table[ids], read_rows(ids).to(table.dtype)):
@@ -169,12 +163,12 @@ class HeadReader:
 
 
 def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConfig:
-    """The layers of a head whose config.json is like that of a model of `architecture`.
+    """Resolve the layers of a head whose config.json is like that of a model of `architecture`.
 
     Raises:
-        ModelError: a value is missing or impossible, or the layers have no code for it.
+        ModelError: a value is missing, impossible or not covered.
     """
-    model_type = ARCHITECTURES[architecture]
+    model_type = FAMILIES[architecture].model_type
     values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
     try:
         return decoder_config(config_like(model_type, architecture, values))
@@ -187,11 +181,77 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
 
 
 class Rotations:
-    """What a head's layers rotate rows by: see `Decoder.rotations`."""
+    """The rotary embeddings of a head's layers; see `Decoder.rotations`."""
 
     def __init__(self, rotaries: Iterable[Rotary | RotaryTable]) -> None:
         self._rotaries = list(rotaries)
 
     def __call__(self, positions: Tensor) -> list[Rotation | None]:
-        """[T] int64 -> none first, then each distinct rope's."""
+        """Return the rotations of positions [T] int64: None, then each distinct rope's."""
         return [None, *(rotary.rotation(positions) for rotary in self._rotaries)]
+
+
+def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:
+    """Read the target's token of each of `num_draft` logits from `d2t`, whose entry i is that token's id minus i.
+
+    Returns None if the head drafts the whole vocabulary.
+
+    Raises:
+        ModelError: d2t is missing, has a token outside the vocabulary or one token twice, or t2d contradicts it.
+    """
+    vocab_size, weights = reader.target.model.vocab_size, reader.weights
+    if "d2t" not in weights:
+        if num_draft == vocab_size:
+            return None
+        raise ModelError(
+            f"checkpoint: has no d2t, but a draft vocabulary of {num_draft} tokens for the target's {vocab_size}; "
+            "download the checkpoint again"
+        )
+    offsets = weights.tensor("d2t", (num_draft,), dtype=torch.int64)
+    target_ids = torch.arange(num_draft, device=offsets.device) + offsets
+    _check_ids("d2t", target_ids, vocab_size)
+    if "t2d" in weights:
+        drafted = weights.tensor("t2d", (vocab_size,), dtype=torch.bool)
+        if int(drafted.sum()) != num_draft or not drafted[target_ids].all():
+            raise ModelError(
+                f"t2d: marks {int(drafted.sum())} tokens of the target, d2t {num_draft}, and they must be the same; "
+                "download the checkpoint again"
+            )
+    return target_ids
+
+
+def read_token_map(reader: HeadReader) -> Tensor | None:
+    """Read the target's token of each logit from `token_map`, which has their ids in any order (vLLM's Medusa).
+
+    Returns None if the heads draft the whole vocabulary.
+
+    Raises:
+        ModelError: `truncated_vocab_size` differs from the map's length, or the map has a token outside the
+            vocabulary or one token twice.
+    """
+    vocab_size, weights = reader.target.model.vocab_size, reader.weights
+    num_mapped = weights.shape("token_map")[0] if "token_map" in weights else vocab_size
+    asked = reader.content.get("truncated_vocab_size")
+    if asked not in (None, num_mapped):
+        raise ModelError(
+            f"{CONFIG_FILE} of the head: truncated_vocab_size: got {asked!r}, the checkpoint has tokens for {num_mapped}; "
+            "download the checkpoint again"
+        )
+    if "token_map" not in weights:
+        return None
+    target_ids = weights.tensor("token_map", (num_mapped,), dtype=torch.int64)
+    _check_ids("token_map", target_ids, vocab_size)
+    return target_ids
+
+
+def _check_ids(name: str, target_ids: Tensor, vocab_size: int) -> None:
+    """Check that a map has no token outside the target's vocabulary, and none twice."""
+    outside = (target_ids < 0) | (target_ids >= vocab_size)
+    if outside.any():
+        draft_id = int(outside.nonzero()[0])
+        raise ModelError(
+            f"{name}: draft token {draft_id} is the target's {int(target_ids[draft_id])}; must be from 0 to "
+            f"{vocab_size - 1}; use a head that was trained for this target"
+        )
+    if len(set(target_ids.tolist())) != len(target_ids):
+        raise ModelError(f"{name}: two draft tokens are the same of the target; download the checkpoint again")

@@ -9,9 +9,8 @@ from transformers import MixtralConfig
 from forerun.errors import ModelError
 from forerun.models.config_file import read_transformers_config
 from forerun.models.decoder import build_decoder
-from forerun.models.dummy import DummyCheckpoint
 from forerun.models.families import FAMILIES, decoder_config
-from forerun.models.loader import load_dummy
+from forerun.models.loader import DummyCheckpoint, load_dummy
 from tests.tiny_models import save_tiny_model, tiny_config
 
 CPU = torch.device("cpu")

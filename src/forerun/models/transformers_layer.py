@@ -1,4 +1,4 @@
-"""One decoder layer of transformers' own code, as a model that is fed with hidden states."""
+"""Loads one decoder layer into transformers' own code, as a model that reads hidden states (for MTP heads)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from forerun.errors import ModelError
-from forerun.models.fallback import EAGER, TransformersModel, mismatch, plug_in
+from forerun.errors import ModelError, one_line
 from forerun.models.packing import Packing
-from forerun.models.plugged_attention import UnpluggableError
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.transformers_attention import UnsupportedAttentionError
+from forerun.models.transformers_logging import quiet_transformers
+from forerun.models.transformers_model import EAGER, TransformersModel, mismatch, wrap_model
 
 STAND_IN_TOKENS = 32
 LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
@@ -22,15 +22,15 @@ LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
 def load_one_layer(
     like: TransformersModel, weights: Mapping[str, Tensor], packing: Packing | None
 ) -> TransformersModel:
-    """A model with one layer like another's last, for `TransformersModel.run_layers`.
+    """Load a model of one layer like another model's last, for `TransformersModel.run_layers`.
 
-    transformers converts the weights as it does a whole checkpoint's, such as experts to stacked ones.
-    Embedding, final norm and head are stand-ins: with them `plug_in` proves the layer's attention.
+    transformers converts the weights as it converts a whole checkpoint's (it stacks experts, for one).
+    Embedding, final norm and head are random: `wrap_model` needs them to check the layer's attention.
 
     Args:
         like: the other model.
         weights: the layer's, "layers.0.self_attn.o_proj.weight" and so on, as checkpoints store them.
-        packing: hands the linear layers to the native kernels; None: torch computes them.
+        packing: packs the linear layers for the native kernels, or None for torch.
 
     Raises:
         ModelError: a tensor is missing, surplus or of another shape.
@@ -53,13 +53,13 @@ def load_one_layer(
     if wrong is not None:
         raise ModelError(wrong)
     try:
-        return plug_in(model.to(like.device).eval().requires_grad_(False), packing)
-    except UnpluggableError as error:
-        raise ModelError(f"its attention cannot be plugged in: {error}; use another method") from error
+        return wrap_model(model.to(like.device).eval().requires_grad_(False), packing)
+    except UnsupportedAttentionError as error:
+        raise ModelError(f"its attention cannot be replaced by forerun's: {error}; use another method") from error
 
 
 def _one_layer_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The same model with its last layer alone."""
+    """Return the configuration of the same model with its last layer only."""
     one = copy.deepcopy(config)
     content = config.to_dict()
     changes = {name: content[name][-1:] for name in LISTS_BY_LAYER if content.get(name)}

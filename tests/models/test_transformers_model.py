@@ -20,9 +20,9 @@ from transformers import (
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
-from forerun.models import fallback
-from forerun.models.fallback import load_fallback, plug_in
-from forerun.models.plugged_attention import UnpluggableError
+from forerun.models import transformers_model
+from forerun.models.transformers_attention import UnsupportedAttentionError
+from forerun.models.transformers_model import load_transformers_model, wrap_model
 from forerun.ops.attention.paged import PagedAttention
 
 CPU = torch.device("cpu")
@@ -90,13 +90,13 @@ def make_model(config, *, dtype=torch.float32):
 
 @pytest.fixture(scope="module")
 def references():
-    """Token ids and eager logits of each architecture, before ours is plugged in."""
+    """Token ids and eager logits of each architecture, with the original attention."""
     found = {}
     for name, config in CONFIGS.items():
         model = make_model(config)
         tokens = torch.randint(VOCAB, [20], generator=torch.Generator().manual_seed(1))
         output = model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
-        found[name] = (tokens, output.logits[0], output.hidden_states, plug_in(model))
+        found[name] = (tokens, output.logits[0], output.hidden_states, wrap_model(model))
     return found
 
 
@@ -181,14 +181,14 @@ def test_kv_shapes_and_sizes_are_those_of_the_model(references):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_16_bits_passes_its_own_check(dtype):
-    assert plug_in(make_model(CONFIGS["experts_and_window"], dtype=dtype)).dtype == dtype
+    assert wrap_model(make_model(CONFIGS["experts_and_window"], dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_paged_cache_cannot_serve_is_refused_with_the_reason(name):
     config, reason = REFUSED[name]
-    with pytest.raises(UnpluggableError, match=reason):
-        plug_in(make_model(config))
+    with pytest.raises(UnsupportedAttentionError, match=reason):
+        wrap_model(make_model(config))
 
 
 def test_attention_that_computes_something_else_is_refused(monkeypatch):
@@ -198,9 +198,9 @@ def test_attention_that_computes_something_else_is_refused(monkeypatch):
         def begin(self, batch, cache):
             return lambda layer, query, key, value, **_: value.repeat_interleave(query.shape[1] // value.shape[1], 1)
 
-    monkeypatch.setattr(fallback, "PagedAttention", Deaf)
-    with pytest.raises(UnpluggableError, match="logits differ from eager"):
-        plug_in(make_model(CONFIGS["mixture_of_experts"]))
+    monkeypatch.setattr(transformers_model, "PagedAttention", Deaf)
+    with pytest.raises(UnsupportedAttentionError, match="logits differ from eager"):
+        wrap_model(make_model(CONFIGS["mixture_of_experts"]))
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def folder(tmp_path):
 
 
 def load(folder, config=CONFIGS["experts_and_window"], dtype=None):
-    return load_fallback(folder, config, dtype=dtype, device=CPU)
+    return load_transformers_model(folder, config, dtype=dtype, device=CPU)
 
 
 def test_a_saved_model_computes_what_it_did_before(folder, references):
@@ -226,7 +226,7 @@ def test_a_saved_model_takes_the_dtype_asked_for(folder):
 def test_a_refused_model_is_a_model_error_that_names_path_and_architecture(tmp_path):
     config, _ = REFUSED["mamba"]
     make_model(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"MambaForCausalLM cannot be plugged in.*another architecture") as error:
+    with pytest.raises(ModelError, match=r"MambaForCausalLM cannot be replaced.*another architecture") as error:
         load(tmp_path, config)
     assert str(tmp_path) in str(error.value)
 

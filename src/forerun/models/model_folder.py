@@ -1,4 +1,4 @@
-"""Finds and reads the small files of a model folder."""
+"""Finds and reads files of a model folder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError
-from forerun.models.quiet import one_line
+from forerun.errors import ModelError, one_line
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that `path` means: itself, or the only weights of a folder; None if it means none."""
+    """Return the GGUF file that `path` is, or that holds the only weights of the folder `path`; else None.
+
+    Raises:
+        ModelError: the folder holds several.
+    """
     if path.suffix == ".gguf":
         return path
     found = sorted(path.glob("*.gguf"))
@@ -29,7 +32,11 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
-    """Read a JSON object from a model folder."""
+    """Read a JSON object from a model folder.
+
+    Raises:
+        ModelError: the file is missing, or does not hold a JSON object.
+    """
     if not file.parent.is_dir():
         raise ModelError(f"{file.parent}: there is no such folder; check the path")
     if not file.is_file():

@@ -1,9 +1,9 @@
-"""Our attention as a function that transformers' modelling code calls.
+"""Lets transformers' modelling code call forerun's attention.
 
-transformers lets a model's attention be replaced by a registered function, which gets queries, keys
-and values after rotary embedding, and hands it the keyword arguments of the model's own call: so a
-`Plug` travels in arguments. Masks are not built, as our attention knows which row sees which; only
-for the probe a stand-in asks what the mask would have been.
+In transformers a model's attention can be replaced by a registered function, which gets queries, keys and
+values after rotary embedding, and the keyword arguments of the model's own call: an `AttentionHandler`
+is one of these arguments. Masks are not built, as forerun's attention knows which row sees which; for
+the probe a function that stands in for the mask finds out what it would have been.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from forerun.core.batch import LayerKVSpec
 from forerun.ops.attention.base import Attend
 
-PLUGGED = "forerun"  # names under which transformers knows our attention
-PROBED = "forerun_probe"
+PAGED = "forerun"  # names of forerun's attention in transformers' registry
+PROBE = "forerun_probe"
 FAR = 1 << 20  # tokens; farther than any window
 
 
-class UnpluggableError(Exception):
-    """What a model's attention does that ours cannot do in its place."""
+class UnsupportedAttentionError(Exception):
+    """A model's attention does something that forerun's cannot do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What transformers hands to attention, packed as ours is: [T, heads, dim]."""
+    """The arguments of one attention call, packed as in forerun: [T, heads, dim]."""
 
     layer_idx: int  # transformers' number of the layer
     query: Tensor
@@ -43,17 +43,17 @@ class AttentionCall:
     sinks: Tensor | None
 
 
-class Plug(Protocol):
-    """Answers the attention calls of one forward pass."""
+class AttentionHandler(Protocol):
+    """Computes the attention calls of one forward pass."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Attend; [T, num_heads, value_dim]."""
+        """Attend -> [T, num_heads, value_dim]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluggedLayer:
-    """One attention layer as the probe found it; `index` counts layers with a cache from 0."""
+class ProbedLayer:
+    """One attention layer as the probe found it; `index` is its layer in the KV cache."""
 
     index: int
     spec: LayerKVSpec
@@ -61,11 +61,11 @@ class PluggedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plugged:
-    """Passes calls on to our attention."""
+class PagedHandler:
+    """Attends over forerun's paged KV cache."""
 
     attend: Attend
-    layers: Mapping[int, PluggedLayer]
+    layers: Mapping[int, ProbedLayer]
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Attend over the paged cache."""
@@ -83,17 +83,17 @@ class Plugged:
 
 
 @dataclass(slots=True)
-class Probe:
-    """Records the layers of a pass over one token, which sees only itself."""
+class ProbeHandler:
+    """Records the layers of a pass over one token, which attends to itself alone."""
 
-    layers: dict[int, PluggedLayer] = field(default_factory=dict)
+    layers: dict[int, ProbedLayer] = field(default_factory=dict)
     num_calls: int = 0
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Note the layer; the token's own values are what it attends to."""
+        """Record the layer, and return the token's own values, which are all that it attends to."""
         self.num_calls += 1
         _, num_kv_heads, key_dim = call.key.shape
-        self.layers[call.layer_idx] = PluggedLayer(
+        self.layers[call.layer_idx] = ProbedLayer(
             index=len(self.layers),
             spec=LayerKVSpec(num_kv_heads=num_kv_heads, key_dim=key_dim, value_dim=call.value.shape[2]),
             window=_window(call),
@@ -102,10 +102,10 @@ class Probe:
 
 
 def register() -> None:
-    """Make transformers know our attention; doing it again changes nothing."""
-    AttentionInterface.register(PLUGGED, _attention_forward)
-    AttentionInterface.register(PROBED, _attention_forward)
-    AttentionMaskInterface.register(PROBED, _probe_mask)
+    """Register forerun's attention in transformers; doing it again changes nothing."""
+    AttentionInterface.register(PAGED, _attention_forward)
+    AttentionInterface.register(PROBE, _attention_forward)
+    AttentionMaskInterface.register(PROBE, _probe_mask)
 
 
 def _attention_forward(
@@ -120,11 +120,11 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
-    Of its arguments, dropout and what only other implementations read are left aside.
+    Its other arguments (dropout, and those of other implementations) are not used.
     """
-    if "plug" not in kwargs:
-        raise UnpluggableError("it does not hand arguments of the model's call down to attention")
-    plug: Plug = kwargs["plug"]
+    if "handler" not in kwargs:
+        raise UnsupportedAttentionError("it does not pass keyword arguments of the model's call on to attention")
+    handler: AttentionHandler = kwargs["handler"]
     layer_idx: Any = module.layer_idx
     call = AttentionCall(
         layer_idx=layer_idx,
@@ -137,37 +137,37 @@ def _attention_forward(
         soft_cap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
-    return plug(call)[None], None
+    return handler(call)[None], None
 
 
 def _probe_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, device: torch.device | None = None, **_: Any
 ) -> Tensor:
-    """Stand in for a mask: one number, the window of a sliding mask or 0 for a causal one.
+    """Return one number in place of a mask: the window of a sliding mask, or 0 for a causal one.
 
-    The mask's rule is asked about single rows and columns, so that a window, which eager attention
-    knows from the mask alone, is found whatever the model's code hands to attention besides.
+    The mask's rule is evaluated for single rows and columns, so that a window is found even where the
+    model's code passes it to attention by the mask alone.
     """
 
     def sees(row: int, column: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(row, device=device), torch.tensor(column, device=device)))
 
     if sees(0, 1):
-        raise UnpluggableError("its tokens see later ones")
+        raise UnsupportedAttentionError("its tokens see later ones")
     if local_size is None:
         if not sees(FAR, 0):
-            raise UnpluggableError("its mask is neither causal nor a sliding window")
+            raise UnsupportedAttentionError("its mask is neither causal nor a sliding window")
         return torch.zeros(1, 1, 1, 1, device=device)
     if sees(local_size, 0) or not sees(local_size, 1):
-        raise UnpluggableError("its mask is neither causal nor a sliding window")
+        raise UnsupportedAttentionError("its mask is neither causal nor a sliding window")
     return torch.full((1, 1, 1, 1), float(local_size), device=device)
 
 
 def _window(call: AttentionCall) -> int | None:
-    """The layer's window: the mask's, as in eager attention; without a mask the one handed over."""
+    """Return the layer's window: the mask's, as in eager attention, or without a mask the argument's."""
     if call.mask is None:
         return call.window
     window = call.mask.item() if call.mask.numel() == 1 else -1.0
     if window < 0 or window != int(window):
-        raise UnpluggableError("it computes a mask of its own")
+        raise UnsupportedAttentionError("it computes a mask of its own")
     return int(window) or None

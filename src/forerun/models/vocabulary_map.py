@@ -1,4 +1,4 @@
-"""A model behind another model's vocabulary: token-string intersection (TLI, arXiv 2502.05202)."""
+"""Lets a draft model use another model's vocabulary: token-level intersection (TLI, arXiv 2502.05202)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from forerun.ops.attention.base import Attend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyMap:
-    """Between the tokens of a target and those of a draft model.
+    """The correspondence of a target's tokens and a draft model's.
 
-    Twins are pairs of tokens that say the same: `target_ids` [n] int64 ascending, `draft_ids` [n]
-    int64, no token twice. `read_ids` [target's vocab_size] int64 is the draft model's token that each
-    of the target's is read as: its twin, else the nearest thing.
+    Twins are pairs of tokens that mean the same.
+
+    Attributes:
+        target_ids: the target's tokens that have a twin, [n] int64, ascending.
+        draft_ids: their twins, [n] int64, none twice.
+        read_ids: for each token of the target the draft model's token that it is read as, its twin
+            or the nearest token, [target's vocab_size] int64.
     """
 
     target_ids: Tensor
@@ -28,17 +32,17 @@ class VocabularyMap:
 
     @property
     def num_twins(self) -> int:
-        """Tokens that the draft model can say."""
+        """How many tokens of the target the draft model can draft."""
         return len(self.target_ids)
 
 
 def map_vocabulary(target: Vocabulary, draft: Vocabulary, *, vocab_size: int) -> VocabularyMap:
     """Pair the tokens of two vocabularies; `vocab_size` is the width of the target's logits.
 
-    Tokens that spell text are twins if they spell the same bytes, marks if their content is the same;
-    what ends (begins) a text in one is then the twin of what ends (begins) it in the other, if both
-    are still single. A token without a twin is read as the longest ending of it that is a
-    token of the draft model: what comes next depends on the ending most.
+    Tokens that spell text are twins if they spell the same bytes, marks if their content is the same.
+    The tokens that end (begin) a text are twins if neither has another twin. A token without a twin is
+    read as its longest ending that is a token of the draft model: the next token depends on the ending
+    most.
     """
     twins = {
         target.text_ids[spelling]: draft.text_ids[spelling] for spelling in target.text_ids.keys() & draft.text_ids
@@ -58,7 +62,7 @@ def map_vocabulary(target: Vocabulary, draft: Vocabulary, *, vocab_size: int) ->
 
 
 def _readings(target: Vocabulary, draft: Vocabulary, twins: dict[int, int], *, vocab_size: int) -> list[int]:
-    """What each token is read as; padding rows of the logits have no meaning and are never read."""
+    """Return the token that each token of the target is read as; padding rows of the logits are never read."""
     nothing = draft.unknown or 0
     readings = [nothing] * vocab_size
     strings = {token_id: content.encode() for content, token_id in target.marks.items()} | dict(target.spellings)
@@ -74,12 +78,12 @@ def _readings(target: Vocabulary, draft: Vocabulary, twins: dict[int, int], *, v
     return readings
 
 
-class MappedVocabulary:
-    """A `CausalModel` that takes and judges tokens of another model's vocabulary.
+class VocabularyMappedModel:
+    """A `CausalModel` that reads and predicts tokens of another model's vocabulary.
 
-    Each token is read as one token of the model's own, so its KV has an entry for each place of the
-    text. A token with a twin has the twin's logit. One without has the lowest number there is rather
-    than -inf: it is never likely, yet a request that allows such tokens only still has a distribution.
+    Each token is read as one of the model's own, so that its KV has an entry for each position. A token
+    with a twin has the twin's logit. A token without has the lowest finite number rather than -inf, so
+    that a request which allows such tokens only still has a distribution.
     """
 
     def __init__(self, model: CausalModel, vocabulary_map: VocabularyMap) -> None:
@@ -97,12 +101,12 @@ class MappedVocabulary:
         self._read_ids = vocabulary_map.read_ids.to(model.device)
 
     def number_of(self, draft_id: int) -> int:
-        """A number behind the vocabulary that is read as the model's own token `draft_id`, whatever the map; it is never judged."""
+        """Return an id beyond the vocabulary that is read as the model's own token `draft_id` and never predicted (a mask token)."""
         self._read_ids = torch.cat([self._read_ids, self._read_ids.new_tensor([draft_id])])
         return len(self._read_ids) - 1
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
-        """See `CausalModel.forward`; features are the model's own."""
+        """See `CausalModel.forward`; hidden states are the model's own."""
         result = self._model.forward(replace(batch, token_ids=self._read_ids[batch.token_ids]), attend)
         own = result.logits
         logits = own.new_full((len(own), self.vocab_size), torch.finfo(own.dtype).min)

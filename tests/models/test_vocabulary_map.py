@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from forerun.models.loader import load_model
-from forerun.models.mapped_vocabulary import MappedVocabulary, map_vocabulary
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
-from forerun.models.tokenizer_parts import parts_of
+from forerun.models.tokenizer_files import parts_of
+from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 from tests.engines import VOCAB_SIZE, foreign_drafter, tiny_target
 from tests.foreign import MARKS, byte_level, few_tokens, sentencepiece
 from tests.models.paged_run import PagedRun
@@ -74,7 +74,7 @@ def behind_map(num_missing):
     model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
     draft = load_tokenizer(folder).vocabulary(model.vocab_size)
     vocabulary_map = map_vocabulary(few_tokens().vocabulary(VOCAB_SIZE), draft, vocab_size=VOCAB_SIZE)
-    return MappedVocabulary(model, vocabulary_map), vocabulary_map
+    return VocabularyMappedModel(model, vocabulary_map), vocabulary_map
 
 
 def test_a_shuffled_twin_gives_the_targets_logits():

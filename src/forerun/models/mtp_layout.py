@@ -1,7 +1,7 @@
-"""Where checkpoints keep multi-token prediction layers beside the model's own, and in what they differ.
+"""Where checkpoints store multi-token prediction (MTP) layers, and in what these layers differ between families.
 
-Facts are from vLLM's deepseek_mtp.py, glm4_moe_mtp.py, qwen3_next_mtp.py and mimo_mtp.py, and from the
-models there whose hidden states they are given.
+The facts are from vLLM's deepseek_mtp.py, glm4_moe_mtp.py, qwen3_next_mtp.py and mimo_mtp.py, and from its
+models whose hidden states these layers read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ class MTPLayout:
     """How one family's first MTP layer is stored and computed.
 
     hidden = projection([embedding_norm(embedding); state_norm(state)]), then a decoder layer, then
-    output_norm and a head. `prefix` is that of its tensors, `block` follows it in the decoder layer's.
+    output_norm and a head.
 
-    embedding_first: in the projection's input. zeroes_first: the embedding is zero at position 0.
-    takes_normed: the target's states are those after its final norm. recycles_normed: its own next
-    state is the output after `output_norm`. zero_centred: norms multiply by 1 + weight.
+    Attributes:
+        prefix: of all tensors of the layer.
+        block: follows `prefix` in the names of the decoder layer's tensors.
+        embedding_first: whether the embedding comes first in the projection's input.
+        zeroes_first: whether the embedding is zero at position 0.
+        takes_normed: whether it reads the target's states after the final norm.
+        recycles_normed: whether its own next state is the output after `output_norm`.
+        zero_centred: whether norms multiply by 1 + weight.
     """
 
     prefix: str
@@ -43,7 +48,7 @@ class MTPLayout:
     zero_centred: bool = False
 
     def own_names(self, stored_names: Iterable[str]) -> dict[str, str]:
-        """Name -> stored name of the layer's tensors: the decoder layer's begin with "layers.0.", others stay as they are."""
+        """Map names to stored names of the layer's tensors: the decoder layer's names begin with "layers.0.", others are kept."""
         parts = {self.embedding_norm, self.state_norm, self.projection, self.output_norm, self.head, self.embedding}
         found: dict[str, str] = {}
         for stored in stored_names:
@@ -59,7 +64,7 @@ class MTPLayout:
 
 
 DEEPSEEK = MTPLayout(prefix="model.layers.{num_layers}.")
-# SGLang and transformers recycle GLM's normed states too; from the second drafted token on it may matter.
+# SGLang and transformers recycle GLM's normed states too; drafts may differ from the second token on
 GLM4 = replace(DEEPSEEK, recycles_normed=False)
 QWEN3 = MTPLayout(
     prefix="mtp.",
@@ -71,7 +76,7 @@ QWEN3 = MTPLayout(
     zeroes_first=False,
     zero_centred=True,
 )
-# vLLM's MiMo hands on the residual stream, and norms it only where it computes logits.
+# vLLM's MiMo recycles the residual stream, and norms it only to compute logits
 MIMO = MTPLayout(
     prefix="model.mtp_layers.0.",
     embedding_norm="token_layernorm",
@@ -84,10 +89,10 @@ MIMO = MTPLayout(
 
 
 def num_mtp_layers(hf: HFConfig) -> int:
-    """How many MTP layers the configuration names.
+    """Return how many MTP layers the configuration names.
 
     Raises:
-        ModelError: what it names is no number of layers.
+        ModelError: it names something else than a number of layers.
     """
     content = hf.get_text_config().to_dict()
     for key in COUNT_KEYS:
@@ -100,7 +105,7 @@ def num_mtp_layers(hf: HFConfig) -> int:
 
 
 def mtp_prefixes(hf: HFConfig) -> tuple[str, ...]:
-    """What names of tensors begin with that may be MTP layers', in any layout; empty where the configuration names none."""
+    """Return the prefixes that tensors of MTP layers may have in any layout; empty if the configuration names no MTP layers."""
     count, first = num_mtp_layers(hf), hf.get_text_config().num_hidden_layers
     if not count:
         return ()
@@ -108,10 +113,10 @@ def mtp_prefixes(hf: HFConfig) -> tuple[str, ...]:
 
 
 def find_layout(hf: HFConfig, stored_names: Iterable[str]) -> MTPLayout | None:
-    """The layout in which a checkpoint has MTP layers; None: it has none, or of another family than those known."""
+    """Find the layout of a checkpoint's MTP layers; None if it has no MTP layers, or none of a known layout."""
     names, text = set(stored_names), hf.get_text_config()
     deepseek = GLM4 if text.model_type.startswith("glm4_moe") else DEEPSEEK
     layouts = [replace(deepseek, prefix=deepseek.prefix.format(num_layers=text.num_hidden_layers)), MIMO]
-    if text.model_type.startswith("qwen3"):  # others store the same names, but may centre their norms on 1
+    if text.model_type.startswith("qwen3"):  # other families store the same names, but may centre their norms on 1
         layouts.append(QWEN3)
     return next((one for one in layouts if f"{one.prefix}{one.projection}.weight" in names), None)

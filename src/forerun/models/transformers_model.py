@@ -1,7 +1,7 @@
-"""Any other causal architecture: transformers' own modelling code with our attention plugged in.
+"""Runs any other causal architecture: transformers' own modelling code with forerun's attention in it.
 
-Slower than a decoder of ours, but it works. A model is probed and compared with transformers' eager
-attention when it is loaded, so it is never silently wrong.
+This is slower than forerun's decoder. When a model is loaded it is probed and compared with transformers'
+eager attention, so that it is refused rather than run wrong.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
-from forerun.errors import DraftError, ModelError
+from forerun.errors import DraftError, ModelError, one_line
 from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.folder import find_gguf
 from forerun.models.gguf import load_gguf_model
-from forerun.models.mtp import mtp_prefixes
+from forerun.models.model_folder import find_gguf
+from forerun.models.mtp_layout import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
-from forerun.models.plugged_attention import PLUGGED, PROBED, Plugged, PluggedLayer, Probe, UnpluggableError, register
-from forerun.models.quiet import one_line, quiet_transformers
+from forerun.models.transformers_attention import (
+    PAGED,
+    PROBE,
+    PagedHandler,
+    ProbedLayer,
+    ProbeHandler,
+    UnsupportedAttentionError,
+    register,
+)
+from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.attention.base import Attend
 from forerun.ops.attention.paged import PagedAttention
 
@@ -35,14 +43,14 @@ CHECKED_TOKENS = 8
 CHECKED_BLOCK_SIZE = 4
 TOLERANCE = 1e-3  # of a row's norm
 HALF_TOLERANCE = 0.1  # of the median row's: in 16 bits a router's near tie may fall the other way in some
-BATCH_ROPES = ("dynamic", "longrope")  # their frequencies follow the longest sequence of the batch
+BATCH_ROPES = ("dynamic", "longrope")  # their frequencies depend on the longest sequence of the batch
 
 
 class TransformersModel:
     """A `TargetModel` around a transformers causal language model."""
 
-    def __init__(self, model: Any, layers: Mapping[int, PluggedLayer], *, vocab_size: int) -> None:
-        """Wrap a model whose attention is plugged in; `layers` as `Probe` found them."""
+    def __init__(self, model: Any, layers: Mapping[int, ProbedLayer], *, vocab_size: int) -> None:
+        """Wrap a model that calls forerun's attention; `layers` are as `ProbeHandler` found them."""
         config = model.config.get_text_config()
         self.vocab_size = vocab_size
         self.hidden_size: int = config.hidden_size
@@ -57,10 +65,10 @@ class TransformersModel:
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
-        """Compute logits at `batch.logits_rows` and the features that `batch.features` names.
+        """Compute logits at `batch.logits_rows` and the hidden states that `batch.features` names.
 
         Raises:
-            DraftError: a feature this model cannot give.
+            DraftError: this model does not have these hidden states.
         """
         rows = {"logits_to_keep": batch.logits_rows} if self._takes_rows else {}
         with self._keeping(batch.features) as features:
@@ -68,7 +76,7 @@ class TransformersModel:
                 input_ids=batch.token_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
-                plug=Plugged(attend, self._layers),
+                handler=PagedHandler(attend, self._layers),
                 **rows,
             )
         logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
@@ -80,14 +88,14 @@ class TransformersModel:
         return self._model
 
     def run_layers(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T, hidden_size] in the place of embeddings, at positions [T] -> the residual stream after the last layer, un-normed."""
+        """Run the layers on [T, hidden_size] in place of embeddings -> the residual stream before the final norm."""
         last = f"hidden.{self.num_layers}"
         with self._keeping(frozenset({last})) as features:
             self._model.get_decoder()(
                 inputs_embeds=hidden.to(self.dtype)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                plug=Plugged(attend, self._layers),
+                handler=PagedHandler(attend, self._layers),
             )
         return features[last]
 
@@ -97,7 +105,7 @@ class TransformersModel:
         return hidden
 
     def logits(self, normed: Tensor) -> Tensor:
-        """See `TargetModel`; a scale or a cap that the architecture puts on them is left out."""
+        """See `TargetModel`; without the scale or the soft cap that some architectures apply."""
         head = self._model.get_output_embeddings()
         rows = normed if isinstance(head, PackedModule) else normed.to(head.weight.dtype)
         logits: Tensor = head(rows).float()
@@ -111,7 +119,7 @@ class TransformersModel:
 
     @contextmanager
     def _keeping(self, names: frozenset[str]) -> Iterator[dict[str, Tensor]]:
-        """Inside the block, a pass leaves the named features in the dict that is given."""
+        """Collect the named hidden states of passes inside the block in a dict."""
         features: dict[str, Tensor] = {}
         with ExitStack() as hooks:
             for name in sorted(names):
@@ -119,7 +127,7 @@ class TransformersModel:
             yield features
 
     def _hook(self, name: str, features: dict[str, Tensor]) -> Any:
-        """Hook the module that has the feature on its way in or out."""
+        """Hook the module whose input or output the hidden states are."""
 
         def keep(hidden: Any) -> None:
             features[name] = (hidden if isinstance(hidden, Tensor) else hidden[0])[0]
@@ -138,14 +146,14 @@ class TransformersModel:
         )
 
     def _decoder_layers(self) -> list[nn.Module]:
-        """The layers of the residual stream, under whatever name the architecture has for them."""
+        """Return the layers of the residual stream, whatever the architecture calls them."""
         for module in self._model.get_decoder().modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.num_layers:
                 return list(module)
         raise DraftError(f"{type(self._model).__name__}: its layers cannot be found for features; use another drafter")
 
 
-def load_fallback(
+def load_transformers_model(
     path: Path,
     config: PretrainedConfig,
     *,
@@ -158,9 +166,9 @@ def load_fallback(
     Args:
         path: the folder or file.
         config: its configuration.
-        dtype: None: as in the checkpoint.
+        dtype: of weights, activations and KV, or None for the checkpoint's.
         device: where it computes.
-        packing: hands the linear layers to the native kernels; None: torch computes them.
+        packing: packs the linear layers for the native kernels, or None for torch.
 
     Raises:
         ModelError: weights and architecture do not fit, or the architecture cannot run over a paged cache.
@@ -168,40 +176,44 @@ def load_fallback(
     _refuse_batch_ropes(path, config)
     model = _load_transformers(path, config, dtype).to(device).eval().requires_grad_(False)
     try:
-        return plug_in(model, packing)
-    except UnpluggableError as error:
+        return wrap_model(model, packing)
+    except UnsupportedAttentionError as error:
         raise ModelError(
-            f"{path}: attention of {type(model).__name__} cannot be plugged in: {error}; "
+            f"{path}: attention of {type(model).__name__} cannot be replaced by forerun's: {error}; "
             "use a model of another architecture"
         ) from error
 
 
-def plug_in(model: Any, packing: Packing | None = None) -> TransformersModel:
-    """Put our attention, and packed linear layers, into a transformers model and prove that it computes what it did.
+def wrap_model(model: Any, packing: Packing | None = None) -> TransformersModel:
+    """Put forerun's attention, and packed linear layers, into a transformers model, and check that its logits stay.
 
     Raises:
-        UnpluggableError: it does not, or the model keeps more than keys and values of past tokens.
+        UnsupportedAttentionError: they do not, or the model keeps more than keys and values of past tokens.
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     if model._is_stateful:
-        raise UnpluggableError("it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)")
+        raise UnsupportedAttentionError(
+            "it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)"
+        )
     register()
     tokens = torch.randint(model.get_input_embeddings().num_embeddings, [CHECKED_TOKENS], generator=_fixed_random())
     tokens = tokens.to(model.device)
     reference = _with_attention(model, EAGER, lambda: model(input_ids=tokens[None], use_cache=False).logits[0])
-    probe = Probe()
+    probe = ProbeHandler()
     _with_attention(
         model,
-        PROBED,
-        lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, plug=probe),
+        PROBE,
+        lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, handler=probe),
     )
     if probe.num_calls != num_layers or len(probe.layers) != num_layers:
-        raise UnpluggableError(f"{num_layers} layers call attention {probe.num_calls} times; must be once each")
+        raise UnsupportedAttentionError(
+            f"{num_layers} layers call attention {probe.num_calls} times; must be once each"
+        )
     plugged = TransformersModel(model, probe.layers, vocab_size=reference.shape[1])
-    _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+    _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
     if packing is not None:
         pack_modules(model, packing)
-        _with_attention(model, PLUGGED, lambda: _check(plugged, tokens, reference.float()))
+        _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
     return plugged
 
 
@@ -226,7 +238,7 @@ def _check(model: TransformersModel, tokens: Tensor, reference: Tensor) -> None:
     is_half = model.dtype.itemsize < torch.float32.itemsize
     error = (errors.median() if is_half else errors.max()).item()
     if not error <= (HALF_TOLERANCE if is_half else TOLERANCE):
-        raise UnpluggableError(f"logits differ from eager attention's by {error:.1%}")
+        raise UnsupportedAttentionError(f"logits differ from eager attention's by {error:.1%}")
 
 
 def _run(model: TransformersModel, cache: KVCache, tokens: Tensor, sequences: list[SequenceRows]) -> Tensor:
@@ -250,18 +262,18 @@ def _run(model: TransformersModel, cache: KVCache, tokens: Tensor, sequences: li
 
 
 def _with_attention(model: Any, implementation: str, compute: Callable[[], Any]) -> Any:
-    """Give the model one of transformers' named attentions, then compute.
+    """Set one of transformers' registered attentions, then compute.
 
-    A foreign model may fail in any way where its code does not expect ours.
+    A model may raise anything where its code does not expect forerun's attention.
     """
     try:
         with quiet_transformers():
             model.set_attn_implementation(implementation)
             return compute()
-    except UnpluggableError:
+    except UnsupportedAttentionError:
         raise
     except Exception as error:
-        raise UnpluggableError(one_line(error)) from error
+        raise UnsupportedAttentionError(one_line(error)) from error
 
 
 def _fixed_random() -> torch.Generator:
@@ -269,16 +281,16 @@ def _fixed_random() -> torch.Generator:
 
 
 def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype | None) -> Any:
-    """transformers' model with every weight in its place.
+    """Load transformers' model, and check that each weight was in the checkpoint.
 
     Raises:
-        ModelError: the checkpoint has a tensor too many or too few, or one of another shape.
+        ModelError: a tensor is missing, surplus or of another shape.
     """
     gguf = find_gguf(path)
     if gguf is not None:
         model, info = load_gguf_model(gguf, dtype=dtype)
     else:
-        open_checkpoint(path)  # what is wrong with the files is better said by us
+        open_checkpoint(path)  # its errors say better than transformers' what is wrong with the files
         try:
             with quiet_transformers():
                 from_pretrained: Any = AutoModelForCausalLM.from_pretrained
@@ -304,7 +316,7 @@ def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype 
 
 
 def mismatch(model: Any, info: Mapping[str, Any]) -> str | None:
-    """What transformers' loading info says was missing or had no place, and what to do; None: all fits."""
+    """Return which tensors were missing or surplus by transformers' loading info, and what to do; None if none."""
     for what, names in (("lacks", info["missing_keys"]), ("has the unknown", info["unexpected_keys"])):
         if names:
             return (
@@ -315,7 +327,7 @@ def mismatch(model: Any, info: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_batch_ropes(path: Path, config: PretrainedConfig) -> None:
-    """Refuse rotary embeddings by which a sequence's text would depend on what else is computed with it."""
+    """Refuse rotary embeddings that would make a sequence's text depend on the other sequences of its batch."""
     rope: Any = getattr(config.get_text_config(), "rope_parameters", None) or {}
     per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
     for parameters in per_layer_type or [rope]:

@@ -1,4 +1,4 @@
-"""What stands at a place of the text that nothing is known of yet, for drafters that fill several at once."""
+"""The mask token, which drafters that predict several tokens in one pass read in place of tokens not known yet."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from forerun.errors import ModelError
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Where a config.json names the mask token; the first that is there counts, as in vLLM."""
+"""Keys of config.json for the mask token; the first that is present counts, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
-    """A token that a drafter was trained to read so, and the state [width] that it is read with (None: tokens alone are read)."""
+class MaskToken:
+    """A drafter's mask token, and the hidden state [width] that is its input with it, or None for drafters that read tokens only."""
 
     token_id: int
     state: Tensor | None = None
 
 
 def read_mask_token(content: Mapping[str, Any], *, vocab_size: int) -> int:
-    """The mask token that a config.json names.
+    """Read the mask token from the content of a config.json.
 
     Raises:
-        ModelError: it names none, or none of the vocabulary.
+        ModelError: it names none, or one outside the vocabulary.
     """
     for key in MASK_KEYS:
         token_id = content.get(key)

@@ -1,0 +1,119 @@
+"""What transformers' configuration classes fill in where a config.json leaves it out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Fields = dict[str, Any]
+"""A configuration's fields by name, to be filled in place."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+SCALED_ROPES = ("linear", "llama3", "yarn")
+
+
+def same_window(fields: Fields) -> None:
+    """All layers have the window that `sliding_window` names, or none: there is nothing to fill in."""
+
+
+def late_windows(fields: Fields) -> None:
+    """Qwen's: no windows, or one in the layers from `max_window_layers` on."""
+    if not fields["use_sliding_window"]:
+        fields["sliding_window"] = None
+    first = fields["max_window_layers"] if fields["sliding_window"] is not None else fields["num_hidden_layers"]
+    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(fields["num_hidden_layers"])]
+    set_if_none(fields, "layer_types", kinds)
+
+
+def windows_without_rope(fields: Fields) -> None:
+    """SmolLM3's: windows, if any, in the layers that have no rotary embedding."""
+    has_windows = fields["use_sliding_window"] and fields["sliding_window"] is not None
+    rotates = fields["no_rope_layers"]
+    kinds = ["sliding_attention" if has_windows and not one else "full_attention" for one in rotates]
+    set_if_none(fields, "layer_types", kinds)
+
+
+def alternating_windows(fields: Fields, *, every: int = 2) -> None:
+    """Gemma 2's: full attention in every second layer."""
+    kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(fields["num_hidden_layers"])]
+    set_if_none(fields, "layer_types", kinds)
+
+
+def mostly_windows(fields: Fields) -> None:
+    """Gemma 3's: full attention in every `sliding_window_pattern`-th layer."""
+    alternating_windows(fields, every=fields["sliding_window_pattern"])
+
+
+def set_if_none(fields: Fields, name: str, value: Any) -> None:
+    """Set a field that is None."""
+    if fields[name] is None:
+        fields[name] = value
+
+
+def one_rope(fields: Fields, theta: float) -> Fields | None:
+    """The rope parameters of all layers, under their newer or older names, or None if transformers has to read them."""
+    parameters = copy.copy(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    if not isinstance(parameters, dict):
+        return None
+    parameters.setdefault("rope_theta", fields.get("rope_theta", theta))
+    if fields.get("partial_rotary_factor") is not None:
+        parameters.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
+    return _standardized(parameters, fields)
+
+
+def unscaled_rope(fields: Fields, theta: float) -> Fields | None:
+    """Phi-3's: as `one_rope`, but transformers reads scaled ropes."""
+    parameters = one_rope(fields, theta)
+    if parameters is None or parameters["rope_type"] != "default" or fields.get("partial_rotary_factor", 1.0) is None:
+        return None
+    return {"partial_rotary_factor": 1.0} | parameters
+
+
+def two_ropes(fields: Fields, theta: float) -> Fields | None:
+    """Gemma 3's: one rope for layers with a window, another, which may be scaled, for the rest."""
+    given = fields.get("rope_parameters") or {kind: {"rope_type": "default"} for kind in LAYER_TYPES}
+    scaling = fields.get("rope_scaling") or {}
+    if not isinstance(given, dict) or not all(isinstance(one, dict) for one in (scaling, *map(given.get, LAYER_TYPES))):
+        return None
+    full = given["full_attention"] | scaling
+    full.setdefault("rope_theta", fields.get("rope_theta", theta))
+    sliding = {"rope_theta": fields.get("rope_local_base_freq", 10_000.0)} | given["sliding_attention"]
+    parameters = {"full_attention": _standardized(full, fields), "sliding_attention": _standardized(sliding, fields)}
+    return None if None in parameters.values() else parameters
+
+
+def _standardized(parameters: Fields, fields: Fields) -> Fields | None:
+    """The parameters with a type and the length before scaling, or None if transformers has to check them."""
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    rope_type = parameters["rope_type"]
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        return None
+    if rope_type != "default" and (rope_type not in SCALED_ROPES or "factor" not in parameters):
+        return None
+    if rope_type in ("llama3", "yarn"):
+        parameters.setdefault("original_max_position_embeddings", fields["max_position_embeddings"])
+    return parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDefaults:
+    """How transformers' configuration class of one model_type completes a file.
+
+    Attributes:
+        needed: fields that a file must have, besides those of every family.
+        unusual: fields by which transformers takes a file for another class's.
+        types: types of the fields that no other family has.
+        values: fields that a file may leave out, and what they are then.
+        fill_windows: fills in the attention type of each layer.
+        rope: resolves the rope parameters, with `theta` where a file names none.
+    """
+
+    needed: tuple[str, ...] = ()
+    unusual: tuple[str, ...] = ()
+    types: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    fill_windows: Callable[[Fields], None] = same_window
+    rope: Callable[[Fields, float], Fields | None] = one_rope
+    theta: float = 10_000.0
