@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from forerun import SamplingParams
+from forerun.engine.engine import Engine
+from forerun.engine.speculation import FixedLength
 from forerun.errors import RequestError
 from tests.contract.test_contract import PROMPTS
 from tests.executor.simulations import assert_nothing_is_held, drain, run, simulated_engine
@@ -92,6 +95,33 @@ def test_tokens_after_the_end_inside_an_accepted_run_are_cut(delay, plain_texts)
         output = run(engine, [prompt], SamplingParams(seed=7, max_tokens=7, ignore_eos=True))[0].outputs[0]
         assert (output.token_ids, output.finish_reason) == (plain[:7], "length")
     assert_nothing_is_held(engine)
+
+
+@DELAYS
+def test_prompt_tokens_count_once_however_often_they_are_computed(delay):
+    engine = simulated_engine(delay=delay, enable_prefix_caching=False, **TIGHT)
+    run(engine, PROMPTS, SAMPLING)
+    assert engine.parts.scheduler.num_preemptions > 0
+    assert engine.stats.num_prompt_tokens == sum(map(len, PROMPTS))
+
+
+def test_the_control_observes_what_each_step_drafted_and_what_stood():
+    class Observing(FixedLength):
+        def observe(self, record):
+            records.append(record)
+
+    records = []
+    engine = simulated_engine(rates=RATES["good"])
+    parts = replace(engine.parts, control=Observing(num_speculative_tokens=4))
+    engine = Engine(parts, clock=engine._clock)
+    outputs = run(engine, PROMPTS[:3], SAMPLING)
+    drafted = sum(drafted for record in records for _, drafted, _ in record.verified)
+    accepted = sum(accepted for record in records for _, _, accepted in record.verified)
+    assert drafted == sum(output.speculation.num_draft_tokens for output in outputs) > 0
+    assert accepted == sum(output.speculation.num_accepted_tokens for output in outputs) > 0
+    assert sum(record.times.forward for record in records) == pytest.approx(engine.stats.times.forward)
+    assert records[0].num_rows == sum(map(len, PROMPTS[:3]))
+    assert records[0].num_context_tokens == 0
 
 
 def test_acceptance_follows_its_profile():

@@ -206,6 +206,25 @@ def test_pushed_texts_together_are_the_decoded_text_up_to_what_may_be_incomplete
 VALID = st.text(alphabet=st.characters(exclude_characters="\ufffd|", exclude_categories=["Cs"]))
 
 
+def test_a_token_of_whole_characters_is_not_decoded_again(tokenizer, monkeypatch):
+    ids = tokenizer.encode("plain words, one after the other, and again plain words")
+    stream = tokenizer.stream(ids[:3])
+    for token_id in ids:
+        tokenizer.whole_text(token_id)
+    num_decoded, decode = [], Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda *args, **kw: num_decoded.append(1) or decode(*args, **kw))
+    text = "".join(stream.push(token_id) for token_id in ids[3:])
+    assert decode(tokenizer, ids[:3]) + text == decode(tokenizer, ids)
+    assert not num_decoded
+
+
+def test_what_a_token_spells_is_taken_for_granted_only_in_byte_level_vocabularies(tokenizer, sentencepiece_tokenizer):
+    word = tokenizer.encode("plain")[0]
+    assert tokenizer.whole_text(word) == tokenizer.token_text(word)
+    assert tokenizer.whole_text(tokenizer.tokens["Ã"]) is None, "the first half of a character"
+    assert all(sentencepiece_tokenizer.whole_text(i) is None for i in range(sentencepiece_tokenizer.vocab_size))
+
+
 @given(text=VALID)
 @settings(deadline=None, max_examples=100)
 def test_no_push_returns_a_replacement_character_for_valid_text(tokenizer, text):
@@ -297,6 +316,9 @@ class BytePieces:
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
+
+    def whole_text(self, token_id):
+        return None
 
     def decode(self, ids, *, skip_special_tokens=True):
         return b"".join(self._pieces[token_id] for token_id in ids).decode(errors="replace")

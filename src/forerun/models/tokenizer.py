@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from forerun.errors import RequestError, one_line
 from forerun.models.chat_template import ARGUMENTS, Render, render, variables_of
 from forerun.models.tokenizer_files import TokenizerParts, read_tokenizer
-from forerun.models.vocabulary import Vocabulary, read_vocabulary
+from forerun.models.vocabulary import Vocabulary, is_byte_level, read_vocabulary
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
 CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new token follows
@@ -33,6 +33,7 @@ class Tokenizer:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._whole_texts: dict[int, str | None] | None = {} if is_byte_level(self._backend) else None
 
     @property
     def vocab_size(self) -> int:
@@ -137,6 +138,18 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def whole_text(self, token_id: int) -> str | None:
+        """Return the text that a token adds to any text, or None where that depends on its neighbours.
+
+        It depends on none in a byte-level vocabulary, if the token spells whole characters.
+        """
+        if self._whole_texts is None:
+            return None
+        if token_id not in self._whole_texts:
+            text = self.token_text(token_id)
+            self._whole_texts[token_id] = None if REPLACEMENT in text or not text else text
+        return self._whole_texts[token_id]
+
     def token_text(self, token_id: int) -> str:
         """Decode one token alone, special or not."""
         return self.decode([token_id], skip_special_tokens=False)
@@ -221,7 +234,8 @@ class TextStream:
     It decodes a window of few tokens: those whose text was returned last, as context (decoders treat the
     first token of a text differently), and those since. Text that ends in U+FFFD may be the beginning of
     a character and is held back. More than `MOST_HELD_TOKENS` of such tokens are invalid bytes, which are
-    returned except for the last few.
+    returned except for the last few. Where nothing is held back, a token whose text depends on no other
+    (`Tokenizer.whole_text`) is not decoded at all.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
@@ -233,11 +247,15 @@ class TextStream:
         self._window = self._context(prompt_ids)
         self._num_context = len(self._window)
         self._given = self._decode()
+        self._holds_nothing = not self._given.endswith(REPLACEMENT)
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that became certain with it, which may be empty."""
         if token_id in self._skipped:
             return ""
+        if self._holds_nothing and (whole := self._tokenizer.whole_text(token_id)) is not None:
+            self._window, self._num_context, self._given = [token_id], 1, whole
+            return whole
         self._window.append(token_id)
         text = self._decode()
         num_certain = len(text.rstrip(REPLACEMENT))
@@ -246,6 +264,7 @@ class TextStream:
         if not text.startswith(self._given):  # the prompt ended within a character, which is whole now
             self._given = self._given.rstrip(REPLACEMENT)
         new = text[len(self._given) : num_certain]
+        self._holds_nothing = bool(new) and num_certain == len(text)
         if new:
             self._slide(num_waiting=len(text) - num_certain)
         return new

@@ -105,6 +105,12 @@ def _notation(tokenizer: Any) -> tuple[Callable[[str], bytes], Mapping[str, byte
     return spell, byte_tokens
 
 
+def is_byte_level(tokenizer: Any) -> bool:
+    """Return whether a `tokenizers.Tokenizer` decodes by putting the bytes of its tokens side by side, and no more."""
+    kinds = {step["type"] for step in _decoder_steps(tokenizer)}
+    return "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
+
+
 def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
     """Return the decoder's steps, as in tokenizer.json."""
     if tokenizer.decoder is None:
