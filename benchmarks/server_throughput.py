@@ -26,10 +26,9 @@ from rich.table import Table
 
 from benchmarks.serving import FORERUN, RunningServer, serving
 from forerun import LLM
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.prompts import WORKLOADS
-from forerun.bench.requests import lay_out
+from forerun.bench.prompts import WORKLOADS, encode_prompt
 from forerun.bench.sharegpt import SampledRequest
 from forerun.bench.throughput import measure_throughput
 from forerun.bench.workloads import ThroughputWorkload
@@ -77,7 +76,7 @@ class Contest:
     def offline(self) -> float:
         """Output tokens per second of an LLM that has all requests at once."""
         tokenizer = self.llm.get_tokenizer()
-        requests = [SampledRequest(lay_out(tokenizer, prompt), self.max_tokens) for prompt in self.prompts]
+        requests = [SampledRequest(encode_prompt(tokenizer, prompt), self.max_tokens) for prompt in self.prompts]
         workload = ThroughputWorkload(num_prompts=len(requests), temperature=0.0)
         return measure_throughput(self.llm, workload, requests).output_tokens_per_second
 

@@ -19,9 +19,8 @@ import torch
 
 from benchmarks.targets import llm_on
 from forerun import LLM
-from forerun.bench.bandwidth import BandwidthProbe
-from forerun.bench.clock import Stopwatch
 from forerun.bench.curve import NUM_WARMUP_ROUNDS
+from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, random_sequences
 from forerun.engine.build import LOADERS

@@ -18,7 +18,7 @@ from benchmarks.experiment.results import Measured
 from benchmarks.experiment.settings import Settings, unknown_variables
 from benchmarks.experiment.start import PLAIN, SPECULATIVE, Launch, Run, Started, start
 from benchmarks.experiment.voice import Voice
-from forerun.bench.requests import lay_out
+from forerun.bench.prompts import encode_prompt
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 
@@ -75,7 +75,7 @@ def _run(launch: Launch, tokenizer: Tokenizer, texts: Sequence[str], voice: Voic
     def prompts() -> Iterator[list[int]]:
         return draw_prompts(
             texts,
-            lambda text: lay_out(tokenizer, text),
+            lambda text: encode_prompt(tokenizer, text),
             most_tokens=most_prompt_tokens(settings),
             seed=settings.seed,
         )

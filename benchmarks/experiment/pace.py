@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.experiment.settings import Settings
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
 
 Sleep = Callable[[float], object]
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from forerun.bench.load.result_keys import is_taken
+from forerun.bench.load.report import is_reserved
 from forerun.cli.app import main
 from tests.bench.load.fake_server import Script, serving
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -82,7 +82,7 @@ def test_json_has_vllms_keys_and_ours(run, server, tokenizer):
     assert report["energy"]["method"] == "unavailable"
     assert report["energy"]["j_per_output_token"] is None
     assert report["environment"]["server"] == {"base_url": server.url, "version": '{"version": "fake 1"}'}
-    assert all(map(is_taken, set(report) - {"tp", "note"}))
+    assert all(map(is_reserved, set(report) - {"tp", "note"}))
 
 
 def test_every_request_is_sent_with_the_options_sampling(run, server):
@@ -212,7 +212,7 @@ def test_without_a_sensor_the_block_says_why(run):
 
 
 def test_a_server_elsewhere_has_no_energy_of_ours(monkeypatch):
-    from forerun.cli.serve_options import ServerOptions
+    from forerun.cli.bench_serve_options import ServerOptions
 
     assert [
         ServerOptions(base_url=url).is_local for url in ("http://127.0.0.1:1", "http://localhost", "http://a.b")

@@ -156,7 +156,7 @@ def taken() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_a_port_that_is_taken_is_one_line_and_exit_code_2(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_reserved_is_one_line_and_exit_code_2(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "m", "--port", str(taken)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -1,10 +1,10 @@
-"""Forward passes of an engine's own runner, over sequences of random tokens."""
+"""Single forward passes through an engine's runner over random tokens, and the bytes that they must read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,21 +15,39 @@ from forerun.engine.engine import EngineParts
 from forerun.errors import ConfigError
 from forerun.kv.slots import Slot
 from forerun.llm import LLM
+from forerun.models.config import DecoderConfig
 
 PREFILL_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """A forward pass over `num_sequences` sequences of `context` tokens each, `rows` new rows for each."""
+    """A forward pass over `num_sequences` sequences of `context` tokens each, with `rows` new rows of each."""
 
     context: int
     num_sequences: int
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class PassBytes:
+    """The bytes that a forward pass must read: each weight once, and the KV of the context.
+
+    Divided by the memory's bandwidth they give a lower bound of the time of a pass of few rows.
+    """
+
+    config: DecoderConfig
+    dtype: torch.dtype  # of the KV
+    weights: int = field(kw_only=True)  # of all matrices, see `Decoder.weight_bytes`
+
+    def kv(self, context: int) -> int:
+        """Bytes of the keys and values that one sequence's next token reads after `context` tokens, windows applied."""
+        seen = sum(context if window is None else min(context, window) for window in self.config.windows)
+        return seen * 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+
+
 class RandomSequences:
-    """Sequences of random tokens whose KV is in an engine's cache; made by `random_sequences`."""
+    """Sequences of random tokens with their KV in the engine's cache; made by `random_sequences`."""
 
     def __init__(self, parts: EngineParts, slots: Sequence[Slot]) -> None:
         self._parts = parts
@@ -37,7 +55,7 @@ class RandomSequences:
         self._random = torch.Generator().manual_seed(0)
 
     def batch(self, shape: PassShape, *, all_logits: bool = True) -> ForwardBatch:
-        """The rows after the first `shape.context` tokens, as when drafts are verified: logits of each row."""
+        """The `shape.rows` rows after the first `shape.context` tokens, with logits of each row as in verification."""
         slots = self._slots[: shape.num_sequences]
         places = [np.asarray(slot.slots(shape.context, shape.rows), dtype=np.int64) for slot in slots]
         num_rows = shape.num_sequences * shape.rows
@@ -54,13 +72,13 @@ class RandomSequences:
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run one whole pass, the layers' common preparation included; logits of the batch's rows."""
+        """Run one whole pass, preparation included, and return the logits of the batch's rows."""
         with torch.inference_mode():
             runner = self._parts.runner
             return runner.forward(batch, runner.prepare(batch)).logits
 
     def prefill(self, num_tokens: int) -> None:
-        """Compute the KV of the first sequence's first tokens and give the others a copy each."""
+        """Compute the KV of the first sequence's first tokens and copy it to the other sequences."""
         for start in range(0, num_tokens, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, num_tokens - start)
             self.forward(self.batch(PassShape(context=start, num_sequences=1, rows=rows), all_logits=False))
@@ -79,10 +97,10 @@ class RandomSequences:
 
 @contextmanager
 def random_sequences(llm: LLM, shapes: Sequence[PassShape]) -> Iterator[RandomSequences]:
-    """Sequences for passes of these shapes; their KV memory is the engine's, and is given back at the end.
+    """Make sequences for passes of these shapes in the engine's KV memory, which is freed at the end.
 
     Raises:
-        ConfigError: a shape is longer than the engine's sequences, or there is not enough KV memory for all.
+        ConfigError: a shape is longer than the engine's sequences, or the KV memory does not hold all sequences.
     """
     parts, context = llm.engine.parts, max(shape.context for shape in shapes)
     longest = context + max(shape.rows for shape in shapes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,10 +14,12 @@ from rich.table import Table
 import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.painting import LEGEND, TokenPainter
-from forerun.cli.streaming import Answer, Show, hide, read_answer, speculation_json, speculation_rows
+from forerun.cli.output import speculation_json, speculation_rows
+from forerun.cli.streaming import Answer, Show, hide, read_answer
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
+from forerun.core.verdict import Origin
+from forerun.engine.pieces import TokenPieces
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -25,6 +29,9 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
 WARM_UP_TOKENS = 16
 TEXTS_DIFFER = 1
+
+ACCEPTED_STYLE = "bold green"
+LEGEND = f"[{ACCEPTED_STYLE}]accepted draft tokens[/], the target's own tokens"
 
 PROMPT = """```python
 class Shelf:
@@ -97,6 +104,21 @@ def demo(
     else:
         console.print(as_table(comparison))
     return 0 if comparison.identical else TEXTS_DIFFER
+
+
+class TokenPainter:
+    """Prints the deltas of one completion, each token's text in the style of its origin."""
+
+    def __init__(self, console: Console, decode: Callable[[Sequence[int]], str]) -> None:
+        self._console = console
+        self._pieces: TokenPieces[Origin] = TokenPieces(decode)
+
+    def __call__(self, delta: StreamDelta) -> None:
+        """Print what a delta brought."""
+        pieces = self._pieces.cut(delta.text, zip(delta.token_ids, delta.origins, strict=True))
+        for accepted, run in groupby(pieces, key=lambda piece: piece[1] is Origin.ACCEPTED):
+            text = "".join(piece for piece, _ in run)
+            self._console.out(text, style=ACCEPTED_STYLE if accepted else None, end="", highlight=False)
 
 
 def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:

@@ -161,5 +161,8 @@ class SamplingOptions:
         return forerun.SamplingParams(**asdict(self))
 
 
+WORKLOAD = Parameter(name="*", group=Group("Workload", sort_key=1), negative=())
+"""Makes the fields of a benchmark's workload options of the command."""
+
 JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 """Print one line of JSON for machines, and nothing else, on standard output."""

@@ -13,8 +13,8 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict, Env
 
 from forerun.cli import loading
+from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
-from forerun.cli.yaml_files import read_yaml
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli import loading
+from forerun.cli.input_files import read_lines
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.prompt_files import read_lines
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:

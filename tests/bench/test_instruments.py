@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forerun.bench.bandwidth import NUM_READS, BandwidthProbe
-from forerun.bench.clock import Stopwatch
+from forerun.bench.instruments import NUM_READS, BandwidthProbe, Stopwatch
 from tests.bench.clocks import SlowingClock, TickingClock
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.bench.load.scrape import DraftCounts, Sample, count_drafts, parse_metrics
+from forerun.bench.load.server import DraftCounts, Sample, count_drafts, parse_metrics
 
 TEXT = r"""# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge

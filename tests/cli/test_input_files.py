@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forerun.cli.prompt_files import read_kinds, read_prompts
+from forerun.cli.input_files import read_kinds, read_prompts
 from forerun.errors import ConfigError
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}

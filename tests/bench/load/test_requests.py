@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from forerun.bench.load.dataset import Dataset
-from forerun.bench.load.draw import draw_requests
+from forerun.bench.load.requests import draw_requests
+from forerun.bench.load.workload import Dataset
 from forerun.errors import ConfigError
 from forerun.models.tokenizer import load_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer

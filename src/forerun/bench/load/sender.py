@@ -1,4 +1,4 @@
-"""Sends requests as traffic wants them and gathers the answers."""
+"""Sends requests at the times that the traffic asks for, and collects the answers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
 from forerun.bench.load.answer import Answer, LoadRequest
 from forerun.bench.load.arrivals import draw_arrivals, draw_arrivals_within
-from forerun.bench.load.traffic import Traffic
+from forerun.bench.load.workload import Traffic
 
 Ask = Callable[[LoadRequest, str], Awaitable[Answer]]
-"""Sends a request under an id; never raises for what a server does."""
+"""Sends a request with an id and returns its answer; a failure of the server is recorded there, not raised."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What came of a load: answers in the order of their requests."""
+    """The answers to a load, in the order of their requests."""
 
     answers: list[Answer] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)  # of the answers' requests, as they came
-    num_arrived: int = 0  # requests that came, sent or not
+    numbers: list[int] = field(default_factory=list)  # of the answers' requests, in order of arrival
+    num_arrived: int = 0  # requests that arrived, sent or not
     seconds: float = 0.0  # from the start to the last answer
 
     @property
     def num_unsent(self) -> int:
-        """Requests that came in time but found no place before the time was up."""
+        """Requests that arrived in time but were still waiting for a free place when the time was up."""
         return self.num_arrived - len(self.answers)
 
 
@@ -49,7 +49,7 @@ class Sender:
     clock: Clock = time.perf_counter
 
     async def warm_up(self, requests: Sequence[LoadRequest]) -> list[Answer]:
-        """Send requests at once, as far as places go, and forget the time."""
+        """Send all requests at once, up to the maximum concurrency, and return the answers."""
         places = self._places()
 
         async def send(number: int, request: LoadRequest) -> Answer:
@@ -59,17 +59,17 @@ class Sender:
         return list(await asyncio.gather(*(send(number, request) for number, request in enumerate(requests))))
 
     async def send(self, requests: Sequence[LoadRequest]) -> Run:
-        """Send each request once or, for a duration, all of them in turn until the time is up."""
-        with _quiet_collector():
+        """Send each request once or, if the traffic has a duration, all of them in turn until the time is up."""
+        with _frozen_garbage_collector():
             start = self.clock()
             run = await (
-                self._send_on_answers(requests) if self.traffic.is_closed_loop else self._send_on_time(requests)
+                self._send_closed_loop(requests) if self.traffic.is_closed_loop else self._send_at_times(requests)
             )
             run.seconds = self.clock() - start
         return run
 
-    async def _send_on_time(self, requests: Sequence[LoadRequest]) -> Run:
-        """Send when requests come, whether or not earlier ones are answered."""
+    async def _send_at_times(self, requests: Sequence[LoadRequest]) -> Run:
+        """Send each request at its arrival time, whether or not earlier ones are answered (open loop)."""
         traffic, random = self.traffic, np.random.default_rng(self.seed)
         if traffic.duration is None:
             times = draw_arrivals(traffic, len(requests), random)
@@ -99,13 +99,13 @@ class Sender:
         sent = {number: answer for number, task in enumerate(tasks) if (answer := task.result()) is not None}
         return Run(list(sent.values()), list(sent), num_arrived=len(tasks))
 
-    async def _send_on_answers(self, requests: Sequence[LoadRequest]) -> Run:
-        """Keep every place busy until the time is up."""
+    async def _send_closed_loop(self, requests: Sequence[LoadRequest]) -> Run:
+        """Keep the maximum concurrency of requests running until the time is up."""
         deadline = self.clock() + (self.traffic.duration or 0)
         numbers = itertools.count()
         answers: dict[int, Answer] = {}
 
-        async def keep_busy() -> None:
+        async def send_in_turn() -> None:
             while self.clock() < deadline:
                 number = next(numbers)
                 answers[number] = await self.ask(requests[number % len(requests)], f"{self.id_prefix}{number}")
@@ -113,7 +113,7 @@ class Sender:
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self.traffic.max_concurrency or 1):
-                group.create_task(keep_busy())
+                group.create_task(send_in_turn())
         return Run([answers[number] for number in sorted(answers)], sorted(answers), num_arrived=len(answers))
 
     def _places(self) -> asyncio.Semaphore:
@@ -121,8 +121,8 @@ class Sender:
 
 
 @contextmanager
-def _quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector from pausing over all that was loaded before."""
+def _frozen_garbage_collector() -> Iterator[None]:
+    """Exclude existing objects from garbage collection, whose pauses would delay requests."""
     gc.collect()
     gc.freeze()
     try:

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from forerun.bench.load.answer import Answer, Chunk, LoadRequest
-from forerun.bench.load.run import Sender
-from forerun.bench.load.traffic import Traffic
+from forerun.bench.load.sender import Sender
+from forerun.bench.load.workload import Traffic
 
 REQUESTS = [LoadRequest(str(number), 1) for number in range(6)]
 
