@@ -1,4 +1,4 @@
-"""`forerun bench`: how fast a model and a configuration are on this machine, or a server is anywhere."""
+"""`forerun bench`: the speed of a model and configuration on this machine, or of a server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:
 
 
 def show_numbers(numbers: Sequence[int]) -> str:
-    """Numbers as they are written on the command line."""
+    """Numbers in the form of the command line."""
     return ",".join(map(str, numbers))
 
 
@@ -154,7 +154,7 @@ def throughput(
 
 
 def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:
-    """What the figures were measured with, and how drafting went."""
+    """The model, machine and configuration of a measurement, and its counts of drafts."""
     from forerun.bench.machine import describe_kernels, describe_machine
 
     return {
@@ -169,7 +169,7 @@ def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:
 
 
 def _show_curve(curve: Curve, drafting: DraftingCost | None, console: Console) -> None:
-    """What was measured with what, a table of passes, and the drafter's cost."""
+    """Print the circumstances, a table of passes, and the drafter's cost."""
     weights = "unknown" if curve.weight_bytes is None else decimal(curve.weight_bytes)
     console.print(f"{curve.machine}\n{curve.model}, {curve.dtype} on {curve.device}, kernels: {curve.kernels}")
     console.print(f"weights read per pass {weights}, memory {curve.gigabytes_per_second:.1f} GB/s")
@@ -212,7 +212,7 @@ def _drafting_table(cost: DraftingCost) -> Table:
 
 
 def _show_latency(result: LatencyResult, console: Console) -> None:
-    """Average and percentiles, in vLLM's words."""
+    """Print average and percentiles in vLLM's format."""
     console.print(f"Avg latency: {result.avg_latency} seconds")
     for percent, seconds in result.percentiles.items():
         console.print(f"{percent}% percentile latency: {seconds} seconds")
@@ -220,7 +220,7 @@ def _show_latency(result: LatencyResult, console: Console) -> None:
 
 
 def _show_throughput(result: ThroughputResult, console: Console) -> None:
-    """Requests and tokens per second, in vLLM's words."""
+    """Print requests and tokens per second in vLLM's format."""
     console.print(
         f"Throughput: {result.requests_per_second:.2f} requests/s, {result.tokens_per_second:.2f} total tokens/s, "
         f"{result.output_tokens_per_second:.2f} output tokens/s"
@@ -231,7 +231,7 @@ def _show_throughput(result: ThroughputResult, console: Console) -> None:
 
 
 def _show_speculation(stats: SpeculationStats, console: Console) -> None:
-    """How drafting went, if there were drafts."""
+    """Print the acceptance of drafts, if there were any."""
     if stats.num_drafts:
         for name, value in speculation_rows(stats):
             console.print(f"{name}: {value}")

@@ -1,4 +1,4 @@
-"""`forerun bench compare`: ways to draft against plain decoding, on the same prompts in one run."""
+"""`forerun bench compare`: speculative configurations against plain decoding, on the same prompts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def compare(
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """The comparison for machines."""
+    """The comparison as JSON."""
     outcomes = [
         {**outcome.to_json(), "speculation": speculation_json(outcome.speculation)} for outcome in found.outcomes
     ]
@@ -96,12 +96,13 @@ def _refuse_speculation(engine: EngineOptions) -> None:
 
 
 def read_configs(path: Path) -> dict[str, dict[str, Any]]:
-    """Name -> speculative_config, each checked as far as is possible without a model.
+    """Read a file of configurations, by name or in a list, and check what can be checked without a model.
 
-    Those in a list without a `name` are named after what they resolve to ("ngram, K=5").
+    Returns name -> speculative_config; a listed configuration without a `name` gets its description,
+    e.g. "ngram, K=5".
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, names one thing twice or holds no configuration.
+        ConfigError: the file cannot be read, is not YAML, has a name twice or holds no configuration.
         ForerunError: a configuration is wrong; the message names it.
     """
     from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
@@ -134,14 +135,14 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _take_name(config: Any) -> tuple[str | None, Any]:
-    """A list's entry as its name, if it has one, and the rest."""
+    """Split an entry of a list into its name, or None, and the configuration."""
     if not isinstance(config, dict) or "name" not in config:
         return None, config
     return str(config["name"]), {key: value for key, value in config.items() if key != "name"}
 
 
 def _show(found: Comparison, console: Console) -> None:
-    """What was measured with what, speeds and texts, phases and acceptance by position, and what to heed."""
+    """Print the circumstances, tables of speeds, acceptance and phases, and notes."""
     console.print(f"{found.machine}\n{found.model}, {found.dtype} on {found.device}, kernels: {found.kernels}")
     console.print(
         f"up to {found.max_tokens} tokens, {found.batch_size} prompt(s) at once, temperature {found.temperature:g}, "
@@ -156,7 +157,7 @@ def _show(found: Comparison, console: Console) -> None:
 
 
 def _table(title: str, found: Comparison, cells: Callable[[Outcome], dict[str, str]]) -> Table:
-    """A row for each outcome, under the kind of its prompts."""
+    """A table with a row for each outcome, grouped by the kind of prompts."""
     table = Table(title=title)
     table.add_column("")
     for name in cells(found.outcomes[0]):
@@ -193,7 +194,7 @@ def _phases(one: Outcome) -> dict[str, str]:
 
 
 def _notes(outcome: Outcome) -> list[str]:
-    """What a reader must not overlook."""
+    """Warnings: failed drafts, and texts that differ although they must not."""
     notes = []
     if outcome.num_failed_drafts:
         notes.append(f"the drafter failed {outcome.num_failed_drafts} time(s), see the warning above")

@@ -1,4 +1,4 @@
-"""`forerun bench serve`: load on an OpenAI-compatible server, as `vllm bench serve` makes it."""
+"""`forerun bench serve`: loads an OpenAI-compatible server and measures its answers, as `vllm bench serve` does."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def serve(
 
 
 class _TokenizerOnDemand:
-    """Loads a tokenizer when it is first asked for: many runs need none."""
+    """Loads a tokenizer at its first use, since many runs need none."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,10 +84,10 @@ class _TokenizerOnDemand:
         """The tokenizer.
 
         Raises:
-            ForerunError: it is not to be had; the message says by which option to name another.
+            ForerunError: the tokenizer cannot be loaded; the message names the option for another one.
         """
         if self._loaded is None:
-            from forerun.models.tokenizer import load_tokenizer  # here, for not all load a tokenizer
+            from forerun.models.tokenizer import load_tokenizer  # only when it is needed
 
             loading.pull_if_needed(self.name)
             try:
@@ -98,7 +98,7 @@ class _TokenizerOnDemand:
         return self._loaded
 
     def encode(self) -> Callable[[str], list[int]]:
-        """What turns an answer into tokens."""
+        """A function that encodes an answer's text."""
         tokenizer = self.get()
         return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
@@ -111,7 +111,7 @@ def _make_load(
     body: BodyOptions,
     tokenizer: _TokenizerOnDemand,
 ) -> Load:
-    """Draw the requests: prompts of warm-ups are others than those that count, as far as a file has more."""
+    """Draw the requests; warm-ups have prompts of their own unless the file has too few."""
     from forerun.bench.load.client import Endpoint
     from forerun.bench.load.measure import Load
     from forerun.bench.load.requests import draw_requests
@@ -142,7 +142,7 @@ def _make_load(
 def _measure(
     load: Load, server: ServerOptions, figures: FigureOptions, result: ResultOptions, tokenizer: _TokenizerOnDemand
 ) -> Report:
-    """Run the load, and sum it up."""
+    """Run the load and compute its figures."""
     from forerun.bench.load.figures import sum_up
     from forerun.bench.load.measure import count_tokens, measure
     from forerun.bench.load.report import Report
@@ -180,7 +180,7 @@ def _measure(
 
 
 def _show(found: Report, *, quiet: bool) -> None:
-    """Print what went wrong to standard error and, unless `quiet`, the result."""
+    """Print errors to standard error and, unless `quiet`, the result to standard output."""
     for line in _errors(found):
         print(f"warning: {line}", file=sys.stderr)
     if not quiet:
@@ -188,7 +188,7 @@ def _show(found: Report, *, quiet: bool) -> None:
 
 
 def _render(report: Report) -> str:
-    """The whole block."""
+    """The result in the 50 columns of `vllm bench serve`."""
     found, figures = report.measurement, report.figures
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_summary(report)]
     for name, spread in figures.spreads.items():
@@ -200,7 +200,7 @@ def _render(report: Report) -> str:
 
 
 def _errors(report: Report) -> list[str]:
-    """What went wrong, each once with how often; no more than ten."""
+    """The distinct errors of requests with their counts, ten at most."""
     counts: dict[str, int] = {}
     for answer in report.measurement.run.answers:
         if answer.error is not None:

@@ -28,7 +28,7 @@ LOOPBACK = ("localhost", "::1", "0.0.0.0", "::")
 @Parameter(name="*", group=Group("Server", sort_key=1))
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Which server, and how it is spoken to."""
+    """The server to load, and how to reach it."""
 
     backend: Backend = "openai"
     """openai: completions; openai-chat: chat completions."""
@@ -78,27 +78,27 @@ class ServerOptions:
         """Headers of each request.
 
         Raises:
-            ConfigError: one is not KEY=VALUE.
+            ConfigError: a header is not KEY=VALUE.
         """
         key = os.environ.get("OPENAI_API_KEY")
         return ({"Authorization": f"Bearer {key}"} if key else {}) | pairs("--header", self.header)
 
     @property
     def is_local(self) -> bool:
-        """Whether the server runs on this machine, as far as its address tells."""
+        """Whether the server's address is a loopback or unspecified one, so this machine."""
         host = urlsplit(self.url).hostname or ""
         return host in LOOPBACK or host.startswith("127.")
 
     @property
     def id_prefix(self) -> str:
-        """What the ids of requests begin with."""
+        """The prefix of request ids."""
         return f"bench-{uuid.uuid4().hex[:8]}-" if self.request_id_prefix is None else self.request_id_prefix
 
 
 @Parameter(name="*", group=Group("Sampling", sort_key=4))
 @dataclass(frozen=True, kw_only=True)
 class BodyOptions:
-    """What each request asks for; what is not given is left to the server."""
+    """Sampling parameters of each request; those left out are the server's defaults."""
 
     temperature: float | None = None
     """0 always takes the most likely token."""
@@ -125,7 +125,7 @@ class BodyOptions:
         self._extra()
 
     def body(self, backend: Backend, *, ignore_eos: bool) -> dict[str, Any]:
-        """The keys of a request that these options set."""
+        """The keys of a request's body that these options set."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         for name in ("extra_body", "ignore_eos", "logprobs"):
             given.pop(name, None)
@@ -149,7 +149,7 @@ class BodyOptions:
 @Parameter(name="*", group=Group("Figures", sort_key=5))
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
-    """What is reported."""
+    """The figures to report."""
 
     percentile_metrics: str = "ttft,tpot,itl,icl,e2el"
     """Latencies, with commas: ttft, tpot, itl, icl, e2el, client_queue_time, e2el_including_client_queue."""
@@ -169,10 +169,10 @@ class FigureOptions:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the latencies.
+        """The names of the latencies to report.
 
         Raises:
-            ConfigError: one is unknown.
+            ConfigError: a name is unknown.
         """
         names = [name.strip() for name in self.percentile_metrics.split(",")]
         for name in names:
@@ -182,10 +182,10 @@ class FigureOptions:
 
     @property
     def percents(self) -> list[float]:
-        """The percentiles.
+        """The percentiles to report.
 
         Raises:
-            ConfigError: one is no number from 0 to 100.
+            ConfigError: a percentile is no number from 0 to 100.
         """
         try:
             percents = [float(part) for part in self.metric_percentiles.split(",")]
@@ -200,10 +200,10 @@ class FigureOptions:
 
     @property
     def goals(self) -> dict[str, float]:
-        """Milliseconds by latency.
+        """The goals of goodput: milliseconds by latency.
 
         Raises:
-            ConfigError: one is not KEY:VALUE, or its key or value is wrong.
+            ConfigError: a goal is not KEY:VALUE, or its key or value is wrong.
         """
         goals: dict[str, float] = {}
         for pair in self.goodput or ():
@@ -222,7 +222,7 @@ class FigureOptions:
 @Parameter(name="*", group=Group("Results", sort_key=6))
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """Where the result goes."""
+    """The files to write the result to."""
 
     save_result: Flag = False
     """Write the result to a JSON file."""
@@ -256,12 +256,12 @@ class ResultOptions:
 
     @property
     def saves(self) -> bool:
-        """Whether there is a file of the result."""
+        """Whether the result is written to a file."""
         return self.save_result or self.append_result
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The metadata.
+        """The metadata to add to the result.
 
         Raises:
             ConfigError: a pair is not KEY=VALUE.
@@ -269,15 +269,15 @@ class ResultOptions:
         return pairs("--metadata", self.metadata)
 
     def path(self, default: str) -> Path:
-        """The file, of a default name."""
+        """The file to write to, named `default` if no name was given."""
         return (self.result_dir or Path()) / (self.result_filename or default)
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """KEY=VALUE words as a dict.
+    """Parse KEY=VALUE words.
 
     Raises:
-        ConfigError: one is not that.
+        ConfigError: a word is not KEY=VALUE.
     """
     found: dict[str, str] = {}
     for word in given or ():

@@ -1,4 +1,4 @@
-"""`forerun demo`: the same answer with and without drafts, and what the drafts were worth."""
+"""`forerun demo`: answers one prompt with and without drafts, and compares speed and text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Repeat the code above exactly, but rename the class from Shelf to Rack."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One prompt, answered plainly and with drafts."""
+    """The answers to one prompt without and with drafts."""
 
     plain: Answer
     speculated: Answer
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Whether drafting left the text as it was."""
+        """Whether the two texts are identical."""
         return self.plain.text == self.speculated.text
 
     @property
@@ -107,14 +107,14 @@ def demo(
 
 
 class TokenPainter:
-    """Prints the deltas of one completion, each token's text in the style of its origin."""
+    """Prints the deltas of one completion with the text of accepted draft tokens in colour."""
 
     def __init__(self, console: Console, decode: Callable[[Sequence[int]], str]) -> None:
         self._console = console
         self._pieces: TokenPieces[Origin] = TokenPieces(decode)
 
     def __call__(self, delta: StreamDelta) -> None:
-        """Print what a delta brought."""
+        """Print a delta's text."""
         pieces = self._pieces.cut(delta.text, zip(delta.token_ids, delta.origins, strict=True))
         for accepted, run in groupby(pieces, key=lambda piece: piece[1] is Origin.ACCEPTED):
             text = "".join(piece for piece, _ in run)
@@ -145,7 +145,7 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
 
 
 def as_json(comparison: Comparison, speculative: str) -> dict[str, Any]:
-    """The comparison for machines."""
+    """The comparison as JSON."""
     return {
         "speculative": speculative,
         "num_prompt_tokens": comparison.num_prompt_tokens,
@@ -158,7 +158,7 @@ def as_json(comparison: Comparison, speculative: str) -> dict[str, Any]:
 
 
 def as_table(comparison: Comparison) -> Table:
-    """The comparison for people."""
+    """The comparison as a table."""
     plain, speculated = comparison.plain, comparison.speculated
     table = Table("", "without drafts", "with drafts")
     table.add_row("tokens", str(len(plain.token_ids)), str(len(speculated.token_ids)))
@@ -173,7 +173,7 @@ def as_table(comparison: Comparison) -> Table:
 
 
 def _answer(llm: LLM, prompt_ids: list[int], params: dict[str, Any], *, salt: str, show: Show) -> Answer:
-    """One run of the prompt. The salt keeps it from the KV blocks and the drafts of the other runs."""
+    """Run the prompt once; runs of different salts share neither KV blocks nor what a drafter remembers."""
     prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
     return read_answer(llm.stream(prompt, forerun.SamplingParams(**params)), show)
 

@@ -1,4 +1,4 @@
-"""`forerun generate`: the continuation of one prompt."""
+"""`forerun generate`: continues one prompt."""
 
 from __future__ import annotations
 

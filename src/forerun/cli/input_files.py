@@ -12,14 +12,14 @@ import yaml
 from forerun.errors import ConfigError
 
 Prompt = str | list[dict[str, str]]
-"""A text, or a conversation."""
+"""A text, or a conversation as a list of messages."""
 
 
 def read_kinds(paths: Sequence[Path]) -> dict[str, list[Prompt]]:
     """The prompts of each file, by the file's name without its ending.
 
     Raises:
-        ConfigError: two files have one name, or one of them cannot be read or holds no prompt.
+        ConfigError: two files have the same name, or a file cannot be read or holds no prompt.
     """
     kinds: dict[str, list[Prompt]] = {}
     for path in paths:
@@ -33,7 +33,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a .jsonl file, or the lines of a .txt file.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind, or holds no prompt.
+        ConfigError: the file cannot be read, has another ending, or holds no prompt.
     """
     if path.suffix not in (".jsonl", ".txt"):
         raise ConfigError(f"--prompts: got {path}; must end in .jsonl, or in .txt with one prompt per line")
@@ -98,30 +98,30 @@ def _is_message(message: Any) -> bool:
 
 
 def read_yaml(path: Path, *, option: str, example: str) -> Any:
-    """The file's only document; `example` is shown where it is none.
+    """The content of a file of YAML or JSON that `option` names; error messages show `example`.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML or has a key twice in one place.
+        ConfigError: the file cannot be read, is not YAML or has a key twice in one mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option}: cannot read {path} ({error}); give a YAML or JSON file") from None
     try:
-        _refuse_twins(yaml.compose(text, Loader=yaml.SafeLoader), path, option)
+        _refuse_duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader), path, option)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{option}: {path} is neither YAML nor JSON ({error}); write e.g. {example}") from None
 
 
-def _refuse_twins(node: Any, path: Path, option: str) -> None:
-    """YAML's reader keeps the last of two equal keys and says nothing."""
+def _refuse_duplicate_keys(node: Any, path: Path, option: str) -> None:
+    """Refuse a key that occurs twice, of which PyYAML would silently keep the last value."""
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
         for key, value in node.value:
             if keys.count(key.value) > 1:
                 raise ConfigError(f"{option}: {path} has the key {key.value!r} twice in one place; keep one")
-            _refuse_twins(value, path, option)
+            _refuse_duplicate_keys(value, path, option)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _refuse_twins(value, path, option)
+            _refuse_duplicate_keys(value, path, option)

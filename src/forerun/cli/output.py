@@ -24,7 +24,7 @@ PICTURE_FORMATS = (".png", ".svg", ".pdf")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Where the figures go."""
+    """Where the figures of a benchmark are written."""
 
     output_json: Path | None = None
     """Write all figures to this file, as JSON."""
@@ -36,7 +36,7 @@ class ReportOptions:
             raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
 
     def write(self, figures: Mapping[str, Any]) -> None:
-        """Write the JSON that was asked for."""
+        """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
         if self.output_json is not None:
             self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         if self.json_output:
@@ -48,16 +48,16 @@ REPORT = ReportOptions()
 
 @contextmanager
 def status() -> Iterator[Progress]:
-    """A line on stderr that tells how far a measurement is, on a terminal."""
+    """Show how far a measurement is on one line of stderr, if that is a terminal."""
     with Console(stderr=True, highlight=False).status("starting") as shown:
         yield shown.update
 
 
 def check_picture(option: str, picture: Path | None) -> None:
-    """Refuse a picture that could not be written in the end.
+    """Refuse a picture file that could not be written after the measurement.
 
     Raises:
-        ConfigError: its format or folder is wrong, or matplotlib is missing.
+        ConfigError: the file's ending or folder is wrong, or matplotlib is missing.
     """
     if picture is None:
         return
@@ -72,7 +72,7 @@ def check_picture(option: str, picture: Path | None) -> None:
 
 
 def speculation_json(stats: SpeculationStats) -> dict[str, object]:
-    """Counts and rates of speculation for machines, of each drafter too; a rate without data is null."""
+    """Counts and rates of speculation as JSON, in total and by drafter; a rate without data is null."""
     return {
         **_counts_json(stats),
         "by_drafter": {drafter: _counts_json(counts) for drafter, counts in stats.by_drafter.items()},
@@ -92,14 +92,14 @@ def _counts_json(stats: SpeculationStats) -> dict[str, object]:
 
 
 def speculation_rows(stats: SpeculationStats) -> list[tuple[str, str]]:
-    """Name and value of each number that tells how well drafting worked, for people."""
+    """Name and value of the figures that show how well drafting worked."""
     length = stats.acceptance_length
     per_position = " ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
     return [
         ("acceptance rate (accepted / drafted)", _acceptance(stats)),
         ("acceptance length (tokens per step)", "-" if length is None else f"{length:.2f}"),
         ("acceptance per position", per_position or "-"),
-        *((f"accepted from {drafter}", _earned(counts)) for drafter, counts in stats.by_drafter.items()),
+        *((f"accepted from {drafter}", _share_of(counts)) for drafter, counts in stats.by_drafter.items()),
     ]
 
 
@@ -107,7 +107,7 @@ def _acceptance(stats: SpeculationStats) -> str:
     return "-" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.1%}"
 
 
-def _earned(stats: SpeculationStats) -> str:
-    """What one drafter among several has earned."""
+def _share_of(stats: SpeculationStats) -> str:
+    """The accepted tokens of one of several drafters."""
     tokens = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} tokens"
     return f"{tokens} in {stats.num_drafts} drafts ({_acceptance(stats)})"

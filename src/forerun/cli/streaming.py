@@ -1,4 +1,4 @@
-"""Reading of a stream: what one answer was, and how long it took."""
+"""Reads a streamed completion to its end, and times it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Show = Callable[[StreamDelta], None]
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One completion that was streamed."""
+    """A completion read from a stream."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -25,11 +25,11 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens written / time from request to end, the prompt's computation included."""
+        """Generated tokens / time from request to end, prefill included."""
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
     def add(self, delta: StreamDelta, *, seconds: float) -> None:
-        """Append what arrived `seconds` after the request."""
+        """Append a delta that arrived `seconds` after the request."""
         self.seconds = seconds
         if delta.token_ids and self.first_token_seconds is None:
             self.first_token_seconds = seconds
@@ -39,7 +39,7 @@ class Answer:
 
 
 def never() -> bool:
-    """Read an answer to its end."""
+    """Never stop: read an answer to its end."""
     return False
 
 
@@ -48,7 +48,7 @@ def hide(delta: StreamDelta) -> None:
 
 
 def read_answer(deltas: Generator[StreamDelta, None, None], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
-    """Read the stream of one completion, showing each delta as it comes, to its end or until `stop()`.
+    """Read the stream of one completion to its end or until `stop()`, and show each delta on arrival.
 
     A stream that is not read to its end is closed, which aborts the request.
 

@@ -1,4 +1,4 @@
-"""`forerun verify`: is this configuration lossless, on this model and this machine?"""
+"""`forerun verify`: checks that a configuration is lossless on this model and machine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _check_positive(**numbers: int) -> None:
 
 
 def show(report: ProofReport, console: Console) -> None:
-    """The report for people."""
+    """Print the report."""
     console.print(f"model {report.model}, {report.dtype}\nconfiguration {report.configuration}")
     console.print(_greedy_table(report))
     console.print(_sampled_table(report))

@@ -1,4 +1,4 @@
-"""Heads before training, in their published layouts, sized after the target."""
+"""The configurations and initial weights of heads, in their published layouts, sized after the target."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NORM_EPS = 1e-5
 MLP_MULTIPLE = 16  # the MLP is about 8/3 as wide as the stream, as Llama's is
 
 
-class FirstValues:
-    """Seeded values by name, from which training begins: matrices uniform within 1 / sqrt(inputs), norms at one.
+class InitialWeights:
+    """Collects the initial tensors of a head by name: matrices uniform within 1 / sqrt(inputs), norms at one.
 
-    `counts` [vocab_size]: how often each token occurs in the texts.
+    `counts` [vocab_size] says how often each token occurs in the texts, for reduced vocabularies.
     """
 
     def __init__(self, counts: Tensor, *, seed: int) -> None:
@@ -29,20 +29,20 @@ class FirstValues:
         self._source = torch.Generator().manual_seed(seed)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> None:
-        """A linear layer's weight."""
+        """Add a linear layer's weight."""
         drawn = torch.rand(outputs, inputs, generator=self._source)
         self.tensors[f"{name}.weight"] = (2 * drawn - 1) / inputs**0.5
 
     def norm(self, name: str, width: int) -> None:
-        """A norm's weight."""
+        """Add a norm's weight."""
         self.tensors[f"{name}.weight"] = torch.ones(width)
 
     def near(self, name: str, values: Tensor) -> None:
-        """Given values with a little noise: tensors that are equal are kept once where they are read, and learn as one."""
+        """Add given values with a little noise, since equal tensors would be shared when loaded, and train as one."""
         self.tensors[name] = values + 1e-3 * torch.randn(values.shape, generator=self._source)
 
     def layer(self, prefix: str, config: Mapping[str, Any], *, inputs: int) -> None:
-        """A decoder layer whose attention reads rows `inputs` wide, but for the norms before its attention."""
+        """Add a decoder layer whose attention reads rows `inputs` wide, without the norms before its attention."""
         width, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
         query_rows, kv_rows = head_dim * config["num_attention_heads"], head_dim * config["num_key_value_heads"]
         for name, rows in (("q", query_rows), ("k", kv_rows), ("v", kv_rows)):
@@ -54,7 +54,7 @@ class FirstValues:
         self.matrix(f"{prefix}mlp.down_proj", width, inner)
 
     def reduced_head(self, model: TargetModel, num_draft: int) -> None:
-        """A head over the `num_draft` most frequent tokens, with the target's rows for them, and the maps to its vocabulary."""
+        """Add an LM head over the `num_draft` most frequent tokens, copied from the target's, and its vocabulary maps."""
         ids = self._counts.argsort(descending=True, stable=True)[:num_draft].sort().values
         self.tensors["lm_head.weight"] = model.head_rows(ids.to(model.device)).cpu().float()
         self.tensors["d2t"] = ids - torch.arange(num_draft)
@@ -62,7 +62,7 @@ class FirstValues:
 
 
 def llama_config(model: TargetModel) -> dict[str, Any]:
-    """A Llama layer of the target's width and with its keys."""
+    """The config.json of a one-layer Llama with the target's width and its number and size of keys."""
     width, keys = model.hidden_size, model.kv_specs[0]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -81,8 +81,8 @@ def llama_config(model: TargetModel) -> dict[str, Any]:
     }
 
 
-def begin_eagle(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """EAGLE-1's and -2's: fill in `first`, return config.json's content."""
+def init_eagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """EAGLE-1 and -2: add the tensors to `first` and return the content of config.json, as all that follow do."""
     config = {**llama_config(model), "bias": False, **changes}
     width = config["hidden_size"]
     first.matrix("fc", width, 2 * width)
@@ -90,8 +90,8 @@ def begin_eagle(model: TargetModel, changes: Mapping[str, Any], first: FirstValu
     return config
 
 
-def begin_eagle3(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """EAGLE-3's; where `draft_vocab_size` is below the target's, the head begins as the target's rows."""
+def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """EAGLE-3; with a `draft_vocab_size` below the target's, its LM head is initialised with the target's rows."""
     last = model.num_layers
     own = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -109,16 +109,16 @@ def begin_eagle3(model: TargetModel, changes: Mapping[str, Any], first: FirstVal
     return config
 
 
-def begin_peagle(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """P-EAGLE's: EAGLE-3's, and a state for masks; the mask's token is the vocabulary's last."""
-    config = begin_eagle3(model, {"mask_token_id": model.vocab_size - 1, **changes}, first)
+def init_peagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """P-EAGLE: EAGLE-3 and the state of the mask, whose token is the last of the vocabulary."""
+    config = init_eagle3(model, {"mask_token_id": model.vocab_size - 1, **changes}, first)
     num_features = len(config["eagle_aux_hidden_state_layer_ids"])
     first.tensors["mask_hidden"] = torch.zeros(1, 1, num_features * model.hidden_size)
     return config
 
 
-def begin_pard(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """PARD's: a whole Llama of two layers, as wide as the target; the mask's token is the vocabulary's last."""
+def init_pard(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """PARD: a whole Llama of two layers, as wide as the target; the mask is the last token of the vocabulary."""
     config = {**llama_config(model), "num_hidden_layers": 2, "pard_token": model.vocab_size - 1, **changes}
     width = config["hidden_size"]
     for name in ("model.embed_tokens", "lm_head"):
@@ -130,8 +130,8 @@ def begin_pard(model: TargetModel, changes: Mapping[str, Any], first: FirstValue
     return config
 
 
-def begin_medusa(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """Medusa's: blocks that pass the state on, and the target's own vocabulary (the authors' beginning)."""
+def init_medusa(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """Medusa: residual blocks that begin as the identity, and the target's LM head, as the authors initialise it."""
     config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "vocab_size": model.vocab_size, **changes}
     width = model.hidden_size
     rows = model.head_rows(torch.arange(model.vocab_size, device=model.device)).cpu().float()
@@ -143,8 +143,8 @@ def begin_medusa(model: TargetModel, changes: Mapping[str, Any], first: FirstVal
     return config
 
 
-def begin_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """An MLP speculator, as wide as the target, of three steps."""
+def init_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """An MLP speculator of three steps, as wide as the target."""
     own = {"n_predict": 3, "emb_dim": model.hidden_size, "inner_dim": 0, "vocab_size": model.vocab_size}
     config = {**own, "tie_weights": False, "scale_input": True, **changes}
     inner = config["inner_dim"] or config["emb_dim"]
@@ -157,11 +157,11 @@ def begin_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: 
     return config
 
 
-def begin_mtp(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """A multi-token prediction layer in DeepSeek's layout, to lie beside the target's own tensors.
+def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """A multi-token prediction layer in DeepSeek's layout, to be stored beside the target's own tensors.
 
     Raises:
-        ConfigError: the target's layers are of another kind than Llama's, so that one more cannot be made up.
+        ConfigError: the target's layers differ from Llama's, which are the only ones that can be made here.
     """
     if not isinstance(model, Decoder) or model.config.norms != PRE_NORMS or model.config.qk_norm is not QKNorm.NONE:
         raise ConfigError(
@@ -186,8 +186,8 @@ def begin_mtp(model: TargetModel, changes: Mapping[str, Any], first: FirstValues
     return config
 
 
-def begin_dflash(model: TargetModel, changes: Mapping[str, Any], first: FirstValues) -> dict[str, Any]:
-    """DFlash's: one layer, blocks of four; the mask's token is the vocabulary's last."""
+def init_dflash(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
+    """DFlash: one layer and blocks of four; the mask is the last token of the vocabulary."""
     layers = sorted({min(1, model.num_layers - 1), model.num_layers // 2, model.num_layers - 1})
     own = {
         "architectures": ["DFlashDraftModel"],

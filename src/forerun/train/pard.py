@@ -1,4 +1,4 @@
-"""A draft model in training that will write all tokens of a draft in one pass (PARD, arXiv 2504.18583)."""
+"""A PARD draft model in training, which drafts all tokens in one pass (arXiv 2504.18583)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from forerun.ops.attention.base import Attend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelModel:
-    """The model, and the mask that it reads where nothing is known yet; it reads none of the target's features."""
+class PardModel:
+    """A decoder, and the mask that it reads in place of unknown tokens; it reads none of the target's features."""
 
     model: Decoder
     mask: Mask
     needs: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def build(cls, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> ParallelModel:
-        """The model of a config.json and its tensors, as it is loaded to draft.
+    def build(cls, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> PardModel:
+        """Build the model from a config.json and its tensors, in the same way as for drafting.
 
         Raises:
             ModelError: the configuration names no mask, or tensors are missing or surplus.
@@ -36,7 +36,7 @@ class ParallelModel:
         return cls(model=model, mask=Mask(read_mask_token(content, vocab_size=model.vocab_size)))
 
     def logits(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Of the token after each row: [T], [T] -> [T, vocab_size]"""
+        """Logits of the token after each row: token ids [T], positions [T] -> [T, vocab_size]."""
         model = self.model
         hidden = model.layers(model.embed(token_ids), model.rotations(positions), attend, 0, model.num_layers)
         return model.logits(model.norm(hidden))
