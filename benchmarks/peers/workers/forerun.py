@@ -1,4 +1,4 @@
-"""forerun itself, through its public API."""
+"""forerun, through its public API."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.peers.engines import CONTENDERS, PEERS, contenders_of, plain_contender
 from benchmarks.peers.prompts import PromptSets
-from benchmarks.peers.roster import CONTENDERS, PEERS, contenders_of, plain_contender
 from benchmarks.peers.schedule import make_cells, one_of_each_kind, turn
 
 PROMPTS = PromptSets(

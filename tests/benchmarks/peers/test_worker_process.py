@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.channel import UnsupportedRequestError, WorkerError, WorkerProcess
+from benchmarks.peers.worker_process import UnsupportedRequestError, WorkerError, WorkerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and /proc as Linux has them")
 

@@ -1,9 +1,13 @@
-"""What stands above a run: the configuration, how the engine starts, and the warning of a fallback."""
+"""The console of an experiment: its lines and warnings, and the texts before a run's results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.experiment.settings import Settings
 from benchmarks.experiment.start import SPECULATIVE, Run
@@ -11,8 +15,28 @@ from benchmarks.experiment.start import SPECULATIVE, Run
 TITLES = {"forerun": "forerun", "transformers": "Transformers", "vllm": "vLLM"}
 
 
+@dataclass(slots=True)
+class ExperimentConsole:
+    """Prints lines and tables, and keeps the warnings among them for the results."""
+
+    console: Console
+    warnings: list[str] = field(default_factory=list)
+
+    def print(self, line: str | Table) -> None:
+        """Print a table, or a line without markup and wrapping."""
+        if isinstance(line, Table):
+            self.console.print(line)
+        else:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, line: str) -> None:
+        """Print a warning and keep it."""
+        self.warnings.append(line)
+        self.print(f"⚠️  Warning: {line}")
+
+
 def configuration(settings: Settings, runs: Sequence[Run]) -> list[str]:
-    """The lines of what was set."""
+    """The lines that show the settings."""
     engines = list(dict.fromkeys(run.engine for run in runs))
     lines = [
         f"Inference Engine: {', '.join(engines)}",
@@ -64,13 +88,13 @@ def _block_manager(settings: Settings) -> str:
 
 
 def starting(run: Run) -> str:
-    """Before an engine is loaded."""
+    """The line before an engine is loaded."""
     mode = "speculative decoding" if run.method == SPECULATIVE else "target only"
     return f"🚀 Starting the {TITLES[run.engine]} engine ({mode}) ..."
 
 
 def started(run: Run, version: str, speculation: dict[str, Any] | None, seconds: float) -> list[str]:
-    """After it."""
+    """The lines after an engine was loaded."""
     drafting = ", ".join(f"{name} {value}" for name, value in speculation.items()) if speculation else "nothing"
     return [
         f"  Version: {version}",
@@ -80,5 +104,5 @@ def started(run: Run, version: str, speculation: dict[str, Any] | None, seconds:
 
 
 def fallback(reason: str) -> list[str]:
-    """The warning that a run is not what it was meant to be."""
+    """The lines that warn of a fallback to plain decoding."""
     return [f"⚠️  Warning: {reason}", "   Falling back to target-only generation"]

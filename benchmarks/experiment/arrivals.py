@@ -1,4 +1,4 @@
-"""When batches are given: one after the other by count, or at a rate for some time."""
+"""The arrivals of batches: one after the other up to a number of prompts, or at a rate for some time."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ Sleep = Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A batch of so many prompts, given `late` seconds after it was due because the engine was busy."""
+class BatchArrival:
+    """The arrival of a batch at the engine."""
 
     num_prompts: int
-    elapsed: float
-    late: float
+    elapsed: float  # seconds since the start
+    late: float  # seconds after it was due, because the engine was busy
 
 
-def turns(settings: Settings, clock: Clock = time.perf_counter, sleep: Sleep = time.sleep) -> Iterator[Turn]:
-    """Batches in order; whoever iterates computes one before asking for the next.
+def batch_arrivals(
+    settings: Settings, clock: Clock = time.perf_counter, sleep: Sleep = time.sleep
+) -> Iterator[BatchArrival]:
+    """Yield each batch when it is due; the caller computes it before it asks for the next one.
 
-    At a rate, a batch is due every (its prompts / AUTO_RATE) seconds. The engine gets one at a time: one that is
-    late is given at once, and none after AUTO_DURATION.
+    At a rate, a batch is due every (its prompts / AUTO_RATE) seconds. A batch that is late arrives at once, and
+    none arrives after AUTO_DURATION.
     """
     size = settings.prompts_per_batch
     start = clock()
     if settings.num_prompts:
         for done in range(0, settings.num_prompts, size):
-            yield Turn(min(size, settings.num_prompts - done), clock() - start, 0.0)
+            yield BatchArrival(min(size, settings.num_prompts - done), clock() - start, 0.0)
         return
     for number in itertools.count():
         due = number * size / settings.auto_rate
@@ -41,4 +43,4 @@ def turns(settings: Settings, clock: Clock = time.perf_counter, sleep: Sleep = t
             return
         sleep(max(0.0, due - (clock() - start)))
         elapsed = clock() - start
-        yield Turn(size, elapsed, elapsed - due)
+        yield BatchArrival(size, elapsed, elapsed - due)

@@ -1,4 +1,4 @@
-"""A worker's process, asleep unless it is asked something."""
+"""Runs a worker in a process that is stopped between requests."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from forerun.errors import ForerunError
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(map(str, (ROOT, ROOT / "src")))  # workers run this checkout, wherever forerun is installed
-INHERITED_NOT = ("OMP_", "GOMP_", "KMP_", "VLLM_", "LD_PRELOAD", "FORERUN_", "PYTHONPATH")
-"""Beginnings of environment variables that would change what is measured."""
+NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "VLLM_", "LD_PRELOAD", "FORERUN_", "PYTHONPATH")
+"""Prefixes of environment variables that would change the measurements."""
 
 
 class WorkerError(ForerunError):
-    """A worker could not do what it was asked."""
+    """A request to a worker failed."""
 
 
 class UnsupportedRequestError(WorkerError):
-    """The peer has no way to do it."""
+    """The peer does not support the request."""
 
 
 class WorkerProcess:
-    """A worker in a process group of its own, which is stopped whenever no request runs.
+    """A worker in a process group of its own, which is stopped by SIGSTOP while no request runs.
 
-    So threads that spin for more work, or that wake up by a clock, take nothing from whoever is measured.
+    So threads that spin or wake up by a timer take no time from the worker that is measured.
     """
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED_NOT)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as errors:
@@ -53,8 +53,8 @@ class WorkerProcess:
         """Wake the worker, let it answer, and stop it again.
 
         Raises:
-            UnsupportedRequestError: the peer has no way to do this.
-            WorkerError: it failed or died; the log says more.
+            UnsupportedRequestError: the peer does not support the request.
+            WorkerError: the worker failed or died; the message names its log.
         """
         self._signal(signal.SIGCONT)
         try:
@@ -83,7 +83,7 @@ class WorkerProcess:
         return reply
 
     def close(self) -> None:
-        """End the worker and whatever it has started."""
+        """Kill the worker and the processes that it started."""
         self._signal(signal.SIGKILL)
         self._process.communicate()
 

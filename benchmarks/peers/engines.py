@@ -1,4 +1,4 @@
-"""Who takes part: forerun, its peers, and the settings that each speculates with."""
+"""The engines compared (forerun and its peers), and the settings that each speculates with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BOUND = {"OMP_NUM_THREADS": "{threads}", "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-"""OpenMP's threads, each on a core of its own; unbound, two at times share one."""
+"""Binds each OpenMP thread to a core of its own; unbound threads sometimes share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """An engine: its worker is workers/NAME.py, its packages are requirements/NAME.txt.
+    """An engine, whose worker is workers/NAME.py and whose packages are in requirements/NAME.txt.
 
-    `weights` is what it loads: the "folder" as it is, or a GGUF file of it in "bf16" or "f16". In
-    `environment`, {threads}, {cores} and {venv} stand for this run's.
+    `weights` says what it loads: the model's "folder", or a GGUF file of it in "bf16" or "f16". In
+    `environment`, {threads}, {cores} and {venv} are replaced by the run's values.
     """
 
     name: str
@@ -28,7 +28,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contender:
-    """One way to run a peer: a process of its own. `speculation` is in the peer's own words; None is plain decoding."""
+    """A peer with one configuration, which runs in a process of its own.
+
+    `speculation` has the peer's own keywords; None is plain decoding.
+    """
 
     name: str
     peer: str
@@ -45,7 +48,7 @@ PEERS = {
         Peer(
             name="vllm",
             title="vLLM CPU",
-            # One process, so that nothing waits for another; Intel's OpenMP, which is faster at 8 sequences.
+            # One process saves communication; Intel's OpenMP is faster at 8 sequences.
             environment={
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -80,7 +83,7 @@ CONTENDERS = (
             "prompt_lookup_max": 5,
         },
     ),
-    # No pool of past answers: later rounds ask for the same texts again.
+    # No pool of past answers, since later rounds generate the same texts again.
     Contender(
         name="forerun suffix",
         peer="forerun",
@@ -111,10 +114,10 @@ CONTENDERS = (
 
 
 def contenders_of(peers: list[str]) -> list[Contender]:
-    """forerun's contenders and those of the chosen peers, in the roster's order."""
+    """The contenders of forerun and of the chosen peers, in the order of `CONTENDERS`."""
     return [contender for contender in CONTENDERS if contender.peer in {FORERUN.name, *peers}]
 
 
 def plain_contender(peer: str) -> Contender:
-    """The one that decodes plainly, whom a peer's speculation is compared with."""
+    """The peer's contender with plain decoding, the baseline of its speculation."""
     return next(one for one in CONTENDERS if one.peer == peer and one.speculation is None)
