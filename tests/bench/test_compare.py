@@ -1,4 +1,4 @@
-"""How configurations are run beside each other, and what is refused."""
+"""Comparisons: order of configurations and rounds, texts, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a curve holds, on clocks of our own."""
+"""The figures of a curve, on fake clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe's arithmetic."""
+"""The arithmetic of the bandwidth probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_bandwidth_is_the_buffers_bytes_over_the_time_of_a_read():
     assert BandwidthProbe(Stopwatch(CPU, TickingClock()), num_bytes=4096).measure() == 4096
 
 
-def test_each_read_is_of_the_whole_buffer_by_the_way_it_is_told():
+def test_each_read_is_of_the_whole_buffer_by_the_given_function():
     read = []
     BandwidthProbe(
         Stopwatch(CPU, TickingClock()), read=lambda buffer: read.append(buffer.nbytes), num_bytes=4096

@@ -1,4 +1,4 @@
-"""The line that goes beside every figure."""
+"""The description of machine and kernels beside every figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: what is read, what is passed over, what is refused."""
+"""ShareGPT files: which conversations are read, left out and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun bench`: what is printed, what is written, what is refused."""
+"""`forerun bench`: output, files and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun bench serve` against a server that writes by rote: block, JSON, files, mistakes."""
+"""`forerun bench serve` against a fake server: output, JSON, files, mistakes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_picture_is_drawn(run, tmp_path):
     assert all(f"<!-- {text} -->" in drawn for text in ("output tokens/s", "to the first token", "TTFT", "E2EL"))
 
 
-def test_failures_are_counted_and_told_once(run, server):
+def test_failures_are_counted_and_each_error_is_printed_once(run, server):
     server.error_after = 1
     printed = run(code=1)
     assert "Failed requests:                         5" in printed.out
@@ -232,7 +232,7 @@ def test_a_server_that_loads_is_waited_for_if_asked(run, server, monkeypatch):
     assert (server.num_loading, len(server.bodies)) == (-1, 5)
 
 
-def test_the_models_name_in_requests_may_be_told(run, server, tokenizer):
+def test_the_models_name_in_requests_may_be_given(run, server, tokenizer):
     report = json.loads(run("--json", "--model", tokenizer, "--served-model-name", "mine").out)
     assert (report["model_id"], server.bodies[0]["model"]) == (tokenizer, "mine")
 
@@ -243,7 +243,7 @@ def test_without_a_server_it_ends_with_one_line(run):
     assert error.count("\n") == 1
 
 
-def test_a_server_without_models_must_be_told_one(run, server):
+def test_a_server_without_models_needs_the_option_model(run, server):
     server.listed = []
     assert "give --model" in run(code=2).err
 

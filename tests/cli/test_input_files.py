@@ -1,4 +1,4 @@
-"""Prompt files: what is read of them and what is refused."""
+"""Prompt files: contents and refusals."""
 
 from __future__ import annotations
 

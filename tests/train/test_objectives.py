@@ -1,4 +1,4 @@
-"""Objectives against their formulas, written out with the oracles of the heads."""
+"""Losses equal their formulas, computed with the oracles of the heads."""
 
 from __future__ import annotations
 

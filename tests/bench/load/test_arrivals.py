@@ -1,4 +1,4 @@
-"""When requests come: rates, seeds, bursts, ramps."""
+"""Arrival times: rates, seeds, bursts, ramps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to a server: what is sent, what is read, what counts as failed."""
+"""One request to a server: its body, its answer, its failures, and the parsing of event streams."""
 
 from __future__ import annotations
 

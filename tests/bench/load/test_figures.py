@@ -1,4 +1,4 @@
-"""The arithmetic of a load test, on answers made by hand."""
+"""The figures of a load test, on handmade answers."""
 
 from __future__ import annotations
 

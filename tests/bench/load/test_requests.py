@@ -1,4 +1,4 @@
-"""Datasets: lengths, seeds, shared prefixes, files, and what is refused."""
+"""Datasets: lengths, seeds, shared prefixes, files and refusals."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_spec_bench_takes_first_turns_of_a_category(write):
     assert texts(draw_requests(dataset, None, 2)) == ["one", "four"]
 
 
-def test_a_short_file_is_sent_again_unless_told_not_to(write, caplog):
+def test_a_short_files_prompts_are_repeated_unless_no_oversample_is_set(write, caplog):
     path = write({"prompt": "a"}, {"prompt": "b"})
     again = draw_requests(Dataset(dataset_name="custom", dataset_path=path), None, 5)
     assert len(again) == 5

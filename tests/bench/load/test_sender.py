@@ -1,4 +1,4 @@
-"""Requests over time: order, places, durations; no network, a fake request takes its time."""
+"""Sending over time: order, concurrency and durations, with fake requests instead of a network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_request_is_sent_once_and_answers_keep_their_order():
     assert len(done) == 6
 
 
-def test_no_more_than_the_places_are_under_way_and_waiting_is_told():
+def test_concurrency_is_limited_and_queue_times_are_recorded():
     fake = Fake(0.05)
     run = send(fake, max_concurrency=2)
     assert fake.most == 2

@@ -1,4 +1,4 @@
-"""A server's metrics as text, and acceptance between two looks at them."""
+"""Parsing of a server's metrics, and acceptance between two readings of them."""
 
 from __future__ import annotations
 

@@ -135,11 +135,11 @@ def test_switches_that_rule_speculation_out_are_named(engine, variables, reason,
         caller={},
         log=tmp_path / "log",
     )
-    started, told = [], []
+    started, reasons = [], []
     monkeypatch.setattr("benchmarks.experiment.start._start", lambda *arguments: started.append(arguments[2:]))
-    start(launch, [[1]], fall_back=told.append)
+    start(launch, [[1]], fall_back=reasons.append)
     assert started == [(None, reason)]
-    assert told == [reason]
+    assert reasons == [reason]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_the_prompts_that_forerun_ships_all_fit_by_default():
     assert len(read_texts(read_settings({}), pytest.fail)) == 12
 
 
-def test_human_turns_of_fitting_length_are_read_and_absent_files_told(tmp_path):
+def test_human_turns_of_fitting_length_are_read_and_absent_files_warned_of(tmp_path):
     long = {"conversations": [{"from": "human", "value": "c" * 30}, {"from": "human", "value": "d" * 5}]}
     write(tmp_path, "sharegpt_gpt4.jsonl", CONVERSATION, long, CONVERSATION)
     texts, warnings = texts_of(tmp_path, PROMPT_MAX_LENGTH="30", MAX_LOAD_LINES="2")

@@ -1,4 +1,4 @@
-"""Which cells there are, for whom, and in which order."""
+"""The cells of a run, their contenders, and their order."""
 
 from __future__ import annotations
 

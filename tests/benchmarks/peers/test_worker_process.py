@@ -1,4 +1,4 @@
-"""A worker's process answers line by line, sleeps in between, and its failures are told."""
+"""A worker's process answers line by line, is stopped in between, and reports failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_between_requests_a_worker_is_stopped(worker):
     assert state_of(worker) == "T"
 
 
-def test_a_request_that_a_peer_cannot_do_is_told_apart_from_a_failure(worker):
+def test_an_unsupported_request_is_no_failure(worker):
     worker.ask("load", **LOAD)
     with pytest.raises(UnsupportedRequestError, match="curve: not supported"):
         worker.ask("curve", rows=[1], context=1, repeats=1)
@@ -63,7 +63,7 @@ def test_too_few_tokens_are_a_failure(worker):
         worker.ask("generate", prompts=[[14]], max_tokens=4)
 
 
-def test_a_death_is_told_with_its_log(worker):
+def test_the_error_of_a_death_names_the_log(worker):
     worker.ask("load", **LOAD)
     with pytest.raises(WorkerError, match=r"died with exit code 3; see .*fake\.log"):
         worker.ask("generate", prompts=[[13]], max_tokens=1)
