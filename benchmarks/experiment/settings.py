@@ -95,13 +95,13 @@ def _object(name: str, text: str) -> dict[str, Any]:
 
 
 def _variable(default: str, read: Reader) -> Any:
-    """A field; `default` as the shell script writes it, "" for no value (None)."""
+    """A field with its default as the shell script writes it, "" for None."""
     return field(metadata={"default": default, "read": read})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every variable's value; docs/experiment.md says what each means. None where it has none."""
+    """The values of all variables, which docs/experiment.md describes; None for an empty one without default."""
 
     inference_engine: str = _variable("forerun", _one_of(*ENGINE_NAMES))
     inference_method: str = _variable("speculative", _one_of(*METHODS))

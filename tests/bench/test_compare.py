@@ -89,7 +89,7 @@ def test_sampled_texts_are_the_same_under_the_matching_verifier():
 
 def test_a_lossy_configuration_is_called_so_and_no_near_tie_is_looked_for():
     lossy = {**CONFIGS["bad"], "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}
-    outcome = measure({"lossy": lossy}, is_near_tie=lambda *_: pytest.fail("looked for")).outcomes[1]
+    outcome = measure({"lossy": lossy}, judge=lambda *_: pytest.fail("looked for")).outcomes[1]
     assert outcome.texts.endswith("of 3 differ (lossy)")
 
 

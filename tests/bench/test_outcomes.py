@@ -33,8 +33,8 @@ def rounds(*texts_and_seconds, config=NGRAM):
     return Rounds(kind="chat", name="one", llm=llm, answers=[[batch] for batch in answers])
 
 
-def outcome(mine, plain, *, is_greedy=True, is_near_tie=None):
-    return summarise(mine, plain, PROMPTS, is_greedy=is_greedy, is_near_tie=is_near_tie)
+def outcome(mine, plain, *, is_greedy=True, judge=None):
+    return summarise(mine, plain, PROMPTS, is_greedy=is_greedy, judge=judge)
 
 
 TEXTS = [[3, 4, 5], [6, 7, 8]]
@@ -62,17 +62,17 @@ def test_a_text_that_differs_in_any_round_differs():
 def test_near_ties_are_looked_for_where_the_texts_part():
     seen = []
 
-    def is_near_tie(llm, text, token, other):
+    def judge(llm, text, token, other):
         seen.append((text, token, other))
         return True
 
-    found = outcome(rounds(([[3, 9, 9], [6, 7, 8]], 2.0)), rounds((TEXTS, 2.0)), is_near_tie=is_near_tie)
+    found = outcome(rounds(([[3, 9, 9], [6, 7, 8]], 2.0)), rounds((TEXTS, 2.0)), judge=judge)
     assert seen == [([1, 3], 4, 9)]
     assert found.texts == "1 of 2 differ, 1 by near-ties"
 
 
 def test_that_a_text_just_ends_is_never_a_near_tie():
-    found = outcome(rounds(([[3, 4], [6, 7, 8]], 2.0)), rounds((TEXTS, 2.0)), is_near_tie=lambda *_: True)
+    found = outcome(rounds(([[3, 4], [6, 7, 8]], 2.0)), rounds((TEXTS, 2.0)), judge=lambda *_: True)
     assert (found.num_differing, found.num_near_ties) == (1, 0)
 
 

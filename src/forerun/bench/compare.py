@@ -11,7 +11,7 @@ from typing import Any
 from forerun.bench.answers import Answers, answer
 from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.outcomes import PLAIN, Comparison, IsNearTie, Rounds, summarise
+from forerun.bench.outcomes import PLAIN, Comparison, Judge, Rounds, summarise
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.settings import EngineSettings
@@ -30,7 +30,7 @@ def measure_comparison(
     prompts: Mapping[str, Sequence[Sequence[int]]],
     workload: ComparisonWorkload,
     *,
-    is_near_tie: IsNearTie | None = None,
+    judge: Judge | None = None,
     progress: Progress = no_progress,
     clock: Clock = time.perf_counter,
 ) -> Comparison:
@@ -46,7 +46,7 @@ def measure_comparison(
         configs: name -> speculative_config.
         prompts: kind -> token ids of each prompt.
         workload: tokens to generate, rounds, batch size, temperature.
-        is_near_tie: decides for each greedy text that differs and must not whether rounding explains it.
+        judge: decides for each greedy text that differs and must not whether rounding explains it.
             None if nothing does.
         progress: is called with the state of the measurement.
         clock: times the answers.
@@ -94,7 +94,7 @@ def measure_comparison(
                 found[kind, PLAIN],
                 prompts[kind],
                 is_greedy=workload.temperature == 0,
-                is_near_tie=is_near_tie,
+                judge=judge,
             )
             for (kind, _), rounds in found.items()
         ],

@@ -16,7 +16,7 @@ from forerun.verify.registry import MatchingConfig
 PLAIN = "plain"
 """The name of decoding without drafts."""
 
-IsNearTie = Callable[[LLM, Sequence[int], int, int], bool]
+Judge = Callable[[LLM, Sequence[int], int, int], bool]
 """(plain engine, text before, plain token, other token) -> whether rounding alone explains the other token."""
 
 
@@ -125,11 +125,11 @@ class Rounds:
 
 
 def summarise(
-    rounds: Rounds, plain: Rounds, prompts: Sequence[Sequence[int]], *, is_greedy: bool, is_near_tie: IsNearTie | None
+    rounds: Rounds, plain: Rounds, prompts: Sequence[Sequence[int]], *, is_greedy: bool, judge: Judge | None
 ) -> Outcome:
     """Compare the rounds of a configuration with those of plain decoding.
 
-    `is_near_tie` is called for greedy texts that must be identical and are not.
+    `judge` is called for greedy texts that must be identical and are not.
     """
     speculative = rounds.llm.speculative
     must_be_identical = speculative.is_lossless and (is_greedy or isinstance(speculative.verifier, MatchingConfig))
@@ -140,9 +140,9 @@ def summarise(
         times.add(batch.times)
     differing = _differing(rounds, plain)
     num_near_ties = 0
-    if must_be_identical and is_greedy and is_near_tie is not None:
+    if must_be_identical and is_greedy and judge is not None:
         num_near_ties = sum(
-            _part_at_near_tie(plain.llm, prompts[place], expected, got, is_near_tie)
+            _part_at_near_tie(plain.llm, prompts[place], expected, got, judge)
             for place, (expected, got) in differing.items()
         )
     speeds, decode_speeds = rounds.speeds, rounds.decode_speeds
@@ -187,9 +187,7 @@ def _differing(rounds: Rounds, plain: Rounds) -> dict[int, tuple[list[int], list
     return differing
 
 
-def _part_at_near_tie(
-    llm: LLM, prompt: Sequence[int], expected: list[int], got: list[int], is_near_tie: IsNearTie
-) -> bool:
+def _part_at_near_tie(llm: LLM, prompt: Sequence[int], expected: list[int], got: list[int], judge: Judge) -> bool:
     """Whether two texts part at a near-tie; False if one of them merely ends earlier."""
     place = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-    return place is not None and is_near_tie(llm, [*prompt, *expected[:place]], expected[place], got[place])
+    return place is not None and judge(llm, [*prompt, *expected[:place]], expected[place], got[place])

@@ -66,9 +66,7 @@ def compare(
         raise ConfigError(f"prompts: {model} has no tokenizer to read them with; give a folder that holds one")
     token_ids = {kind: [encode_prompt(target.tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     with status() as progress:
-        found = measure_comparison(
-            target, settings, named, token_ids, workload, is_near_tie=is_near_tie, progress=progress
-        )
+        found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
     report.write(as_json(found))
     if picture is not None:
         from forerun.bench.picture import draw  # matplotlib: only when it is needed
