@@ -33,7 +33,7 @@ PLAIN, CODED, INT8 = "bf16 in 16 bits", "bf16 in 12 bits", "int8"
 
 
 def load(kernels: Kernels, settings: EngineSettings) -> dict[str, LLM]:
-    """Load the model in each format."""
+    """The model in each format."""
     packings = {
         PLAIN: Packing(kernels, weight_dtype=torch.bfloat16, coded=False),
         CODED: Packing(kernels, weight_dtype=torch.bfloat16, coded=True),

@@ -169,7 +169,7 @@ def _run_rounds(
 
 
 def _pass_bytes(llm: LLM) -> PassBytes | None:
-    """The bytes that a pass must read, or None for a model that runs in transformers."""
+    """What a pass must read; None for a model that only transformers knows."""
     model = llm.engine.parts.runner.model
     return PassBytes(model.config, llm.dtype, weights=model.weight_bytes) if isinstance(model, Decoder) else None
 

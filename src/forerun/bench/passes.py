@@ -1,4 +1,4 @@
-"""Single forward passes through an engine's runner over random tokens, and the bytes that they must read."""
+"""Forward passes of an engine's own runner, over sequences of random tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PassBytes:
 
 
 class RandomSequences:
-    """Sequences of random tokens with their KV in the engine's cache; made by `random_sequences`."""
+    """Sequences of random tokens whose KV is in an engine's cache; made by `random_sequences`."""
 
     def __init__(self, parts: EngineParts, slots: Sequence[Slot]) -> None:
         self._parts = parts
@@ -55,7 +55,7 @@ class RandomSequences:
         self._random = torch.Generator().manual_seed(0)
 
     def batch(self, shape: PassShape, *, all_logits: bool = True) -> ForwardBatch:
-        """The `shape.rows` rows after the first `shape.context` tokens, with logits of each row as in verification."""
+        """The rows after the first `shape.context` tokens, as when drafts are verified: logits of each row."""
         slots = self._slots[: shape.num_sequences]
         places = [np.asarray(slot.slots(shape.context, shape.rows), dtype=np.int64) for slot in slots]
         num_rows = shape.num_sequences * shape.rows
@@ -72,13 +72,13 @@ class RandomSequences:
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run one whole pass, preparation included, and return the logits of the batch's rows."""
+        """Run one whole pass, the layers' common preparation included; logits of the batch's rows."""
         with torch.inference_mode():
             runner = self._parts.runner
             return runner.forward(batch, runner.prepare(batch)).logits
 
     def prefill(self, num_tokens: int) -> None:
-        """Compute the KV of the first sequence's first tokens and copy it to the other sequences."""
+        """Compute the KV of the first sequence's first tokens and give the others a copy each."""
         for start in range(0, num_tokens, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, num_tokens - start)
             self.forward(self.batch(PassShape(context=start, num_sequences=1, rows=rows), all_logits=False))
@@ -97,10 +97,10 @@ class RandomSequences:
 
 @contextmanager
 def random_sequences(llm: LLM, shapes: Sequence[PassShape]) -> Iterator[RandomSequences]:
-    """Make sequences for passes of these shapes in the engine's KV memory, which is freed at the end.
+    """Sequences for passes of these shapes; their KV memory is the engine's, and is given back at the end.
 
     Raises:
-        ConfigError: a shape is longer than the engine's sequences, or the KV memory does not hold all sequences.
+        ConfigError: a shape is longer than the engine's sequences, or there is not enough KV memory for all.
     """
     parts, context = llm.engine.parts, max(shape.context for shape in shapes)
     longest = context + max(shape.rows for shape in shapes)

@@ -30,7 +30,7 @@ def load_llm(model: str, options: EngineOptions) -> LLM:
 
 
 def load_target(settings: EngineSettings) -> LoadedTarget:
-    """Load a model like `load_llm`, but without an engine."""
+    """Load a model without an engine around it, as `load_llm` does otherwise."""
     from forerun.engine.build import load_target as load  # torch: only when it is needed
 
     pull_if_needed(settings.model)

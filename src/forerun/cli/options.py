@@ -121,7 +121,7 @@ class EngineOptions:
         return {name: value for name, value in asdict(self).items() if name not in SPECULATIVE_OPTIONS}
 
     def speculation(self) -> Mapping[str, Any] | None:
-        """The `speculative_config` of the options, deprecated ones included, or None."""
+        """The `speculative_config` asked for, in the older form too; None if there is none."""
         from forerun.engine.speculative_config import merge_deprecated  # torch: only when it is needed
 
         given = {name: value for name, value in asdict(self).items() if name in SPECULATIVE_OPTIONS}
