@@ -1,10 +1,9 @@
-"""How long a draft should be: drafters replayed over texts that the target has written.
+"""Measures rules of draft length by replaying drafters over texts that the target generated.
 
 Run: python -m benchmarks.draft_rules DATA [--model smollm2-135m] [--texts FILE] [--json FILE]
-DATA holds the_algorithms/python_files.jsonl.gz and mt_bench/question.jsonl. What of a draft stands
-depends on the text alone, so the target writes each text once (into --texts, where a later run finds
-them) and the rest is arithmetic: a replayed step costs what `COSTS` says for its rows. The prompt's
-own pass counts nothing.
+DATA holds the_algorithms/python_files.jsonl.gz and mt_bench/question.jsonl. The accepted part of a draft
+depends on the text alone, so the target generates each text once (into --texts, which later runs read)
+and the rest is arithmetic: a replayed step costs what `COSTS` gives for its rows. Prefill is not counted.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInf
 
 NUM_FILES = 64
 NUM_TOKENS = 192
-DRAFTING = 0.005  # passes that asking the drafter costs
+DRAFTING = 0.005  # cost of a call of the drafter, in passes
 
 FLAT = (1.0, 1.03, 1.08, 1.13, 1.2, 1.25, 1.3, 1.35, 1.44, 1.54, 1.63, 1.73, 1.82, 1.91, 2.01, 2.1)
 COSTS: dict[str, Callable[[int], float]] = {
     "flat": lambda rows: FLAT[rows - 1] if rows <= len(FLAT) else FLAT[-1] + 0.1 * (rows - len(FLAT)),
     "steep": lambda rows: 1 + 0.25 * (rows - 1),
 }
-"""A pass over some rows, in passes over one: as the CPU kernels aim at, and as plain torch has it on a CPU."""
+"""Cost of a pass over n rows, in passes over one row: "flat" is the CPU kernels' aim, "steep" is torch on a CPU."""
 
 
 def ngram(shortest: int, num_tokens: int, threshold: float) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def write_texts(model: str, data: Path, path: Path) -> None:
 
 
 def replay(text: dict[str, Any], drafter: Drafter, num_tokens: int) -> list[int]:
-    """Rows of each step that writes the answer after its first token, with the drafts of `drafter`."""
+    """Rows of each step that generates the answer after its first token, with the drafts of `drafter`."""
     answer: list[int] = text["answer"]
     sequence = Sequence(seq_id=0, prompt_ids=text["prompt"], output_ids=answer[:1], sampling=SamplingParams(), seed=0)
     drafter.start(sequence)
@@ -114,7 +113,7 @@ def replay(text: dict[str, Any], drafter: Drafter, num_tokens: int) -> list[int]
 
 
 def measure(texts: list[dict[str, Any]], config: dict[str, Any], cost: Callable[[int], float]) -> dict[str, Any]:
-    """Speed-up over plain decoding of all texts together, of the median text and of the worst one."""
+    """Speed-up over plain decoding: of all texts together, of the median text and of the worst text."""
     resolved = resolve_speculative(config)
     num_tokens = resolved.num_speculative_tokens
     target = TargetInfo(vocab_size=1 << 20, max_model_len=1 << 20, num_speculative_tokens=num_tokens)

@@ -1,4 +1,4 @@
-"""Reads the prompt sets of others: source files to edit, and questions to answer."""
+"""Reads public prompt sets: source files to edit, and questions to answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FUNCTION = re.compile(r"^def (\w{4,})\(", re.MULTILINE)
-"""A function of a source file, to be renamed."""
+"""Matches a function of a source file, which prompts ask to rename."""
 
 
 def source_files(folder: Path) -> Iterator[str]:
@@ -22,5 +22,5 @@ def source_files(folder: Path) -> Iterator[str]:
 
 
 def first_turns(file: Path) -> list[str]:
-    """The first of each line's "turns", as MT-Bench and Spec-Bench have them."""
+    """The first of each line's "turns", the format of MT-Bench and Spec-Bench."""
     return [json.loads(line)["turns"][0] for line in file.read_text(encoding="utf-8").splitlines()]

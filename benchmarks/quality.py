@@ -1,11 +1,11 @@
-"""What a number format costs in quality: perplexity of a text, and greedy agreement with bf16.
+"""Measures the quality of number formats: perplexity of a text, and greedy agreement with bf16.
 
 Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--output-json FILE]
 
-The text's first tokens are cut into windows, each scored alone. Prompts (a file of JSON lines with
-"turns", of which the first is taken, as MT-Bench and Spec-Bench have them; else forerun's own) are
-answered greedily. `--group-sizes` adds int8 weights with a scale per so many inputs, which the kernels
-do not have: such weights are rounded at load and computed in fp32.
+The text's first tokens are cut into windows, each scored alone. Prompts are answered greedily: the first
+"turns" of a file of JSON lines as MT-Bench and Spec-Bench have them, or else forerun's built-in ones.
+`--group-sizes` adds int8 weights with a scale per that number of inputs, which the kernels do not support:
+such weights are rounded at load and computed in fp32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WINDOW = 512
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a format is measured on: token ids."""
+    """The token ids that a format is measured on."""
 
     windows: list[list[int]]
     prompts: list[list[int]]
@@ -52,11 +52,11 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one format made of the samples.
+    """The measurements of one format.
 
-    `losses[i]` is the mean negative log-likelihood (nats) of window i; `texts[i]` the greedy answer to
-    prompt i; `agreed` and `num_judged` count the tokens of the reference's answers that this format
-    finds likeliest too, each given the reference's own text before it.
+    `losses[i]` is the mean negative log-likelihood (nats) of window i, and `texts[i]` the greedy answer to
+    prompt i. `num_judged` counts the tokens of the reference's answers, `agreed` those of them that are the
+    most likely in this format too, given the reference's text before them.
     """
 
     losses: list[float]
@@ -74,13 +74,13 @@ class Quality:
     perplexity: float
     perplexity_ratio: float  # to the reference's
     perplexity_ratio_error: float  # one standard error, over windows
-    agreement: float  # share of the reference's tokens that are the likeliest here
+    agreement: float  # share of the reference's tokens that are the most likely here
     median_common_prefix: float  # tokens
     num_identical: int  # answers equal from start to end
 
 
 def measure(llm: LLM, samples: Samples, *, reference: Sequence[Sequence[int]] | None, max_tokens: int) -> Measured:
-    """Score the windows, answer the prompts, judge the reference's answers (None: its own)."""
+    """Score the windows, answer the prompts, and judge the reference's answers, or the own ones if that is None."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
     answers = [output.outputs[0].token_ids for output in llm.generate(samples.prompts, greedy, use_tqdm=False)]
     judged = answers if reference is None else reference
@@ -99,7 +99,7 @@ def measure(llm: LLM, samples: Samples, *, reference: Sequence[Sequence[int]] | 
 
 
 def score(llm: LLM, texts: list[list[int]]) -> Iterator[list[tuple[float, int | None]]]:
-    """Of each text: log-probability and rank of every token but the first."""
+    """Log-probability and rank of every token but the first, for each text."""
     sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     for text in texts:
         (output,) = llm.generate([text], sampling, use_tqdm=False)
@@ -109,7 +109,7 @@ def score(llm: LLM, texts: list[list[int]]) -> Iterator[list[tuple[float, int | 
 
 
 def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Quality:
-    """A format against the reference."""
+    """Compare a format with the reference."""
     differences = [loss - other for loss, other in zip(found.losses, reference.losses, strict=True)]
     ratio = math.exp(statistics.fmean(differences))
     prefixes = [common_prefix(*texts) for texts in zip(found.texts, reference.texts, strict=True)]
@@ -126,7 +126,7 @@ def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Qu
 
 
 def common_prefix(text: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """The number of tokens that two texts share at the start."""
     pairs = zip(text, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))
 
@@ -149,14 +149,14 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
 
 
 def load(model: str, name: str) -> LLM:
-    """The model in one format: of `FORMATS`, or "group N"."""
+    """Load the model in a format of `FORMATS`, or "group N"."""
     if name in FORMATS:
         return LLM(model, **FORMATS[name], **SETTINGS)
     return load_rounded(model, group_size=int(name.removeprefix("group ")), settings=SETTINGS)
 
 
 def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> None:
-    """A table for people."""
+    """Print a table."""
     table = Table("format", "perplexity", f"to {REFERENCE}", "agreement", "common prefix, median", "answers identical")
     for row in qualities:
         table.add_row(
@@ -171,7 +171,7 @@ def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> No
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True)
@@ -185,7 +185,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure every format, print a table, write JSON."""
+    """Measure all formats, print a table, and write JSON."""
     arguments = parse()
     samples = read_samples(arguments)
     names = [*FORMATS, *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]

@@ -1,9 +1,9 @@
-"""Writes an EAGLE-3 head of random weights for a target, to measure what drafting with one costs before any is trained.
+"""Writes an EAGLE-3 head of random weights for a target, to measure the cost of drafting before one is trained.
 
     python -m benchmarks.random_head smollm2-135m /tmp/head --draft-vocab-size 8192
     forerun bench curve smollm2-135m --speculative-config '{"method": "eagle3", "model": "/tmp/head", "num_speculative_tokens": 4}'
 
-Its drafts are nearly all wrong; their price is that of a trained head of the same sizes.
+Its drafts are nearly all wrong, but cost as much as those of a trained head of the same sizes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def head_config(target: DecoderConfig, draft_vocab_size: int) -> dict[str, objec
 
 
 def head_tensors(target: DecoderConfig, draft_vocab_size: int) -> dict[str, Tensor]:
-    """Its weights; the draft vocabulary are the target's first tokens."""
+    """The head's weights; its draft vocabulary is the first tokens of the target's."""
     width, inner = target.hidden_size, target.intermediate_size
     query, kv = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
     shapes = {

@@ -1,4 +1,4 @@
-"""A model whose weights were rounded to int8 by groups and are computed in fp32: what a group size would win."""
+"""Loads a model with weights rounded to int8 by groups and computed in fp32, to measure the gain of a group size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forerun.ops.native.packed import quantize
 
 
 class RoundedCheckpoint:
-    """Another checkpoint whose matrices are rounded as they are read, the embedding too (it is the head)."""
+    """A checkpoint whose matrices are rounded when they are read, including the embedding, which is also the head."""
 
     def __init__(self, checkpoint: Checkpoint, group_size: int) -> None:
         self._checkpoint = checkpoint
@@ -39,13 +39,13 @@ class RoundedCheckpoint:
 
 
 def round_by_group(weight: Tensor, group_size: int) -> Tensor:
-    """[outputs, inputs] -> the same in fp32: each output's weights rounded to 8 bits, `group_size` inputs to a scale."""
+    """Round [outputs, inputs] to 8 bits with a scale per output and `group_size` inputs; returns the values in fp32."""
     groups = torch.split(weight.float(), group_size, dim=1)
     return torch.cat([values.float() * scale[:, None] for values, scale in map(quantize, groups)], dim=1)
 
 
 def load_rounded(model: str, *, group_size: int, settings: Mapping[str, Any]) -> LLM:
-    """The model, its matrices rounded by group."""
+    """Load the model with its matrices rounded by groups."""
     path, device = resolve_model(model), torch.device("cpu")
     engine_settings = EngineSettings(model=model, dtype="float32", device="cpu", **settings)
     _, packing = choose_arithmetic(engine_settings, device, stored_dtype=None)

@@ -1,11 +1,11 @@
-"""What the server costs: 16 clients over HTTP against the same requests offline, in turn, on one machine.
+"""Measures the server's overhead: 16 clients over HTTP against the same requests offline, in turn, on one machine.
 
 Run: python -m benchmarks.server_throughput [--model smollm2-135m] [--rounds 5] [--json FILE]
 
-Each round runs the same conversations with the same settings twice: given at once to an `LLM` of this
-process (`forerun bench throughput`), and by `forerun bench serve` with so many streams under way to a
-`forerun serve`, all in processes of their own. Clients share the machine with the server, so their own
-processor time is told too.
+Each round runs the same conversations with the same settings twice: all at once in an `LLM` of this
+process (`forerun bench throughput`), and by `forerun bench serve` with 16 concurrent streams to a `forerun
+serve`, both in processes of their own. Clients share the machine with the server, so their processor time is
+reported too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from rich.table import Table
 
 from benchmarks.serving import FORERUN, RunningServer, serving
 from forerun import LLM
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.prompts import WORKLOADS
-from forerun.bench.requests import lay_out
+from forerun.bench.prompts import WORKLOADS, encode_prompt
 from forerun.bench.sharegpt import SampledRequest
 from forerun.bench.throughput import measure_throughput
 from forerun.bench.workloads import ThroughputWorkload
@@ -37,17 +36,17 @@ from forerun.bench.workloads import ThroughputWorkload
 T = TypeVar("T")
 
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
-"""Without a pool of past answers: later rounds ask for the same texts again."""
+"""Without a pool of past answers, since later rounds generate the same texts again."""
 
-FORMS = (".0f", ".0f", ".3f", ".2f", ".2f", ".2f")
-"""How the columns of numbers are written."""
+NUMBER_FORMATS = (".0f", ".0f", ".3f", ".2f", ".2f", ".2f")
+"""The formats of the table's columns."""
 
 SPECULATION: dict[str, dict[str, Any] | None] = {"plain": None, "suffix": SUFFIX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Output tokens per second either way, and seconds of processor time of all who took part."""
+    """Output tokens per second offline and served, and seconds of processor time of all processes."""
 
     config: str
     offline: float
@@ -58,13 +57,13 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """The server's share of what is possible."""
+        """Served / offline throughput."""
         return self.served / self.offline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """One configuration both ways, on the same prompts."""
+    """One configuration, offline and served, on the same prompts."""
 
     config: str
     llm: LLM
@@ -75,14 +74,14 @@ class Contest:
     folder: Path
 
     def offline(self) -> float:
-        """Output tokens per second of an LLM that has all requests at once."""
+        """Output tokens per second of an LLM with all requests at once."""
         tokenizer = self.llm.get_tokenizer()
-        requests = [SampledRequest(lay_out(tokenizer, prompt), self.max_tokens) for prompt in self.prompts]
+        requests = [SampledRequest(encode_prompt(tokenizer, prompt), self.max_tokens) for prompt in self.prompts]
         workload = ThroughputWorkload(num_prompts=len(requests), temperature=0.0)
         return measure_throughput(self.llm, workload, requests).output_tokens_per_second
 
     def served(self) -> dict[str, Any]:
-        """What `forerun bench serve` says of as many clients as the server has places."""
+        """The result of `forerun bench serve` with as many clients as the server runs sequences."""
         prompts, result = self.folder / "prompts.jsonl", self.folder / "result.json"
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in self.prompts))
         options = {
@@ -108,7 +107,7 @@ class Contest:
         return found
 
     def round(self, *, server_first: bool) -> Round:
-        """Both, one after the other."""
+        """Measure both, one after the other."""
         offline = None if server_first else _with_seconds(self.offline, time.process_time)
         found, server_cpu_seconds = _with_seconds(self.served, self.server.cpu_seconds)
         offline = offline or _with_seconds(self.offline, time.process_time)
@@ -123,7 +122,7 @@ class Contest:
 
 
 def _with_seconds(work: Callable[[], T], clock: Clock) -> tuple[T, float]:
-    """What `work` gives, and how far a clock went meanwhile."""
+    """The result of `work`, and the time that it took by `clock`."""
     start = clock()
     return work(), clock() - start
 
@@ -200,7 +199,7 @@ def _table(rounds: Sequence[Round]) -> Table:
             strict=True,
         )
         medians = map(statistics.median, columns)
-        table.add_row(config, *(f"{value:{form}}" for value, form in zip(medians, FORMS, strict=True)))
+        table.add_row(config, *(f"{value:{form}}" for value, form in zip(medians, NUMBER_FORMATS, strict=True)))
     return table
 
 

@@ -1,4 +1,4 @@
-"""A `forerun serve` in a process of its own, for those who measure or try it as its users would."""
+"""Runs `forerun serve` in a process of its own, for benchmarks and tests over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from forerun.errors import ForerunError
 
 FORERUN = [sys.executable, "-c", "import sys; from forerun.cli.app import main; sys.exit(main(sys.argv[1:]))"]
-"""The command `forerun` of this very environment."""
+"""The command `forerun` of the present environment."""
 
 STOP_S = 60.0
 
@@ -26,18 +26,18 @@ class ServerStartError(ForerunError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Where it listens, and its process."""
+    """The address and the process of a server."""
 
     url: str
     process: psutil.Process
 
     def cpu_seconds(self) -> float:
-        """Processor time that it has taken, of all its threads."""
+        """Processor time of all its threads so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def resident_bytes(self) -> int:
-        """Memory that it holds."""
+        """Its resident memory."""
         return int(self.process.memory_info().rss)
 
 
@@ -48,10 +48,14 @@ def is_option(variable: str) -> bool:
 
 @contextmanager
 def serving(*arguments: str, log: Path) -> Iterator[RunningServer]:
-    """A server, ready, on a free port; `arguments` as for `forerun serve`, its messages go to `log`.
+    """Start a server on a free port and wait until it is ready.
+
+    Args:
+        arguments: of `forerun serve`.
+        log: the file for its messages.
 
     Raises:
-        ServerStartError: it did not come up.
+        ServerStartError: the server ended before it was ready.
     """
     environment = {name: value for name, value in os.environ.items() if not is_option(name)}
     with log.open("w") as errors:

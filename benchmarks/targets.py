@@ -1,4 +1,4 @@
-"""An LLM on a target that no option of the engine describes."""
+"""Makes an LLM of a target that no option of the engine describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.ops.native.library import Kernels
 
 
 def llm_on(model: TargetModel, settings: EngineSettings, kernels: Kernels | None) -> LLM:
-    """An engine around `model`, which was made from `settings.model` and packed for `kernels` (None: torch computes)."""
+    """Make an engine around `model`, built from `settings.model` and packed for `kernels`, or for torch if that is None."""
     path = resolve_model(settings.model)
     target = LoadedTarget(
         model=model,

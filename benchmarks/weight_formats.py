@@ -1,8 +1,8 @@
-"""One model's weights as bf16 in 16 bits, as bf16 in 12 bits, which changes no result, and rounded to int8.
+"""Compares a model's weights in three formats: bf16 in 16 bits, bf16 in 12 bits (lossless), and int8.
 
 Run: python -m benchmarks.weight_formats [--model smollm2-135m] [--rows 1 2 4 8 16] [--context 256] [--json FILE]
-Prints median milliseconds of whole forward passes, each format's in turn in every round, beside the memory's speed,
-and whether the logits of both bf16 formats are the same bits.
+Prints median milliseconds of whole forward passes, measured in turn in every round, the memory's bandwidth, and
+whether the logits of both bf16 formats are bit-identical.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 
 from benchmarks.targets import llm_on
 from forerun import LLM
-from forerun.bench.bandwidth import BandwidthProbe
-from forerun.bench.clock import Stopwatch
 from forerun.bench.curve import NUM_WARMUP_ROUNDS
+from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, random_sequences
 from forerun.build import LOADERS
@@ -48,7 +47,7 @@ def load(kernels: Kernels, settings: EngineSettings) -> dict[str, LLM]:
 
 
 def measure(llms: dict[str, LLM], kernels: Kernels, shapes: list[PassShape], repeats: int) -> dict[str, Any]:
-    """Milliseconds by format and number of rows, and the memory's speed, of each round."""
+    """Measure milliseconds by format and number of rows, and the memory's bandwidth, in each round."""
     stopwatch = Stopwatch(torch.device("cpu"))
     probe = BandwidthProbe(stopwatch, read=kernels.read)
     speeds: list[float] = []

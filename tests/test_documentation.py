@@ -62,7 +62,3 @@ def test_every_verifier_is_described():
 def test_every_command_has_a_page():
     names = [c.name[0] if hasattr(c, "name") else c.__name__.replace("_", "-") for c in COMMANDS]
     assert all((ROOT / "docs" / "commands" / f"{name}.md").exists() for name in names)
-
-
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

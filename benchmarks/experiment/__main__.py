@@ -1,4 +1,4 @@
-"""Measures one engine by the environment's variables, or all of them beside each other; docs/experiment.md."""
+"""Measures one engine by the environment's variables, or compares all engines; docs/experiment.md."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from benchmarks.experiment.console import ExperimentConsole
 from benchmarks.experiment.experiment import run
 from benchmarks.experiment.plan import plan_comparison, plan_single, with_all_speculation
 from benchmarks.experiment.settings import read_settings
-from benchmarks.experiment.voice import Voice
 from forerun.cli.loading import pull_if_needed
 from forerun.errors import ForerunError
 
 FELL_BACK, MISTAKE = 1, 2
-"""Exit codes: under --strict a run without the speculation it was asked for; anything that the user can mend."""
+"""Exit codes: a run without the requested speculation under --strict; a mistake of the user."""
 
 
 def main() -> None:
@@ -28,13 +28,13 @@ def main() -> None:
         for name, model in (("target_model", arguments.target_model), ("drafter_model", arguments.drafter_model))
         if model is not None
     }
-    voice = Voice(Console())
+    console = ExperimentConsole(Console())
     try:
         settings = replace(read_settings(os.environ), **given)
-        runs = plan_comparison(voice) if arguments.compare else plan_single(settings)
+        runs = plan_comparison(console) if arguments.compare else plan_single(settings)
         settings = with_all_speculation(settings) if arguments.compare else settings
         pull_if_needed(settings.target_model)
-        results = run(settings, runs, os.environ, voice)
+        results = run(settings, runs, os.environ, console)
     except ForerunError as error:
         print(f"❌ {error}", file=sys.stderr)
         sys.exit(MISTAKE)

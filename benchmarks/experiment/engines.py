@@ -1,4 +1,4 @@
-"""How each engine is started: its interpreter, its environment, and the settings in its own words."""
+"""The engines: interpreter, environment variables, and settings under each engine's own names."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ import torch
 
 from benchmarks.experiment.placement import Placement
 from benchmarks.experiment.settings import Settings, others
+from benchmarks.peers.engines import PEERS
 from benchmarks.peers.install import DEFAULT_FOLDER, python_of
-from benchmarks.peers.roster import PEERS
 from forerun.errors import ConfigError
 
 LOOKUP_MIN, LOOKUP_MAX = 1, 4
-"""Tokens that prompt lookup matches, for every engine alike; transformers' always goes down to 1."""
+"""Tokens that prompt lookup matches, the same for all engines; the minimum of transformers is fixed at 1."""
 
-Words = dict[str, Any]
+Keywords = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine's words: keywords for plain decoding, and what it drafts with, given the drafter's folder."""
+    """Translates the settings to an engine's keywords: for plain decoding, and for drafting with a drafter's folder."""
 
     name: str
-    settings: Callable[[Settings, Placement], Words]
-    speculation: Callable[[Settings, Path | None], Words]
+    settings: Callable[[Settings, Placement], Keywords]
+    speculation: Callable[[Settings, Path | None], Keywords]
 
 
-def _forerun_settings(settings: Settings, placement: Placement) -> Words:
-    words = {
+def _forerun_settings(settings: Settings, placement: Placement) -> Keywords:
+    keywords = {
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.prompts_per_batch,
         "seed": settings.seed,
     }
     if placement.is_auto:
-        return words
+        return keywords
     if len(placement.target) > 1 or placement.target != placement.drafter:
         raise ConfigError(
             f"TARGET_GPU, DRAFTER_GPU: got GPUs {placement.target} and {placement.drafter}; forerun keeps target and "
             "drafter on one; use GPU_STRATEGY=same or auto"
         )
-    return {**words, "device": f"cuda:{placement.target[0]}" if placement.target else "cpu"}
+    return {**keywords, "device": f"cuda:{placement.target[0]}" if placement.target else "cpu"}
 
 
-def _forerun_speculation(settings: Settings, drafter: Path | None) -> Words:
+def _forerun_speculation(settings: Settings, drafter: Path | None) -> Keywords:
     if settings.forerun_speculative_config is not None:
         return dict(settings.forerun_speculative_config)
     return _like_vllm(settings.gamma_value, drafter)
 
 
-def _transformers_settings(settings: Settings, placement: Placement) -> Words:
+def _transformers_settings(settings: Settings, placement: Placement) -> Keywords:
     return {
         "dtype": settings.dtype,
         "num_threads": torch.get_num_threads(),
@@ -65,13 +65,13 @@ def _transformers_settings(settings: Settings, placement: Placement) -> Words:
     }
 
 
-def _transformers_speculation(settings: Settings, drafter: Path | None) -> Words:
+def _transformers_speculation(settings: Settings, drafter: Path | None) -> Keywords:
     if drafter is None:
         return {"prompt_lookup_num_tokens": settings.gamma_value, "max_matching_ngram_size": LOOKUP_MAX}
     return {"assistant_model": str(drafter), "num_assistant_tokens": settings.gamma_value}
 
 
-def _vllm_settings(settings: Settings, placement: Placement) -> Words:
+def _vllm_settings(settings: Settings, placement: Placement) -> Keywords:
     num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size
     if placement.target and len(placement.target) < num_gpus:
         raise ConfigError(
@@ -95,19 +95,19 @@ def _vllm_settings(settings: Settings, placement: Placement) -> Words:
     }
 
 
-def _vllm_speculation(settings: Settings, drafter: Path | None) -> Words:
+def _vllm_speculation(settings: Settings, drafter: Path | None) -> Keywords:
     return _like_vllm(settings.num_vllm_speculative_tokens, drafter)
 
 
-def _like_vllm(num_tokens: int, drafter: Path | None) -> Words:
-    """vLLM's speculative_config, which is forerun's too."""
+def _like_vllm(num_tokens: int, drafter: Path | None) -> Keywords:
+    """A speculative_config of vLLM, which forerun takes too."""
     if drafter is None:
         lookup = {"prompt_lookup_min": LOOKUP_MIN, "prompt_lookup_max": LOOKUP_MAX}
         return {"method": "ngram", "num_speculative_tokens": num_tokens, **lookup}
     return {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": num_tokens}
 
 
-ROSTER = {
+ENGINES = {
     engine.name: engine
     for engine in (
         Engine("forerun", _forerun_settings, _forerun_speculation),
@@ -118,10 +118,10 @@ ROSTER = {
 
 
 def find_python(engine: str) -> Path:
-    """The interpreter that has the engine: this one, or that of the peers' environment.
+    """The interpreter that has the engine: this one, or else that of the peers' environment.
 
     Raises:
-        InstallError: neither has it.
+        InstallError: neither has the engine.
     """
     if importlib.util.find_spec(engine) is not None:
         return Path(sys.executable)
@@ -129,7 +129,7 @@ def find_python(engine: str) -> Path:
 
 
 def environment_of(engine: str, python: Path, placement: Placement, caller: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the engine's process: threads as its documentation wants them, then the caller's own for it."""
+    """Variables of the engine's process: threads as its documentation recommends, then the caller's own variables."""
     num_threads = torch.get_num_threads()
     values = {"threads": str(num_threads), "cores": f"0-{num_threads - 1}", "venv": str(python.parent.parent)}
     environment = {name: value.format(**values) for name, value in PEERS[engine].environment.items()}
@@ -141,7 +141,7 @@ def environment_of(engine: str, python: Path, placement: Placement, caller: Mapp
 
 
 def num_visible_gpus() -> int:
-    """GPUs that torch sees here."""
+    """The number of GPUs that torch sees."""
     return torch.cuda.device_count()
 
 

@@ -1,4 +1,7 @@
-"""What the GPUs draw, do and hold while a run lasts, in the keys of the original's monitor. Watts, joules, percent."""
+"""Monitors power, utilisation and memory of the GPUs during a run, with the keys of the original's monitor.
+
+Units are watts, joules and percent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One look at one GPU; memory in MiB, clocks in MHz. `energy` counts joules from some moment on."""
+    """The state of one GPU at one moment; memory in MiB, clocks in MHz, energy in joules since a fixed moment."""
 
     timestamp: float
     gpu_id: int
@@ -32,12 +35,12 @@ class Snapshot:
     energy: float | None
 
 
-Look = Callable[[int], Snapshot]
-"""GPU -> what it does now."""
+TakeSnapshot = Callable[[int], Snapshot]
+"""Returns the present state of the GPU of an index."""
 
 
-def find_gpus() -> tuple[list[int], Look | None, str | None]:
-    """The GPUs that NVML knows, how to look at one, and why there are none."""
+def find_gpus() -> tuple[list[int], TakeSnapshot | None, str | None]:
+    """The GPUs that NVML knows, a function that takes snapshots of them, and the reason if there are none."""
     try:
         import pynvml
     except ImportError:
@@ -47,10 +50,10 @@ def find_gpus() -> tuple[list[int], Look | None, str | None]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         return [], None, f"NVML: {error}"
-    return list(range(count)), lambda gpu: _look(pynvml, gpu), None if count else "there is no GPU"
+    return list(range(count)), lambda gpu: _take_snapshot(pynvml, gpu), None if count else "there is no GPU"
 
 
-def _look(pynvml: Any, gpu: int) -> Snapshot:
+def _take_snapshot(pynvml: Any, gpu: int) -> Snapshot:
     handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
     busy, memory = pynvml.nvmlDeviceGetUtilizationRates(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
     try:
@@ -74,11 +77,13 @@ def _look(pynvml: Any, gpu: int) -> Snapshot:
 
 
 class GpuMonitor:
-    """Looks at every GPU every `interval` seconds while its `with` block lasts."""
+    """Takes a snapshot of every GPU each `interval` seconds of its `with` block."""
 
-    def __init__(self, gpus: Sequence[int], look: Look | None, reason: str | None, *, interval: float) -> None:
+    def __init__(
+        self, gpus: Sequence[int], take_snapshot: TakeSnapshot | None, reason: str | None, *, interval: float
+    ) -> None:
         self._gpus = list(gpus)
-        self._look = look
+        self._take_snapshot = take_snapshot
         self._interval = interval
         self.reason = reason
         self.snapshots: list[Snapshot] = []
@@ -100,23 +105,23 @@ class GpuMonitor:
         self.end_time = time.time()
 
     def _watch(self) -> None:
-        while self._look and self.reason is None:
+        while self._take_snapshot and self.reason is None:
             self._sample()
             if self._stop.wait(self._interval):
                 return
 
     def _sample(self) -> None:
-        """A GPU that cannot be looked at ends the monitoring: parts of a sum are no sum."""
-        if self._look is None or self.reason is not None:
+        """Take a snapshot of all GPUs; a failure ends the monitoring, since a sum without one GPU would be wrong."""
+        if self._take_snapshot is None or self.reason is not None:
             return
         try:
-            self.snapshots += [self._look(gpu) for gpu in self._gpus]
-        except Exception as error:  # NVML raises classes of its own, by number
+            self.snapshots += [self._take_snapshot(gpu) for gpu in self._gpus]
+        except Exception as error:  # NVML raises its own exception classes
             self.reason = f"a GPU could not be read ({type(error).__name__}: {error})"
             self.snapshots.clear()
 
     def to_json(self, *, tokens: int, accepted: int, requests: int) -> dict[str, Any]:
-        """The original's keys, null where nothing was measured, and the reason for that."""
+        """The original's keys, with null where nothing was measured, and the reason for that."""
         by_gpu = {str(gpu): [one for one in self.snapshots if one.gpu_id == gpu] for gpu in self._gpus}
         seen = {gpu: looks for gpu, looks in by_gpu.items() if looks}
 
@@ -154,7 +159,7 @@ class GpuMonitor:
 
 
 def joules(looks: Sequence[Snapshot]) -> float:
-    """By the GPU's own counter where it has one, else the power between looks (trapezoids)."""
+    """Energy by the GPU's counter if it has one, else the integral of power over the snapshots (trapezoids)."""
     first, last = looks[0].energy, looks[-1].energy
     if first is not None and last is not None:
         return last - first

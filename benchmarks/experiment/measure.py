@@ -1,4 +1,4 @@
-"""One run: batches given to a started engine, while energy and GPUs are watched."""
+"""Measures one run: gives batches to a started engine while energy and GPUs are monitored."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.experiment.arrivals import batch_arrivals
 from benchmarks.experiment.gpu_monitor import GpuMonitor, find_gpus
-from benchmarks.experiment.pace import turns
 from benchmarks.experiment.results import Batch, Measured, Request
 from benchmarks.experiment.settings import Settings
 from benchmarks.experiment.start import Started
 from forerun.bench.energy import Energy, EnergyMeter
 
-Tell = Callable[[str], None]
-Show = Callable[[list[int], list[int]], None]
-"""(prompt, answer) -> shown, under ENABLE_DEBUG."""
+PrintLine = Callable[[str], None]
+ShowAnswer = Callable[[list[int], list[int]], None]
+"""Is called with each prompt and its answer, which ENABLE_DEBUG prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run measured; `monitor` is None where the caller wants none."""
+    """The measurements of a run; `monitor` is None if GPU monitoring is off."""
 
     measured: Measured
     energy: Energy
     monitor: GpuMonitor | None
 
 
-def measure(started: Started, settings: Settings, prompts: Iterator[list[int]], *, tell: Tell, show: Show) -> Outcome:
-    """Give batches at the settings' pace until all are done.
+def measure(
+    started: Started,
+    settings: Settings,
+    prompts: Iterator[list[int]],
+    *,
+    print_line: PrintLine,
+    show_answer: ShowAnswer,
+) -> Outcome:
+    """Give the engine all batches, each when it arrives.
 
     Raises:
         WorkerError: the engine failed or died.
@@ -43,13 +50,13 @@ def measure(started: Started, settings: Settings, prompts: Iterator[list[int]], 
         stack.enter_context(meter)
         if monitor:
             stack.enter_context(monitor)
-        for number, turn in enumerate(turns(settings), start=1):
-            tell(f"Batch {number}: {turn.num_prompts} prompts (elapsed {turn.elapsed:.1f} s)")
-            batch = [next(prompts) for _ in range(turn.num_prompts)]
+        for number, arrival in enumerate(batch_arrivals(settings), start=1):
+            print_line(f"Batch {number}: {arrival.num_prompts} prompts (elapsed {arrival.elapsed:.1f} s)")
+            batch = [next(prompts) for _ in range(arrival.num_prompts)]
             answer = started.worker.ask("batch", prompts=batch, max_tokens=settings.generation_length)
-            _record(measured, batch, answer, late=turn.late)
+            _record(measured, batch, answer, late=arrival.late)
             for prompt, one in zip(batch, answer["answers"], strict=True):
-                show(prompt, one["token_ids"])
+                show_answer(prompt, one["token_ids"])
     measured.seconds = time.perf_counter() - began
     measured.cpu_seconds -= started.cpu_seconds
     return Outcome(measured=measured, energy=meter.energy, monitor=monitor)

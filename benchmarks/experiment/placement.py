@@ -1,4 +1,4 @@
-"""Which GPUs hold the target and the drafter, in the words of GPU_STRATEGY."""
+"""Chooses the GPUs of target and drafter, by GPU_STRATEGY."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE = re.compile(r"cuda:(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Visible GPUs, by index, that hold each model; none: a processor. `is_auto` leaves the choice to the engine."""
+    """Indices of the visible GPUs of each model, empty for the CPU. `is_auto` leaves the choice to the engine."""
 
     target: tuple[int, ...]
     drafter: tuple[int, ...]
@@ -29,18 +29,18 @@ def place(
     target_ratio: int | None = None,
     drafter_ratio: int | None = None,
 ) -> Placement:
-    """Lay the models out.
+    """Place target and drafter.
 
     Args:
         strategy: one of STRATEGIES.
-        num_gpus: how many are visible.
-        target_gpu: overrides the strategy: "auto", "cpu", or "cuda:N" with commas between them.
-        drafter_gpu: the same for the drafter.
-        target_ratio: GPUs of the target under multi_gpu_ratio; None: all that the drafter leaves.
-        drafter_ratio: GPUs of the drafter; None: all that the target leaves, else one.
+        num_gpus: the number of visible GPUs.
+        target_gpu: overrides the strategy for the target: "auto", "cpu", or "cuda:N" with commas between several.
+        drafter_gpu: overrides the strategy for the drafter.
+        target_ratio: GPUs of the target under multi_gpu_ratio, or None for all but the drafter's.
+        drafter_ratio: GPUs of the drafter, or None for all but the target's, or one if that is None too.
 
     Raises:
-        ConfigError: there are fewer GPUs than that, or a device has no such name.
+        ConfigError: there are too few GPUs, or a device has no such name.
     """
     if num_gpus == 0:
         for name, given in (("TARGET_GPU", target_gpu), ("DRAFTER_GPU", drafter_gpu)):

@@ -1,31 +1,31 @@
-"""Which runs an experiment is made of."""
+"""Plans an experiment: its runs, and warnings of settings without effect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.experiment.console import ExperimentConsole
 from benchmarks.experiment.engines import find_python
-from benchmarks.experiment.settings import ENGINES, METHODS, Settings
+from benchmarks.experiment.settings import ENGINE_NAMES, METHODS, Settings
 from benchmarks.experiment.start import PLAIN, SPECULATIVE, Run
-from benchmarks.experiment.voice import Voice
 from benchmarks.peers.install import InstallError
 
 
 def plan_single(settings: Settings) -> list[Run]:
-    """INFERENCE_ENGINE with INFERENCE_METHOD; its plain decoding too, if ENABLE_TARGET says so."""
+    """INFERENCE_ENGINE with INFERENCE_METHOD, and with ENABLE_TARGET its plain decoding too."""
     methods = [settings.inference_method, *([PLAIN] if settings.enable_target else [])]
     return [Run(settings.inference_engine, method) for method in dict.fromkeys(methods)]
 
 
-def plan_comparison(voice: Voice) -> list[Run]:
-    """Every engine that is installed, plain and speculative; transformers' speculation, the baseline, first."""
+def plan_comparison(console: ExperimentConsole) -> list[Run]:
+    """All installed engines, plain and speculative; transformers' speculation, the baseline, comes first."""
     engines = []
-    for engine in ENGINES:
+    for engine in ENGINE_NAMES:
         try:
             find_python(engine)
         except InstallError as error:
-            voice.warn(f"left out: {error}")
+            console.warn(f"left out: {error}")
         else:
             engines.append(engine)
     baseline = Run("transformers", SPECULATIVE)
@@ -33,12 +33,12 @@ def plan_comparison(voice: Voice) -> list[Run]:
 
 
 def with_all_speculation(settings: Settings) -> Settings:
-    """Settings for a comparison, which asks for speculation and plain decoding by itself."""
+    """The settings of a comparison, in which speculation is on for all engines."""
     return replace(settings, enable_speculative=True, vllm_enable_speculative=True)
 
 
 def without_effect(settings: Settings, engines: Sequence[str]) -> list[str]:
-    """Warnings of variables that are accepted and change nothing."""
+    """Warnings of variables that are accepted but have no effect."""
     warnings = []
     if "vllm" in engines and settings.vllm_use_v2_block_manager is not None:
         warnings.append("VLLM_USE_V2_BLOCK_MANAGER has no effect: today's vLLM has one block manager")

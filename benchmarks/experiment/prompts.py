@@ -1,4 +1,4 @@
-"""The prompts: human turns of ShareGPT files, or the ones that forerun ships."""
+"""The prompts of an experiment: human turns of ShareGPT files, or forerun's built-in ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Warn = Callable[[str], None]
 
 
 def read_texts(settings: Settings, warn: Warn) -> list[str]:
-    """All prompts of fitting length in characters.
+    """All prompts whose number of characters is within the settings' limits.
 
     Raises:
-        ConfigError: no file can be read, one is not in the format, or no prompt is of such length.
+        ConfigError: there is no file, a file is not in the format, or no prompt is within the limits.
     """
     if settings.sharegpt_dir is None:
         texts = list(itertools.chain.from_iterable(WORKLOADS.values()))
@@ -53,7 +53,7 @@ def _files(folder: Path, settings: Settings, warn: Warn) -> list[Path]:
 
 
 def _turns(file: Path, most_lines: int) -> Iterator[str]:
-    """What humans say in the first lines of a file, a conversation each."""
+    """The human turns in the first lines of a file, which hold a conversation each."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(itertools.islice(lines, most_lines), start=1):
             try:
@@ -66,32 +66,32 @@ def _turns(file: Path, most_lines: int) -> Iterator[str]:
                 ) from None
 
 
-def most_prompt_tokens(settings: Settings) -> int:
-    """Tokens of the longest prompt that is measured."""
+def max_prompt_tokens(settings: Settings) -> int:
+    """The tokens that a prompt may have at most."""
     room = min(settings.max_model_len, settings.vllm_max_model_len or settings.max_model_len)
     most = room - settings.generation_length
     return min(most, settings.max_batch_length) if settings.enable_batch else most
 
 
 def draw_prompts(
-    texts: Sequence[str], lay_out: Callable[[str], list[int]], *, most_tokens: int, seed: int
+    texts: Sequence[str], encode: Callable[[str], list[int]], *, max_tokens: int, seed: int
 ) -> Iterator[list[int]]:
-    """Prompts as token ids in an order that the seed decides, over and over; too long ones are passed over.
+    """Endless prompts as token ids, in an order that the seed determines; too long ones are left out.
 
     Raises:
-        ConfigError: all are too long.
+        ConfigError: all prompts are too long.
     """
     order = list(texts)
     random.Random(seed).shuffle(order)
     while True:
         num_fitting = 0
         for text in order:
-            token_ids = lay_out(text)
-            if len(token_ids) <= most_tokens:
+            token_ids = encode(text)
+            if len(token_ids) <= max_tokens:
                 num_fitting += 1
                 yield token_ids
         if not num_fitting:
             raise ConfigError(
-                f"MAX_BATCH_LENGTH, MAX_MODEL_LEN: every prompt has more than {most_tokens} tokens; "
+                f"MAX_BATCH_LENGTH, MAX_MODEL_LEN: every prompt has more than {max_tokens} tokens; "
                 "raise them or lower PROMPT_MAX_LENGTH"
             )

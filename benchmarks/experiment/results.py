@@ -1,19 +1,32 @@
-"""A run's result, in the keys of the original benchmark and then our own. Seconds, bytes and joules."""
+"""The results of a run, and their JSON files: the keys of the original benchmark, then some that it lacks.
+
+Units are seconds, bytes and joules.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from benchmarks.experiment.engines import num_visible_gpus
+from benchmarks.experiment.settings import Settings
+from forerun.bench.machine import describe_machine
+from forerun.errors import ConfigError
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answered prompt; times since its batch was given."""
+    """One answered prompt; times are since the start of its batch."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -23,7 +36,7 @@ class Request:
     accepted: int
 
     def to_json(self) -> dict[str, Any]:
-        """The original's keys; the rate is null where nothing was drafted."""
+        """The original benchmark's keys; the rate is null if nothing was drafted."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
@@ -38,14 +51,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Prompts given together; `late` is how long they had waited for the engine."""
+    """Prompts given together; `late` is how long they waited for the engine."""
 
     requests: list[Request]
     seconds: float
     late: float
 
     def to_json(self) -> dict[str, Any]:
-        """The original's keys and `late`."""
+        """The original benchmark's keys, and `late`."""
         num_tokens = sum(request.generated_tokens for request in self.requests)
         return {
             "batch_size": len(self.requests),
@@ -61,7 +74,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Measured:
-    """All batches of a run, and what they cost."""
+    """All batches of a run, with its time and memory."""
 
     batches: list[Batch] = field(default_factory=list)
     seconds: float = 0.0
@@ -72,41 +85,41 @@ class Measured:
 
     @property
     def requests(self) -> list[Request]:
-        """Of all batches."""
+        """The requests of all batches."""
         return [request for batch in self.batches for request in batch.requests]
 
     @property
     def num_tokens(self) -> int:
-        """Generated ones."""
+        """Generated tokens."""
         return sum(request.generated_tokens for request in self.requests)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Read ones."""
+        """Prompt tokens."""
         return sum(request.prompt_tokens for request in self.requests)
 
     @property
     def num_accepted(self) -> int:
-        """Drafted tokens that stood."""
+        """Accepted draft tokens."""
         return sum(request.accepted for request in self.requests)
 
     @property
     def num_drafted(self) -> int:
-        """Drafted tokens."""
+        """Draft tokens."""
         return sum(request.drafted for request in self.requests)
 
     @property
     def throughput(self) -> float:
-        """Generated tokens per second of the whole run, waiting included."""
+        """Generated tokens per second of the whole run, idle time included."""
         return self.num_tokens / self.seconds
 
     @property
     def busy_throughput(self) -> float:
-        """Generated tokens per second in which the engine had work."""
+        """Generated tokens per second of the time in which the engine was busy."""
         return self.num_tokens / sum(batch.seconds for batch in self.batches)
 
     def to_json(self, method: str) -> dict[str, Any]:
-        """The original's keys; its acceptance rate as a ratio of sums; then percentiles, memory and time."""
+        """The original's keys, then percentiles, memory and time; the acceptance rate is a ratio of sums."""
         requests = self.requests
         ttft, latency = [one.ttft for one in requests], [one.total_latency for one in requests]
         later = sum(one.generated_tokens - 1 for one in requests)
@@ -137,10 +150,46 @@ class Measured:
 
 
 def rate(accepted: int, drafted: int) -> float | None:
-    """Accepted / drafted; None where nothing was drafted."""
+    """Accepted / drafted tokens, or None if nothing was drafted."""
     return accepted / drafted if drafted else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of the values do not exceed."""
+    """The smallest value that at least `percent` percent of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def output_file(settings: Settings, key: str) -> Path:
+    """OUTPUT_FILE with a run's key before its ending."""
+    file = Path(settings.output_file).expanduser()
+    return file.with_name(f"{file.name.removesuffix('.json')}_{key}.json")
+
+
+def check_output(file: Path) -> None:
+    """Refuse a folder that cannot be written to, before anything is measured.
+
+    Raises:
+        ConfigError: the folder does not exist or cannot be written to.
+    """
+    folder = file.expanduser().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"OUTPUT_FILE: got {str(file)!r}; {folder} is no folder that can be written to; make it so")
+
+
+def write_results(file: Path, results: Mapping[str, Any], settings: Settings, warnings: Sequence[str]) -> None:
+    """Write the results by run, with the settings, machine and warnings."""
+    about = {
+        "schema_version": SCHEMA_VERSION,
+        "environment": {
+            "machine": describe_machine(torch.device("cuda" if num_visible_gpus() else "cpu")),
+            "num_threads": torch.get_num_threads(),
+            "variables": {name.upper(): value for name, value in asdict(settings).items()},
+        },
+        "warnings": list(warnings),
+    }
+    write_json(file, {**results, **about})
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON."""
+    file.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The experiment's environment variables: a field is the variable of its name in capitals."""
+"""The settings of an experiment, read from environment variables of the fields' names in capitals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.experiment.placement import STRATEGIES
 from forerun.errors import ConfigError
 
-ENGINES = ("forerun", "transformers", "vllm")
+ENGINE_NAMES = ("forerun", "transformers", "vllm")
 METHODS = ("speculative", "target_ar")
 PREFIXES = ("FORERUN_", "VLLM_")
 FORERUN_OWN = ("FORERUN_CACHE", "FORERUN_CPU_KERNELS")
@@ -95,15 +95,15 @@ def _object(name: str, text: str) -> dict[str, Any]:
 
 
 def _variable(default: str, read: Reader) -> Any:
-    """A field; `default` as the shell script writes it, "" for no value (None)."""
+    """A field with its default as the shell script writes it, "" for None."""
     return field(metadata={"default": default, "read": read})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every variable's value; docs/experiment.md says what each means. None where it has none."""
+    """The values of all variables, which docs/experiment.md describes; None for an empty one without default."""
 
-    inference_engine: str = _variable("forerun", _one_of(*ENGINES))
+    inference_engine: str = _variable("forerun", _one_of(*ENGINE_NAMES))
     inference_method: str = _variable("speculative", _one_of(*METHODS))
     enable_speculative: bool = _variable("true", _switch)
     enable_target: bool = _variable("false", _switch)
@@ -196,13 +196,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def others(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Variables that begin like an engine's but are none of the experiment."""
+    """Variables with an engine's prefix that are no settings of the experiment."""
     known = {variable(one) for one in fields(Settings)}
     return {name: text for name, text in environment.items() if name.startswith(prefix) and name not in known}
 
 
 def unknown_variables(environment: Mapping[str, str], engines: tuple[str, ...]) -> list[str]:
-    """A warning for each of them: they change nothing here, and may be meant for the engine itself, which gets them."""
+    """A warning for each of these variables, which have no effect here but are passed on to the engine."""
     known = [variable(one) for one in fields(Settings)]
     warnings = []
     for prefix in PREFIXES:

@@ -1,4 +1,4 @@
-"""Starts an engine's worker, without speculation where that is not to be had."""
+"""Starts an engine's worker, and falls back to plain decoding if speculation fails."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiment.engines import ROSTER, environment_of, find_python
+from benchmarks.experiment.engines import ENGINES, environment_of, find_python
 from benchmarks.experiment.placement import Placement
 from benchmarks.experiment.settings import Settings
-from benchmarks.peers.channel import WorkerError, WorkerProcess
+from benchmarks.peers.worker_process import WorkerError, WorkerProcess
 from forerun.errors import ForerunError, ModelError
 from forerun.models.store import resolve_model
 
@@ -20,20 +20,20 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One engine and the method asked of it."""
+    """One engine and the requested method."""
 
     engine: str
     method: str
 
     @property
     def key(self) -> str:
-        """Its name in results and their files; transformers' is the bare method, as in the original."""
+        """The run's name in results and file names; that of transformers is the bare method, as in the original."""
         return self.method if self.engine == "transformers" else f"{self.method}_{self.engine}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """All that starting takes: the target's folder, where models go, the caller's variables, a log's path."""
+    """All that starting a worker needs: run, settings, GPUs, target folder, environment variables, log file."""
 
     run: Run
     settings: Settings
@@ -45,7 +45,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A worker that has answered once. `fallback_reason` says why it does not speculate though it was asked to."""
+    """A worker that is warm. `fallback_reason` says why it does not speculate although that was requested."""
 
     worker: WorkerProcess
     effective_method: str
@@ -57,7 +57,7 @@ class Started:
 
 
 def start(launch: Launch, warm_up: list[list[int]], *, fall_back: Callable[[str], None]) -> Started:
-    """Load the engine and let it answer `warm_up`; `fall_back` is told why it goes on without speculation.
+    """Load the engine and let it answer `warm_up`; `fall_back` is called with the reason of a fallback.
 
     Raises:
         ForerunError: the engine is not installed, or fails without speculation too.
@@ -66,7 +66,7 @@ def start(launch: Launch, warm_up: list[list[int]], *, fall_back: Callable[[str]
     if launch.run.method == SPECULATIVE:
         try:
             _check_switches(launch)
-            speculation = ROSTER[launch.run.engine].speculation(launch.settings, _drafter(launch.settings))
+            speculation = ENGINES[launch.run.engine].speculation(launch.settings, _drafter(launch.settings))
             return _start(launch, warm_up, speculation, None)
         except (WorkerError, ModelError, SwitchedOffError) as error:
             reason = str(error)
@@ -75,7 +75,7 @@ def start(launch: Launch, warm_up: list[list[int]], *, fall_back: Callable[[str]
 
 
 class SwitchedOffError(ForerunError):
-    """Speculation is asked for by one variable and ruled out by another."""
+    """One variable requests speculation and another one rules it out."""
 
 
 def _check_switches(launch: Launch) -> None:
@@ -99,7 +99,7 @@ def _start(launch: Launch, warm_up: list[list[int]], speculation: dict[str, Any]
         log=launch.log.with_suffix(".log" if reason is None else ".fallback.log"),
     )
     try:
-        settings = ROSTER[engine].settings(launch.settings, launch.placement)
+        settings = ENGINES[engine].settings(launch.settings, launch.placement)
         loaded = worker.ask("load", model=str(launch.model), settings=settings, speculation=speculation)
         answer = worker.ask("batch", prompts=warm_up, max_tokens=WARM_UP_TOKENS)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What stands below the runs: each one's figures, and all of them beside each other."""
+"""Summarises results: the figures of a run, and ratios between runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 def run_lines(result: Result) -> list[str]:
-    """The figures of one run."""
+    """The lines with the figures of one run."""
     energy = result["energy"]
     joules = energy["j_per_output_token"]
     lines = [
@@ -37,16 +37,16 @@ def run_lines(result: Result) -> list[str]:
 
 
 def memory_of(result: Result) -> int:
-    """Bytes on the GPUs where there are some, else resident ones of the process."""
+    """Peak bytes on the GPUs, or without any the peak resident bytes of the process."""
     memory = result["memory"]
     return int(memory["peak_gpu_bytes"] or memory["peak_rss_bytes"])
 
 
 def compare(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Each run beside the baseline: transformers' speculative decoding if it was run, else the first."""
+    """Ratios of each run to the baseline: transformers' speculative decoding, or else the first run."""
     baseline = next((one for one in results if (one["engine"], one["method"]) == ("transformers", "speculative")), None)
     baseline = baseline or results[0]
-    return [_beside(one, baseline, _plain_of(one, results)) for one in results]
+    return [_ratios(one, baseline, _plain_of(one, results)) for one in results]
 
 
 def _plain_of(result: Result, results: Sequence[Result]) -> Result | None:
@@ -56,7 +56,7 @@ def _plain_of(result: Result, results: Sequence[Result]) -> Result | None:
     )
 
 
-def _beside(result: Result, baseline: Result, plain: Result | None) -> dict[str, Any]:
+def _ratios(result: Result, baseline: Result, plain: Result | None) -> dict[str, Any]:
     def ratio(value: Callable[[Result], float | None], other: Result | None) -> float | None:
         mine, its = value(result), value(other) if other else None
         return mine / its if mine is not None and its else None
@@ -76,7 +76,7 @@ def _beside(result: Result, baseline: Result, plain: Result | None) -> dict[str,
 
 
 def comparison_table(results: Sequence[Result], comparison: Sequence[dict[str, Any]]) -> Table:
-    """One column per run; each ratio stands under what it is of."""
+    """A table with a column per run and each ratio below its figure."""
     table = Table(
         title=f"Compared with {comparison[0]['baseline']}",
         caption="x: ratio to that; own x: tokens/s to the engine's own plain decoding; times are averages",

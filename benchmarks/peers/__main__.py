@@ -1,4 +1,4 @@
-"""forerun and its peers in one interleaved run.
+"""Compares forerun with its peers in one interleaved run.
 
 python -m benchmarks.peers install [PEER ...]
 python -m benchmarks.peers run --code-prompts FOLDER --chat-prompts FILE --output FILE.json
@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks.peers.engines import OTHERS, contenders_of
 from benchmarks.peers.install import DEFAULT_FOLDER, TOOLS, InstallError, install
 from benchmarks.peers.prompts import read_prompts
 from benchmarks.peers.report import to_markdown
-from benchmarks.peers.roster import OTHERS, contenders_of
 from benchmarks.peers.run import Setup, run_all
 from benchmarks.peers.schedule import make_cells
 from forerun.bench.machine import describe_machine
@@ -30,7 +30,7 @@ from forerun.models.tokenizer import load_tokenizer
 
 
 def main() -> None:
-    """Parse and do."""
+    """Parse the arguments and run the command."""
     arguments = _parser().parse_args()
     try:
         {"install": _install, "run": _run, "report": _report}[arguments.command](arguments)
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _without_folder(argument: str) -> str:
-    """Paths by their last part: where files lie on this machine concerns nobody."""
+    """A path's last part, since the machine's folders are not to be published."""
     return Path(argument).name if "/" in argument else argument
 
 

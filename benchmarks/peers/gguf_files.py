@@ -20,8 +20,10 @@ from forerun.models.config_file import read_config
 QUANTIZATIONS = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
 FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16}
 PRETOKENIZERS = {49152: "smollm", 128256: "llama-bpe"}
-"""llama.cpp's name of the rule that cuts text into words, by size of vocabulary. Token ids go in here, so that
-a wrong one would change no token; llama.cpp only insists on a name that it knows."""
+"""llama.cpp's name of the pretokenizer, by size of vocabulary.
+
+llama.cpp demands a known name. The benchmark gives token ids, so a wrong one would change nothing.
+"""
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -46,7 +48,7 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
     """Write the checkpoint of `folder` to `file` with its matrices in `kind`: "bf16" or "f16".
 
     Raises:
-        ModelError: the architecture is not Llama, or has tensors that it should not have.
+        ModelError: the architecture is not Llama, or the checkpoint has a tensor of another one.
     """
     config = read_config(folder).to_dict()
     kind_of_model = f"{config['model_type']}, rope type {config['rope_parameters']['rope_type']}"
@@ -70,7 +72,7 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
 
 
 def order_for_ggml(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of a query or key matrix: ggml rotates neighbours, transformers the two halves of a head."""
+    """Reorder the rows of a query or key matrix, since ggml rotates neighbours and transformers halves of a head."""
     halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 
@@ -93,7 +95,7 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Ten
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
-    """Matrices as `kind`, vectors as fp32."""
+    """Add a tensor: a matrix in `kind`, a vector in fp32."""
     values: Array = tensor.to(torch.float32).numpy()
     if tensor.ndim == 1:
         writer.add_tensor(name, values)
@@ -116,7 +118,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
-    """Words, merges and special tokens of tokenizer.json, a byte-level BPE."""
+    """Add tokens, merges and special tokens of a tokenizer.json with a byte-level BPE."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     words = {index: word for word, index in tokenizer["model"]["vocab"].items()} | added

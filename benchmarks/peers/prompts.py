@@ -1,4 +1,4 @@
-"""The prompts of a run as token ids: edits of files, questions, and beginnings of both."""
+"""The prompts of a run as token ids: code edits, questions, and prefixes of the code edits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PREFILL_TOKENS = 512
 
 
 class PromptError(ForerunError):
-    """A prompt set is not what it should be."""
+    """A prompt set has too few fitting prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSets:
     """Token ids of each prompt.
 
-    `plain` (96 tokens) are beginnings of the code prompts, `prefill` (512) beginnings of all of them
-    in a row, each time from another on.
+    `plain` has the first 96 tokens of each code prompt. `prefill` has 512 tokens each, of all code prompts
+    concatenated, beginning with another one each time.
     """
 
     code: list[list[int]]
@@ -40,11 +40,11 @@ def read_prompts(tokenizer: Tokenizer, *, code: Path, chat: Path, count: int) ->
     Args:
         tokenizer: with the model's chat template.
         code: a folder of .py files, or of .jsonl.gz files whose lines have a "code".
-        chat: a .jsonl file whose lines have "turns", as MT-Bench has; the first turn is asked.
+        chat: a .jsonl file whose lines have "turns" as in MT-Bench, of which the first is used.
         count: prompts of each kind.
 
     Raises:
-        PromptError: there are not so many that fit.
+        PromptError: there are too few fitting prompts.
     """
     edits = _take(code_prompts(tokenizer, code), count, source=code)
     questions = _take(chat_prompts(tokenizer, chat), count, source=chat)
@@ -58,7 +58,7 @@ def read_prompts(tokenizer: Tokenizer, *, code: Path, chat: Path, count: int) ->
 
 
 def code_prompts(tokenizer: Tokenizer, folder: Path) -> Iterator[list[int]]:
-    """Wishes to repeat a file with one rename, for files of a fitting length, shuffled."""
+    """Prompts to repeat a file with one function renamed, of fitting length, in random order."""
     files = sorted(source_files(folder))
     random.Random(0).shuffle(files)
     for code in files:
@@ -74,7 +74,7 @@ def code_prompts(tokenizer: Tokenizer, folder: Path) -> Iterator[list[int]]:
 
 
 def chat_prompts(tokenizer: Tokenizer, file: Path) -> Iterator[list[int]]:
-    """First turns, evenly from all over the file, which is sorted by category."""
+    """First turns in random order, since the file is sorted by category."""
     questions = first_turns(file)
     random.Random(0).shuffle(questions)
     return (_chat(tokenizer, question) for question in questions)

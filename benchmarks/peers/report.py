@@ -1,4 +1,4 @@
-"""A run's tables in Markdown."""
+"""Writes the tables of a run in Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.peers.roster import CONTENDERS, FORERUN, PEERS, Contender, plain_contender
+from benchmarks.peers.engines import CONTENDERS, FORERUN, PEERS, Contender, plain_contender
 from benchmarks.peers.schedule import SPECULATED_KINDS
 from benchmarks.peers.summary import (
     Summary,
@@ -21,7 +21,7 @@ NONE = "–"
 
 
 def to_markdown(run: dict[str, Any]) -> str:
-    """Everything that a reader needs to judge the run: figures, machine, versions, command."""
+    """The report of a run: figures, machine, versions, settings and command."""
     summary = Summary(run["measurements"])
     bandwidth = [one["bytes_per_second"] / 1e9 for one in run["measurements"]]
     taking_part = [one for one in CONTENDERS if one.name in run["versions"]]
@@ -65,7 +65,7 @@ def _plain_table(summary: Summary, contenders: Sequence[Contender], memory: dict
 
 
 def _versus_table(summary: Summary, contenders: Sequence[Contender], memory: dict[str, int]) -> str:
-    """How many times faster forerun is than each peer's plain decoding; memory as forerun's share."""
+    """Speed-ups of forerun over each peer, both with plain decoding, and the ratio of their memory."""
     own = plain_contender(FORERUN.name).name
     header = (
         "peer",
@@ -93,7 +93,7 @@ def _versus_table(summary: Summary, contenders: Sequence[Contender], memory: dic
 
 
 def _speculation_section(summary: Summary, contenders: Sequence[Contender], kind: str) -> str:
-    """What speculation brings on one kind of prompt, against the same engine's plain decoding and against forerun's best."""
+    """Speculation on one kind of prompt: each engine against its own plain decoding, and forerun against the best peer."""
     header = (
         *("engine", "plain, tokens/s", "speculated, tokens/s", "with prompt", "× own plain", "with prompt"),
         *("tokens per pass", "texts differing from plain"),
@@ -121,7 +121,7 @@ def _speculation_section(summary: Summary, contenders: Sequence[Contender], kind
 
 
 def _best_line(summary: Summary, contenders: Sequence[Contender], kind: str) -> str:
-    """forerun's faster drafter against the peers' fastest speculation."""
+    """Compare forerun's fastest drafter with the peers' fastest speculation."""
     speeds = {
         one: summary.median(one.name, kind, decode_speed) or 0.0 for one in contenders if one.speculation is not None
     }

@@ -1,4 +1,4 @@
-"""The interleaved run: every contender answers each request right after the others."""
+"""Runs the benchmark interleaved: the contenders answer each request one right after the other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.channel import UnsupportedRequestError, WorkerProcess
+from benchmarks.peers.engines import FORERUN, PEERS, Contender, plain_contender
 from benchmarks.peers.install import python_of, weights_of
-from benchmarks.peers.roster import FORERUN, PEERS, Contender, plain_contender
 from benchmarks.peers.schedule import Cell, one_of_each_kind, turn
+from benchmarks.peers.worker_process import UnsupportedRequestError, WorkerProcess
 
 MAX_MODEL_LEN = 2048
 
@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What all contenders have in common."""
+    """The settings of all contenders."""
 
     model: Path
     environments: Path
@@ -32,8 +32,11 @@ class Setup:
 
 @dataclass(slots=True)
 class Record:
-    """All that a run has found, as it goes to JSON; `memory` in bytes, of a process that wrote one sequence;
-    `unsupported` the kinds of cells that a contender cannot answer."""
+    """The figures of a run, by contender, as they are written to JSON.
+
+    `memory` is the peak in bytes of a process that generated one sequence; `unsupported` lists the kinds
+    of cells that a contender cannot answer.
+    """
 
     versions: dict[str, str] = field(default_factory=dict)
     load_seconds: dict[str, float] = field(default_factory=dict)
@@ -45,7 +48,7 @@ class Record:
 def run_all(
     contenders: Sequence[Contender], cells: Sequence[Cell], *, setup: Setup, rounds: int, progress: Progress
 ) -> Record:
-    """Start everyone, warm up, and measure all cells `rounds` times.
+    """Start all contenders, warm them up, and measure all cells `rounds` times.
 
     Raises:
         ForerunError: an environment is missing, or a worker failed.
@@ -72,7 +75,7 @@ def run_all(
 
 
 def start_worker(contender: Contender, python: Path, *, setup: Setup) -> WorkerProcess:
-    """The peer's worker in its own environment, its threads as the peer's documentation wants them."""
+    """Start the peer's worker in its own environment, with threads as the peer's documentation recommends."""
     peer = PEERS[contender.peer]
     values = {
         "threads": str(setup.num_threads),
@@ -87,7 +90,7 @@ def start_worker(contender: Contender, python: Path, *, setup: Setup) -> WorkerP
 
 
 def _load(worker: WorkerProcess, contender: Contender, *, setup: Setup, record: Record, first: Cell) -> None:
-    """Load the model and write one sequence, after which the memory is taken."""
+    """Load the model and generate one sequence, after which the peak memory is recorded."""
     loaded = worker.ask(
         "load",
         model=str(weights_of(PEERS[contender.peer], setup.model, setup.environments)),
@@ -101,7 +104,7 @@ def _load(worker: WorkerProcess, contender: Contender, *, setup: Setup, record: 
 
 
 class Measuring:
-    """Asks the contenders cell by cell and writes down what they say."""
+    """Gives the contenders cell after cell and records their answers."""
 
     def __init__(self, contenders: Sequence[Contender], workers: dict[str, WorkerProcess], record: Record) -> None:
         self._contenders = contenders
@@ -110,7 +113,7 @@ class Measuring:
         self._prober = workers[plain_contender(FORERUN.name).name]
 
     def warm_up(self, cell: Cell) -> None:
-        """Let everyone answer once, and note who cannot."""
+        """Let all contenders answer once, and record those that cannot."""
         for contender in self._contenders:
             try:
                 if cell.concerns(contender):
@@ -119,7 +122,7 @@ class Measuring:
                 self._record.unsupported.setdefault(contender.name, []).append(cell.kind)
 
     def measure(self, cell: Cell, *, round_number: int, turn_number: int) -> None:
-        """One answer of each contender concerned, with the bandwidth of the memory right before."""
+        """Record an answer of each contender concerned, and the memory bandwidth measured right before."""
         bandwidth = self._prober.ask("bandwidth")["bytes_per_second"]
         for contender in turn(self._contenders, turn_number):
             if not cell.concerns(contender) or cell.kind in self._record.unsupported.get(contender.name, []):
@@ -130,7 +133,7 @@ class Measuring:
 
 
 def _without_text(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer with a digest instead of its tokens: enough to compare, and no text of the prompts' owners."""
+    """The answer with a digest in place of its tokens, which suffices to compare texts and publishes none."""
     token_ids = answer.pop("token_ids", None)
     if token_ids is None:
         return answer

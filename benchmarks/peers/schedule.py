@@ -1,4 +1,4 @@
-"""What is measured, and in which order."""
+"""The cells of a run, i.e. its requests, and the order in which contenders answer them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from benchmarks.peers.engines import Contender
 from benchmarks.peers.prompts import PromptSets
-from benchmarks.peers.roster import Contender
 
 PLAIN_MAX_TOKENS, CODE_MAX_TOKENS, CHAT_MAX_TOKENS = 256, 192, 128
 BATCH_SIZE = 8
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One request that all contenders concerned answer right after each other."""
+    """One request that all contenders concerned answer one right after the other."""
 
     kind: str  # plain, batch, prefill, curve, code, chat
     index: int
@@ -28,12 +28,12 @@ class Cell:
     arguments: dict[str, Any]
 
     def concerns(self, contender: Contender) -> bool:
-        """Speculation is measured on texts that it is meant for, plain decoding on all."""
+        """Whether the contender is measured: with speculation only on the kinds for it, without on all."""
         return contender.speculation is None or self.kind in SPECULATED_KINDS
 
 
 def make_cells(prompts: PromptSets) -> list[Cell]:
-    """All cells of a round, first the plain one whose memory is taken."""
+    """All cells of a round; the first one is plain, and used to measure memory."""
     return [
         *_generations("plain", [[prompt] for prompt in prompts.plain[:NUM_PLAIN_CELLS]], PLAIN_MAX_TOKENS),
         *_generations("batch", [_repeated(prompts.plain, BATCH_SIZE)], PLAIN_MAX_TOKENS),
@@ -61,5 +61,5 @@ def one_of_each_kind(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def turn(items: Sequence[Item], number: int) -> list[Item]:
-    """There on even turns and back on odd ones, so that a drift of the machine favours nobody."""
+    """The items in order on even turns, reversed on odd ones, so that a drift of the machine favours none."""
     return list(items if number % 2 == 0 else reversed(items))

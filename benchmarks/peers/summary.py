@@ -1,4 +1,4 @@
-"""Medians and ratios of a run's measurements."""
+"""Computes medians and ratios of a run's measurements."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def decode_speed(measurement: Measurement) -> float:
 
 
 def whole_speed(measurement: Measurement) -> float:
-    """Tokens per second, the prompt's computation included."""
+    """Tokens per second, prefill included."""
     return float(measurement["num_tokens"] / measurement["seconds"])
 
 
 def milliseconds(measurement: Measurement) -> float:
-    """Time of the whole answer."""
+    """Milliseconds of the whole answer."""
     return float(1e3 * measurement["seconds"])
 
 
 def pass_milliseconds(rows: int) -> Value:
-    """T(rows): median time of a forward pass."""
+    """T(rows), the median time of a forward pass over so many rows."""
     return lambda measurement: 1e3 * statistics.median(measurement["seconds"][str(rows)])
 
 
@@ -39,7 +39,7 @@ def pass_ratio(rows: int) -> Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """How many prompts there were, and of how many the speculated text differs from the plain one."""
+    """The number of prompts, and of those whose speculated text differs from the plain one."""
 
     differing: int
     prompts: int
@@ -55,23 +55,23 @@ class Summary:
             place[one["round"], one["index"]] = one
 
     def median(self, contender: str, kind: str, value: Value) -> float | None:
-        """Over all rounds and prompts; None where nothing was measured."""
+        """The median over all rounds and prompts, or None if nothing was measured."""
         values = [value(one) for one in self._cells(contender, kind).values()]
         return statistics.median(values) if values else None
 
     def ratio(self, contender: str, other: str, kind: str, value: Value) -> float | None:
-        """Median over rounds and prompts of the contender's value / the other's at the same prompt in the same round."""
+        """The median of the contender's value / the other's value for the same prompt in the same round."""
         ratios = [value(mine) / value(its) for mine, its in self._pairs(contender, other, kind)]
         return statistics.median(ratios) if ratios else None
 
     def acceptance_length(self, contender: str, kind: str) -> float | None:
-        """Tokens per forward pass, bonus token and the prompt's own pass included; None where the peer does not tell."""
-        told = [one for one in self._cells(contender, kind).values() if one["accepted"] is not None]
-        num_tokens = sum(one["num_tokens"] for one in told)
-        return num_tokens / (num_tokens - sum(one["accepted"] for one in told)) if told else None
+        """Tokens per forward pass, bonus token and prefill included, or None if the peer does not report it."""
+        counted = [one for one in self._cells(contender, kind).values() if one["accepted"] is not None]
+        num_tokens = sum(one["num_tokens"] for one in counted)
+        return num_tokens / (num_tokens - sum(one["accepted"] for one in counted)) if counted else None
 
     def texts(self, contender: str, plain: str, kind: str) -> Texts:
-        """Prompts whose text differs from plain decoding's in any round."""
+        """Count the prompts whose text differs from plain decoding's in any round."""
         differing = {mine["index"] for mine, its in self._pairs(contender, plain, kind) if mine["text"] != its["text"]}
         return Texts(
             differing=len(differing), prompts=len({mine["index"] for mine, _ in self._pairs(contender, plain, kind)})

@@ -1,4 +1,4 @@
-"""Clocks that tests wind up themselves."""
+"""Fake clocks of tests."""
 
 from __future__ import annotations
 

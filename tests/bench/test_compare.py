@@ -1,4 +1,4 @@
-"""How configurations are run beside each other, and what is refused."""
+"""Comparisons: order of configurations and rounds, texts, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.bench import bandwidth, compare
+from forerun.bench import compare, instruments
 from forerun.bench.compare import measure_comparison
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
@@ -24,7 +24,7 @@ WORKLOAD = ComparisonWorkload(max_tokens=12, repeats=2)
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    monkeypatch.setitem(bandwidth.BUFFER_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
 
 
 def measure(configs=CONFIGS, workload=WORKLOAD, *, settings=SETTINGS, prompts=PROMPTS, **options):
@@ -87,9 +87,9 @@ def test_sampled_texts_are_the_same_under_the_matching_verifier():
     assert {one.texts for one in outcomes} == {"identical"}
 
 
-def test_a_lossy_configuration_is_called_so_and_nobody_judges_it():
+def test_a_lossy_configuration_is_called_so_and_no_near_tie_is_looked_for():
     lossy = {**CONFIGS["bad"], "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}
-    outcome = measure({"lossy": lossy}, judge=lambda *_: pytest.fail("judged")).outcomes[1]
+    outcome = measure({"lossy": lossy}, judge=lambda *_: pytest.fail("looked for")).outcomes[1]
     assert outcome.texts.endswith("of 3 differ (lossy)")
 
 

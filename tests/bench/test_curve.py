@@ -1,4 +1,4 @@
-"""What a curve holds, on clocks of our own."""
+"""The figures of a curve, on fake clocks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import pytest
 
 from forerun import LLM
-from forerun.bench import bandwidth
-from forerun.bench.bandwidth import NUM_READS
+from forerun.bench import instruments
 from forerun.bench.curve import NUM_WARMUP_ROUNDS, measure_curve
+from forerun.bench.instruments import NUM_READS
 from forerun.errors import ConfigError
 from forerun.ops.native.library import load_kernels
 from tests.bench.clocks import SlowingClock, TickingClock
@@ -19,7 +19,7 @@ SMALL = {"rows": (4,), "contexts": (16, 32), "sequences": (2,), "repeats": 3}
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    monkeypatch.setitem(bandwidth.BUFFER_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the measured generation counts."""
+"""The costs of drafting, on one short generation."""
 
 from __future__ import annotations
 

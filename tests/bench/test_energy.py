@@ -1,4 +1,4 @@
-"""Energy: counters that wrap, sensors that are missing, and what is made of joules."""
+"""Energy: wrapping counters, missing sensors, and the figures computed from joules."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def nothing(energy):
     return reason
 
 
-def test_without_a_sensor_all_is_none_and_the_reason_told():
+def test_without_a_sensor_all_figures_are_none_with_a_reason():
     assert nothing(measured(reason="no RAPL counter")) == "no RAPL counter"
 
 

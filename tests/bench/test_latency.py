@@ -1,4 +1,4 @@
-"""Rounds that are warmed up, timed and summed up."""
+"""`forerun bench latency`: rounds of warm-up, and the times of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of answers."""
+"""The outcome of a comparison, from answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_text_that_differs_in_any_round_differs():
     assert found.texts == "1 of 2 differ"
 
 
-def test_the_judge_sees_where_the_texts_part_and_may_explain_it():
+def test_near_ties_are_looked_for_where_the_texts_part():
     seen = []
 
     def judge(llm, text, token, other):

@@ -1,4 +1,4 @@
-"""The passes that are timed are the engine's own, and leave no trace in it."""
+"""Single passes are the engine's own and leave no trace in it; their bytes are counted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.bench.passes import PassShape, random_sequences
+from forerun.bench.passes import PassBytes, PassShape, random_sequences
 from forerun.errors import ConfigError
+from forerun.models.families import decoder_config
+from tests.tiny_models import tiny_config
 
 ROWS = PassShape(context=20, num_sequences=1, rows=4)
 SEQUENCES = PassShape(context=20, num_sequences=3, rows=1)
@@ -74,3 +76,18 @@ def test_more_sequences_than_memory_are_refused_and_none_is_kept(llm):
     with pytest.raises(ConfigError, match="KV memory holds 4 of 201 tokens each"):
         random_sequences(llm, [PassShape(context=200, num_sequences=9, rows=1)]).__enter__()
     assert llm.engine.state.kv_usage == 0
+
+
+def fp32_limit(config):
+    return PassBytes(config, torch.float32, weights=0)
+
+
+def test_kv_is_a_key_and_a_value_per_layer_head_and_token():
+    config = decoder_config(tiny_config("LlamaForCausalLM"))  # 3 layers, 2 KV heads of width 8
+    assert fp32_limit(config).kv(100) == 100 * 3 * 2 * (8 + 8) * 4
+
+
+def test_a_layer_with_a_window_reads_no_more_than_that():
+    config = decoder_config(tiny_config("LlamaForCausalLM"))
+    windowed = replace(config, windows=(10, None, 200))
+    assert fp32_limit(windowed).kv(100) == (10 + 100 + 100) * 2 * (8 + 8) * 4

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from forerun.bench.comparison import Comparison, Outcome
+from forerun.bench.outcomes import Comparison, Outcome
 from forerun.bench.picture import PHASE_COLOURS, draw
 from forerun.core.stats import PHASES, SpeculationStats
 

@@ -1,4 +1,4 @@
-"""Conversations: what is read, what is passed over, what is refused."""
+"""ShareGPT files: which conversations are read, left out and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(folder, content):
 
 
 def sample(exchanges, **options):
-    defaults = {"num_prompts": len(exchanges), "output_len": None, "most_tokens": 100, "seed": 0}
+    defaults = {"num_prompts": len(exchanges), "output_len": None, "max_tokens": 100, "seed": 0}
     return sample_requests(exchanges, encode, **{**defaults, **options})
 
 

@@ -1,4 +1,4 @@
-"""Requests made of a workload, and what is counted of them."""
+"""`forerun bench throughput`: the requests of a workload, and the counts of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads that make no sense are refused."""
+"""Impossible workloads are refused."""
 
 from __future__ import annotations
 

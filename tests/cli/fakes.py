@@ -1,4 +1,4 @@
-"""An LLM that answers by rote, with the surface that the command line uses."""
+"""A fake LLM with scripted answers and the interface that the command line uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun bench`: what is printed, what is written, what is refused."""
+"""`forerun bench`: output, files and refusals."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 
 import pytest
 
-from forerun.bench import bandwidth
-from forerun.bench.prompts import WORKLOADS
+from forerun.bench import instruments
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.errors import ModelError
 from forerun.ops.native.library import VARIABLE
 from tests.cli.fakes import FakeLoader
-from tests.stand_in import save_stand_in
 from tests.tiny_models import tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -26,7 +24,7 @@ CIRCUMSTANCES = ["model", "dtype", "device", "kernels", "machine", "speculative"
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    monkeypatch.setitem(bandwidth.BUFFER_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -119,85 +117,6 @@ def test_output_json_is_a_file_of_what_json_prints(command, run, tmp_path):
     assert json.loads((tmp_path / "f").read_text()) == json.loads(printed)
 
 
-@pytest.fixture
-def compare(tmp_path_factory, tmp_path, capsys):
-    """Compare ways to draft for a tiny chat model; what is printed."""
-    model = save_stand_in(tmp_path_factory.mktemp("chat-model"))
-    (tmp_path / "configs.yaml").write_text(
-        "ngram: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}\n"
-        "lossy: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1, "
-        "rejection_sample_method: synthetic, synthetic_acceptance_length: 3}\n"
-    )
-    (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
-
-    def compare(*options, prompts=("--prompts", str(tmp_path / "chat.txt"))):
-        files = ("--configs", str(tmp_path / "configs.yaml"), *prompts)
-        assert main(["bench", "compare", str(model), *files, "--max-tokens", "24", "--repeats", "1", *options]) == 0
-        return capsys.readouterr().out
-
-    return compare
-
-
-def test_compare_shows_speeds_acceptance_phases_and_texts(compare):
-    shown = compare()
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["chat", "plain", "ngram", "lossy"] * 3
-    assert [row[4] for row in rows[1:3]] == ["identical", "identical"]
-    assert rows[3][4].endswith("of 2 differ (lossy)")
-    assert all(word in shown for word in ("speed-up", "acceptance rate", "acceptance length", "schedule", "draft"))
-
-
-def test_compare_json_is_one_line_with_every_outcome(compare):
-    (line,) = compare("--json").splitlines()
-    report = json.loads(line)
-    found = {outcome["name"]: outcome for outcome in report["outcomes"]}
-    assert [(name, one["identical"]) for name, one in found.items()] == [
-        ("plain", True),
-        ("ngram", True),
-        ("lossy", False),
-    ]
-    assert found["ngram"]["speculation"]["num_draft_tokens"] > 0
-    assert report["configs"]["ngram"]["method"] == "ngram"
-    assert report["gigabytes_per_second"] > 0
-
-
-def test_compare_draws_a_picture(compare, tmp_path):
-    pytest.importorskip("matplotlib")
-    compare("--picture", str(tmp_path / "picture.png"))
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_compare_has_prompts_of_its_own(compare):
-    outcomes = json.loads(compare("--json", "--num-prompts", "1", prompts=()))["outcomes"]
-    assert {outcome["kind"] for outcome in outcomes} == set(WORKLOADS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (("--configs", "absent.yaml"), "--configs: cannot read absent.yaml"),
-        (("--prompts", "absent.txt"), "--prompts: cannot read absent.txt"),
-        (("--repeats", "0"), "repeats: got 0; must be 1 or more"),
-        (("--temperature", "-1"), "temperature: got -1.0; must be 0 or more"),
-        (("--batch-size", "4", "--max-num-seqs", "2"), "batch_size: got 4; max_num_seqs is 2"),
-        (("--dtype", "int3"), "dtype: got 'int3'"),
-        (("--picture", "picture.doc"), "--picture: cannot write picture.doc"),
-        (("--speculative-config.method", "suffix"), "takes its configurations from --configs"),
-        (("--kv-transfer-config.kv-role", "kv_producer"), "bench compare saves no hidden states"),
-    ],
-)
-def test_a_mistake_in_a_comparison_is_one_line_before_any_model_is_loaded(
-    arguments, hint, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(loading, "load_target", lambda settings: pytest.fail("loaded"))
-    (tmp_path / "good.yaml").write_text("suffix: {method: suffix}")
-    configs = () if "--configs" in arguments else ("--configs", str(tmp_path / "good.yaml"))
-    assert main(["bench", "compare", "m", *configs, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert hint in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -234,5 +153,5 @@ def test_ctrl_c_while_measuring_ends_with_130(folder, monkeypatch):
     def interrupt(probe):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bandwidth.BandwidthProbe, "measure", interrupt)
+    monkeypatch.setattr(instruments.BandwidthProbe, "measure", interrupt)
     assert main(["bench", "curve", str(folder), "--load-format", "dummy", "--contexts", "16", "--rows", "2"]) == 130

@@ -1,4 +1,4 @@
-"""`forerun bench serve` against a server that writes by rote: block, JSON, files, mistakes."""
+"""`forerun bench serve` against a fake server: output, JSON, files, mistakes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from forerun.bench.load.result_keys import is_taken
+from forerun.bench.load.report import is_reserved
 from forerun.cli.app import main
 from tests.bench.load.fake_server import Script, serving
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -82,7 +82,7 @@ def test_json_has_vllms_keys_and_ours(run, server, tokenizer):
     assert report["energy"]["method"] == "unavailable"
     assert report["energy"]["j_per_output_token"] is None
     assert report["environment"]["server"] == {"base_url": server.url, "version": '{"version": "fake 1"}'}
-    assert all(map(is_taken, set(report) - {"tp", "note"}))
+    assert all(map(is_reserved, set(report) - {"tp", "note"}))
 
 
 def test_every_request_is_sent_with_the_options_sampling(run, server):
@@ -180,7 +180,7 @@ def test_a_picture_is_drawn(run, tmp_path):
     assert all(f"<!-- {text} -->" in drawn for text in ("output tokens/s", "to the first token", "TTFT", "E2EL"))
 
 
-def test_failures_are_counted_and_told_once(run, server):
+def test_failures_are_counted_and_each_error_is_printed_once(run, server):
     server.error_after = 1
     printed = run(code=1)
     assert "Failed requests:                         5" in printed.out
@@ -212,7 +212,7 @@ def test_without_a_sensor_the_block_says_why(run):
 
 
 def test_a_server_elsewhere_has_no_energy_of_ours(monkeypatch):
-    from forerun.cli.serve_options import ServerOptions
+    from forerun.cli.bench_serve_options import ServerOptions
 
     assert [
         ServerOptions(base_url=url).is_local for url in ("http://127.0.0.1:1", "http://localhost", "http://a.b")
@@ -232,7 +232,7 @@ def test_a_server_that_loads_is_waited_for_if_asked(run, server, monkeypatch):
     assert (server.num_loading, len(server.bodies)) == (-1, 5)
 
 
-def test_the_models_name_in_requests_may_be_told(run, server, tokenizer):
+def test_the_models_name_in_requests_may_be_given(run, server, tokenizer):
     report = json.loads(run("--json", "--model", tokenizer, "--served-model-name", "mine").out)
     assert (report["model_id"], server.bodies[0]["model"]) == (tokenizer, "mine")
 
@@ -243,7 +243,7 @@ def test_without_a_server_it_ends_with_one_line(run):
     assert error.count("\n") == 1
 
 
-def test_a_server_without_models_must_be_told_one(run, server):
+def test_a_server_without_models_needs_the_option_model(run, server):
     server.listed = []
     assert "give --model" in run(code=2).err
 

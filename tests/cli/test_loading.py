@@ -1,4 +1,4 @@
-"""Loading a model from the command line: what is pulled first, and what is left alone."""
+"""Loading a model from the command line: which models are pulled first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared options: how they are written, and what they mean to the library."""
+"""Shared options: their syntax, and the library's arguments that they become."""
 
 from __future__ import annotations
 

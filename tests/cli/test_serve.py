@@ -1,4 +1,4 @@
-"""`forerun serve` from the command line: where options come from, mistakes, and how it ends."""
+"""`forerun serve` from the command line: sources of options, mistakes, and the end."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, m
         ("api_key: ['']\n", "got an empty one"),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(
+def test_a_bad_file_is_reported_in_one_line(
     text: str, expected: str, started: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "server.yaml"
@@ -135,7 +135,7 @@ def test_a_bad_file_is_told_in_one_line(
     assert expected in error
 
 
-def test_a_missing_file_is_told_in_one_line(started: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported_in_one_line(started: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "m", "--config", "nowhere.yaml"]) == 2
     assert "cannot read nowhere.yaml" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def taken() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_a_port_that_is_taken_is_one_line_and_exit_code_2(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_reserved_is_one_line_and_exit_code_2(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "m", "--port", str(taken)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

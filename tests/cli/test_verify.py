@@ -1,4 +1,4 @@
-"""`forerun verify`: what passes, what fails, and what it says."""
+"""`forerun verify`: configurations that pass, configurations that fail, and the output."""
 
 from __future__ import annotations
 

@@ -82,11 +82,3 @@ def test_everything_is_asked_of_the_datasource_that_is_provided():
     used = [target["datasource"] for _, target in TARGETS] + [panel["datasource"] for panel in PANELS]
     used.append(DASHBOARD["templating"]["list"][0]["datasource"])
     assert all(source == {"type": DATASOURCE["type"], "uid": DATASOURCE["uid"]} for source in used)
-
-
-def test_panels_lie_side_by_side():
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
-    assert len(cells) == len(set(cells))
-    assert all(0 <= x < 24 for x, _ in cells)
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

@@ -53,7 +53,7 @@ def test_special_tokens_spell_nothing_and_other_added_ones_their_content():
     assert (read.begins, read.ends, read.unknown) == (0, 2, None)
 
 
-def test_of_tokens_that_spell_the_same_the_lowest_is_taken_but_byte_tokens_last():
+def test_of_tokens_that_spell_the_same_the_lowest_is_reserved_but_byte_tokens_last():
     read = vocabulary(sentencepiece([*MARKS, "<0x41>", "A", "▁", "<0x20>", "<0x42>"]))
     assert read.text_ids == {b"A": 4, b" ": 5, b"B": 7}
 

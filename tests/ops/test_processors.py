@@ -51,7 +51,7 @@ def test_changing_the_arguments_in_place_changes_nothing_outside():
     assert (output_ids, logits.tolist()) == ([1], [0.0, 0.0])
 
 
-def test_a_double_row_is_taken_as_fp32():
+def test_a_double_row_is_reserved_as_fp32():
     assert CustomProcessor(lambda o, logits: logits.double(), prompt_ids=[])([], torch.zeros(2)).dtype == torch.float32
 
 

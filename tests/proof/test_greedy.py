@@ -1,4 +1,4 @@
-"""What a difference between two greedy texts is called."""
+"""The verdict on differences between two greedy texts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_on_the_kernels_rounding_that_depends_on_the_batch_is_a_bug(monkeypatch)
 
 
 @pytest.mark.parametrize(("gap", "is_tie"), [(1e-4, True), (0.1, False)])
-def test_near_ties_are_told_from_the_text_alone(monkeypatch, gap, is_tie):
+def test_near_ties_are_judged_by_the_text_alone(monkeypatch, gap, is_tie):
     llm = tiny_llm()
     decoder = llm.executor.model
     logits = torch.zeros(decoder.vocab_size)

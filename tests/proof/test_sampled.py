@@ -1,4 +1,4 @@
-"""The chi-square test itself: it passes what is right and catches a planted bug."""
+"""The chi-square test passes a correct verifier and fails one with a planted bug."""
 
 from __future__ import annotations
 

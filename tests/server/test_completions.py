@@ -208,7 +208,7 @@ def test_a_salt_keeps_prefixes_apart(plain):
 
 
 @pytest.mark.parametrize("best_of", [1, None])
-def test_best_of_one_is_taken(plain, best_of):
+def test_best_of_one_is_reserved(plain, best_of):
     assert create(plain, best_of=best_of).choices[0].text
 
 

@@ -1,4 +1,4 @@
-"""What tests of trained heads share."""
+"""Fixtures of the tests of trained heads."""
 
 import os
 

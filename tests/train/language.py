@@ -34,7 +34,7 @@ def write(count, *, length=LENGTH, seed=0):
 
 
 def walk(count, *, length=LENGTH, seed=0):
-    """Texts of a simpler language, [count, length]: a word tells the next one, and so all that follow."""
+    """Texts of a simpler language, [count, length]: each word determines the next one, and so all that follow."""
     after = torch.randperm(NUM_WORDS, generator=torch.Generator().manual_seed(8))
     words = torch.randint(NUM_WORDS, (count, length), generator=torch.Generator().manual_seed(seed))
     for place in range(1, length):

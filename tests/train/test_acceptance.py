@@ -54,7 +54,7 @@ class Kind:
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 
-# Few attention heads: what one looking back LAG places cannot see, the target's features must tell.
+# Few attention heads: one of them looks LAG positions back, so the rest must come from the target's features.
 KINDS = {
     "eagle": Kind(
         settings=TrainSettings(num_steps=350, learning_rate=1e-2, warm_up=0.1),

@@ -1,4 +1,4 @@
-"""Attention for training: what a pass sees is what a draft would see."""
+"""Attention in training attends to the same rows as in drafting."""
 
 from __future__ import annotations
 

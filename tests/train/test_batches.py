@@ -1,4 +1,4 @@
-"""What heads are trained on is what the engine will give them."""
+"""Heads are trained on the same features that the engine gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives against their formulas, written out with the oracles of the heads."""
+"""Losses equal their formulas, computed with the oracles of the heads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
 from forerun.models.weights import StateDict, renamed
 from forerun.train.batches import observe
-from forerun.train.objectives import feature_regression, masked_model, unrolled
-from forerun.train.parallel_model import ParallelModel
+from forerun.train.objectives import eagle_loss, pard_loss, unrolled_loss
+from forerun.train.pard import PardModel
 from forerun.train.trainer import TrainSettings, train_head
 from tests import heads_eagle
 from tests.engines import tiny_target
@@ -60,7 +60,7 @@ def test_the_unrolled_loss_is_that_of_forced_drafts_from_every_place(num_draft, 
                 if logits[wanted.argmax()].isfinite():
                     losses[index].append(soft_cross_entropy(logits, wanted))
     expected = sum(0.8**index * torch.stack(of_pass).mean() for index, of_pass in enumerate(losses))
-    torch.testing.assert_close(unrolled(head, batch, num_passes=3, decay=0.8), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(unrolled_loss(head, batch, num_passes=3, decay=0.8), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_feature_regression_is_smooth_l1_to_the_next_state_and_cross_entropy():
@@ -79,12 +79,12 @@ def test_feature_regression_is_smooth_l1_to_the_next_state_and_cross_entropy():
         pairs = zip(twin.logits(outputs), batch.logits[row, 1:], strict=False)
         losses += [soft_cross_entropy(logits, wanted) for logits, wanted in pairs]
     expected = torch.stack(distances).mean() + 0.1 * torch.stack(losses).mean()
-    torch.testing.assert_close(feature_regression(head, batch, token_weight=0.1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(eagle_loss(head, batch, token_weight=0.1), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_pards_is_cross_entropy_after_every_text_and_so_many_masks():
     made = train_head("pard", tiny_target(), TEXTS, TrainSettings(num_steps=1))
-    drafter = ParallelModel.build(made.config, StateDict(made.tensors), tiny_target())
+    drafter = PardModel.build(made.config, StateDict(made.tensors), tiny_target())
     batch = observe(tiny_target(), TEXTS, frozenset())
     losses = [[] for _ in range(3)]
     for row, text in enumerate(TEXTS):
@@ -95,10 +95,10 @@ def test_pards_is_cross_entropy_after_every_text_and_so_many_masks():
             for index in range(count):
                 losses[index].append(soft_cross_entropy(logits[index], batch.logits[row, end - 1 + index]))
     expected = sum(torch.stack(of_depth).mean() for of_depth in losses)
-    torch.testing.assert_close(masked_model(drafter, batch, num_tokens=3), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pard_loss(drafter, batch, num_tokens=3), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("objective", [functools.partial(unrolled, num_passes=5, decay=0.8)])
+@pytest.mark.parametrize("objective", [functools.partial(unrolled_loss, num_passes=5, decay=0.8)])
 def test_a_text_shorter_than_the_passes_still_teaches(objective):
     head = read(Eagle3Head, heads_eagle.eagle3(tiny_target(), num_draft=97))
     assert objective(head, observe(tiny_target(), [[1, 2]], frozenset(head.needs))) > 0

@@ -13,8 +13,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.ops.native.attention import NativeAttention
-from forerun.train.checkpoint import HeadCheckpoint
-from forerun.train.trainer import train_head
+from forerun.train.trainer import HeadCheckpoint, train_head
 from tests.native import KERNELS
 from tests.train import language
 

@@ -1,1 +1,1 @@
-"""One script per engine, run in a process of its own, in that engine's virtual environment."""
+"""A script per engine, which runs in a process and virtual environment of its own."""

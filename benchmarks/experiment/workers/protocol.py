@@ -1,9 +1,10 @@
-"""What a worker is asked and answers, line by line as `benchmarks.peers.workers.protocol` says.
+"""The requests and replies of a worker, one JSON object per line as in `benchmarks.peers.workers.protocol`.
 
     {"load": {"model": folder, "settings": {...}, "speculation": {...} or null}}
     {"batch": {"prompts": [[token ids], ...], "max_tokens": n}}
 
-Settings and speculation are in the engine's own words. Imports nothing that an engine's environment may lack.
+Settings and speculation are the engine's own keywords. This module imports nothing that an engine's environment
+may lack.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's new tokens; seconds since its batch was given; tokens drafted and accepted.
+    """A request's new tokens, their times in seconds since the start of the batch, and its counts of draft tokens.
 
-    The first token's time is that of the first one that the target has verified.
+    The first token's time is that of the first token that the target has verified.
     """
 
     token_ids: list[int]
@@ -44,9 +45,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Worker:
-    """A loaded engine: `generate` answers prompts given together, greedily, until the end of text or so many tokens.
+    """A loaded engine.
 
-    `num_failed_drafts` counts drafts that failed and were left out, where the engine goes on without them.
+    `generate` answers a batch of prompts greedily, each up to its end of text or a number of tokens.
+    `num_failed_drafts` counts failed drafts that the engine went on without.
     """
 
     version: str
@@ -81,7 +83,7 @@ def serve(start: Callable[[Load], Worker]) -> None:
 
 
 def peak_gpu_bytes() -> int | None:
-    """The most that torch in this process has held on all GPUs; None without one."""
+    """Peak bytes that torch in this process held on all GPUs, or None without a GPU."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None

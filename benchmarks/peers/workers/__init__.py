@@ -1,1 +1,1 @@
-"""One script per peer, run inside that peer's own virtual environment."""
+"""A script per peer, which runs in that peer's own virtual environment."""

@@ -1,4 +1,4 @@
-"""forerun itself, through its public API."""
+"""forerun, through its public API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from importlib.metadata import version
 
 from benchmarks.peers.workers.protocol import Load, Prompts, Worker, Written, serve
 from forerun import LLM, SamplingParams
-from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
-from forerun.bench.clock import Stopwatch
 from forerun.bench.curve import measure_curve
+from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
 from forerun.bench.machine import describe_kernels
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp: plain decoding through its batch API, prompt lookup as llama-cpp-python offers it."""
+"""llama.cpp: plain decoding through its batch API, prompt lookup through llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.workers.protocol import Load, Prompts, Worker, Written, se
 
 
 class Context:
-    """KV memory for some sequences of `max_model_len` tokens each, and a batch to fill."""
+    """KV memory for `num_sequences` sequences of `max_model_len` tokens each, and a batch to fill."""
 
     def __init__(self, model: Any, load: Load, num_sequences: int) -> None:
         num_tokens = num_sequences * load.max_model_len
@@ -32,7 +32,7 @@ class Context:
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def cut(self, num_tokens: int) -> None:
-        """Keep so many tokens of the first sequence."""
+        """Keep only the first `num_tokens` tokens of the first sequence."""
         llama_cpp.llama_memory_seq_rm(self._memory, 0, num_tokens, -1)
 
     def forward(self, rows: list[list[int]], *, start: int, all_logits: bool = False) -> None:
@@ -51,7 +51,7 @@ class Context:
         llama_cpp.llama_synchronize(self._context)
 
     def best_tokens(self, num_sequences: int) -> list[int]:
-        """The likeliest next token of each sequence."""
+        """The most likely next token of each sequence."""
         logits = llama_cpp.llama_get_logits(self._context)
         rows = np.ctypeslib.as_array(logits, shape=(num_sequences, self._vocab_size))
         return [int(row.argmax()) for row in rows]

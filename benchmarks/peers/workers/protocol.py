@@ -1,12 +1,12 @@
-"""What a worker is asked and answers: one JSON object per line on standard input and output.
+"""The requests and replies of a worker: one JSON object per line on standard input and output.
 
     {"load": {"model": ..., "max_model_len": ..., "num_threads": ..., "speculation": {...} or null}}
     {"generate": {"prompts": [[token ids], ...], "max_tokens": n}}
     {"curve": {"rows": [1, 8], "context": 256, "repeats": 15}}
     {"bandwidth": {}}
 
-Each is answered by {"ok": {...}}, {"unsupported": request} or {"error": message}; what a peer prints goes to
-standard error. Imports nothing that a peer's environment may lack.
+Each is answered by {"ok": {...}}, {"unsupported": request} or {"error": message}; the peer's own prints go to
+standard error. This module imports nothing that a peer's environment may lack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Load:
-    """The model and how to run it; `speculation` is None for plain decoding, else the peer's own settings."""
+    """The model and its settings; `speculation` is None for plain decoding, or has the peer's own keywords."""
 
     model: str
     max_model_len: int
@@ -36,7 +36,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Written:
-    """The tokens of each prompt, and how many drafted and accepted tokens were among them if the peer tells."""
+    """The generated tokens of each prompt, and the counts of drafted and accepted tokens if the peer reports them."""
 
     token_ids: list[list[int]]
     drafted: int | None = None
@@ -45,12 +45,12 @@ class Written:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a loaded peer can do, greedily and deaf to the end-of-text token; None where it has no public way.
+    """The functions of a loaded peer; None where it has no public interface for one.
 
-    generate: writes exactly so many tokens after each prompt, all prompts together.
-    curve: seconds of each forward pass over so many `rows` of one sequence after `context` tokens,
-        logits of all rows included, `repeats` times.
-    bandwidth: bytes per second that all threads read from memory at this moment.
+    generate: generates a fixed number of tokens after each prompt of a batch, greedily and past any end of text.
+    curve: seconds of each of `repeats` forward passes over `rows` of one sequence after `context` tokens, with
+        logits of all rows, by number of rows.
+    bandwidth: bytes per second that all threads read from memory now.
     """
 
     version: str
@@ -74,7 +74,7 @@ def serve(start: Callable[[Load], Worker]) -> None:
 
 
 def exchange(answer: Callable[[str, dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Reply to each line of standard input with what `answer` makes of its request and arguments."""
+    """Reply to each line of standard input with the result of `answer`, called with its request and arguments."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     reply: dict[str, Any]
@@ -97,7 +97,7 @@ def _load(start: Callable[[Load], Worker], load: Load) -> tuple[Worker, dict[str
 
 
 def _answer(worker: Worker | None, request: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """What the request asks for; None where the worker cannot."""
+    """The result of a request, or None if the worker does not support it."""
     if worker is None:
         raise RuntimeError(f"request: got {request!r} before load")
     if request == "generate":
@@ -110,7 +110,7 @@ def _answer(worker: Worker | None, request: str, arguments: dict[str, Any]) -> d
 
 
 def _generate(worker: Worker, prompts: Prompts, max_tokens: int) -> dict[str, Any]:
-    """Time the first tokens alone, then everything: the difference is decoding alone."""
+    """Generate the first tokens alone and then all, and time both: the difference is decoding alone."""
     began = time.perf_counter()
     worker.generate(prompts, 1)
     first = time.perf_counter()
@@ -123,7 +123,7 @@ def _generate(worker: Worker, prompts: Prompts, max_tokens: int) -> dict[str, An
 
 
 def peak_bytes() -> int:
-    """The most memory that this process and its children have had resident, in sum."""
+    """The sum of the peak resident bytes of this process and its descendants."""
     return _peak(Path("/proc/self")) + sum(_peak(child) for child in _descendants(os.getpid()))
 
 
@@ -144,7 +144,7 @@ def _peak(process: Path) -> int:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
+    """The duration of `work`."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

@@ -1,1 +1,1 @@
-"""How fast a configuration is on this machine: `forerun bench`."""
+"""Measures how fast a configuration is on this machine: `forerun bench`."""

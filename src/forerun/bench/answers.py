@@ -1,4 +1,4 @@
-"""A batch of prompts answered once, against the clock."""
+"""Answers one batch of prompts and times it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
+from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.errors import RequestError
@@ -15,15 +16,15 @@ from forerun.llm import LLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Texts of one batch and what they took.
+    """The texts of one batch, with times and counts.
 
-    *Decoding* begins when each prompt has its first token; `speculation` and `times` are of its steps
-    alone, so that what reading the prompts takes does not enter them.
+    Decoding begins when each prompt has its first token. `speculation` and `times` are of decoding
+    steps alone, without prefill.
     """
 
-    texts: list[list[int]]  # token ids, by prompt
+    texts: list[list[int]]  # token ids, one text per prompt
     seconds: float  # from the requests to the last token
-    decode_seconds: float  # of these, decoding
+    decode_seconds: float  # the part of these after each prompt's first token
     num_decode_tokens: int
     num_failed_drafts: int
     speculation: SpeculationStats
@@ -31,7 +32,7 @@ class Answers:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens written."""
+        """Generated tokens."""
         return sum(map(len, self.texts))
 
 
@@ -43,15 +44,15 @@ def answer(
     salt: str,
     clock: Clock = time.perf_counter,
 ) -> Answers:
-    """Answer prompts (token ids), given at once, to their ends.
+    """Answer prompts (token ids) as one batch to their ends.
 
-    `salt` keeps them from the KV and from what a drafter remembers of the prompts of other salts.
+    Prompts of different salts share neither prefix-cached KV nor what a drafter remembers.
 
     Raises:
         RequestError: a request does not fit, or failed while it ran.
     """
     texts: list[list[int]] = [[] for _ in prompts]
-    silent = set(range(len(prompts)))
+    without_token = set(range(len(prompts)))
     num_failed_drafts = 0
     llm.reset_stats()
     start = decode_start = clock()
@@ -60,9 +61,9 @@ def answer(
             raise RequestError(f"prompt {delta.request_id} failed: {delta.stop_reason}; nothing was measured")
         place = int(delta.request_id)
         texts[place] += delta.token_ids
-        if silent and delta.token_ids:
-            silent.discard(place)
-            if not silent:
+        if without_token and delta.token_ids:
+            without_token.discard(place)
+            if not without_token:
                 num_failed_drafts = llm.stats.num_failed_drafts
                 llm.reset_stats()
                 decode_start = clock()
@@ -76,3 +77,14 @@ def answer(
         speculation=llm.stats.speculation,
         times=llm.stats.times,
     )
+
+
+def check_outputs(outputs: Sequence[RequestOutput]) -> None:
+    """Refuse a measurement in which a request failed.
+
+    Raises:
+        RequestError: a request failed.
+    """
+    for output in outputs:
+        if output.error is not None:
+            raise RequestError(f"request {output.request_id} failed: {output.error}; nothing was measured")

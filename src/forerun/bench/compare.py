@@ -1,4 +1,4 @@
-"""Speculative configurations against plain decoding, in turn on the same prompts, over one loaded target."""
+"""Compares speculative configurations with plain decoding, in turn on the same prompts over one loaded target."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.bench.answers import Answers, answer
-from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
-from forerun.bench.clock import Clock, Stopwatch
-from forerun.bench.comparison import PLAIN, Comparison
+from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.outcomes import Judge, Rounds, summarise
-from forerun.bench.progress import Progress, ignore
+from forerun.bench.outcomes import PLAIN, Comparison, Judge, Rounds, summarise
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
@@ -34,27 +31,28 @@ def measure_comparison(
     workload: ComparisonWorkload,
     *,
     judge: Judge | None = None,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
     clock: Clock = time.perf_counter,
 ) -> Comparison:
     """Answer every prompt with every configuration and without drafts, in turn, round after round.
 
-    All engines share the target's weights; each has KV memory of its own for one batch. Each round
-    has prompts of its own for the prefix cache and for what a drafter remembers, and goes through the
-    configurations there or back in turn, so that a drift of the machine hits all alike.
+    All engines share the target's weights; each has KV memory of its own for one batch. A round reuses
+    neither prefix-cached KV nor what a drafter remembers of earlier rounds. Every other round takes the
+    configurations in reverse order, so that a drift of the machine affects all alike.
 
     Args:
         target: the model.
         settings: of all engines; max_model_len and KV memory follow from the prompts.
         configs: name -> speculative_config.
         prompts: kind -> token ids of each prompt.
-        workload: tokens to write, rounds, batch size, temperature.
-        judge: asked of each greedy text that differs and should not; None: nothing explains one.
-        progress: told of each round.
-        clock: seconds since some moment.
+        workload: tokens to generate, rounds, batch size, temperature.
+        judge: decides for each greedy text that differs and must not whether rounding explains it.
+            None if nothing does.
+        progress: is called with the state of the measurement.
+        clock: times the answers.
 
     Raises:
-        ForerunError: a configuration does not fit the target (the message names it), or a prompt does not.
+        ForerunError: a configuration (named in the message) or a prompt does not fit the target.
     """
     check_batch_size(settings, workload)
     prompts = {kind: ids[: workload.num_prompts] for kind, ids in prompts.items()}
@@ -91,17 +89,23 @@ def measure_comparison(
         all_gigabytes_per_second=bandwidths,
         configs=configs,
         outcomes=[
-            summarise(rounds, found[kind, PLAIN], prompts[kind], is_greedy=workload.temperature == 0, judge=judge)
+            summarise(
+                rounds,
+                found[kind, PLAIN],
+                prompts[kind],
+                is_greedy=workload.temperature == 0,
+                judge=judge,
+            )
             for (kind, _), rounds in found.items()
         ],
     )
 
 
 def check_batch_size(settings: EngineSettings, workload: ComparisonWorkload) -> None:
-    """Refuse a batch that the engines would not compute together.
+    """Refuse a batch that the engines would split.
 
     Raises:
-        ConfigError: it is above max_num_seqs.
+        ConfigError: the batch size is above max_num_seqs.
     """
     if workload.batch_size > settings.max_num_seqs:
         raise ConfigError(
@@ -115,7 +119,11 @@ def _longest(
     prompts: Mapping[str, Sequence[Sequence[int]]],
     workload: ComparisonWorkload,
 ) -> int:
-    """Tokens of the longest prompt and its answer; refused where the engine would cut it off."""
+    """Tokens of the longest prompt and its answer.
+
+    Raises:
+        ConfigError: there is no prompt, or the engine would cut an answer off.
+    """
     if not prompts or not all(prompts.values()):
         raise ConfigError("prompts: got none; give one or more of each kind")
     most = settings.max_model_len or target.model.max_model_len
@@ -138,7 +146,7 @@ def _make_engine(
     num_sequences: int,
     longest: int,
 ) -> LLM:
-    """An engine over the shared weights, with KV for one batch unless the settings say how much."""
+    """Make an engine over the shared weights, with KV memory for one batch unless the settings give its size."""
     try:
         speculative = resolve_speculative(config)
         blocks_each = -(-(longest + speculative.num_speculative_tokens) // settings.block_size) + 1
@@ -154,7 +162,7 @@ def _make_engine(
 
 
 def _warm_up(llm: LLM, prompts: Sequence[Sequence[int]], workload: ComparisonWorkload) -> None:
-    """Answer the first batch shortly."""
+    """Answer the first batch with a few tokens."""
     batch = prompts[: workload.batch_size]
     short = SamplingParams(temperature=workload.temperature, max_tokens=min(NUM_WARMUP_TOKENS, workload.max_tokens))
     answer(llm, batch, [short] * len(batch), salt="warm-up")
@@ -168,7 +176,7 @@ def _run_round(
     number: int,
     clock: Clock,
 ) -> dict[str, list[Answers]]:
-    """Answer each batch with every engine, one right after the other."""
+    """Answer each batch with every engine in turn."""
     order = list(engines) if number % 2 == 0 else list(engines)[::-1]
     answers: dict[str, list[Answers]] = {name: [] for name in engines}
     seed = engines[PLAIN].settings.seed

@@ -1,4 +1,4 @@
-"""T(n): the time of a forward pass over n rows, and how near it comes to the memory's bandwidth."""
+"""Measures T(n), the time of a forward pass over n rows, against the time that reading its bytes takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from forerun.bench.bandwidth import BandwidthProbe, read_by_torch
-from forerun.bench.clock import Clock, Stopwatch
-from forerun.bench.limits import PassBytes
+from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.passes import PassShape, RandomSequences, random_sequences
-from forerun.bench.progress import Progress, ignore
+from forerun.bench.passes import PassBytes, PassShape, RandomSequences, random_sequences
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.decoder import Decoder
@@ -29,11 +26,11 @@ NUM_WARMUP_ROUNDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """A forward pass of one shape.
+    """The times of a forward pass of one shape.
 
-    `ratio` is to T(1), one row of one sequence at the same context; `bandwidth_share` is the time in
-    which the memory could deliver `num_bytes` / the time taken, None where the bytes are not known.
-    Both are medians of what each round gave, so that a drift of the machine does not enter them.
+    `ratio` is to T(1), one row of one sequence at the same context. `bandwidth_share` is the time that
+    the memory needs to deliver `num_bytes` / the time taken, or None if the bytes are unknown. Both are
+    medians of each round's own value, so that a drift of the machine does not affect them.
     """
 
     context: int  # tokens of each sequence in the KV cache
@@ -41,14 +38,14 @@ class CurvePoint:
     rows: int  # of each sequence
     milliseconds: float  # median
     ratio: float
-    num_bytes: int | None  # that the pass must read
+    num_bytes: int | None  # the pass must read
     bandwidth_share: float | None
     all_milliseconds: list[float]  # by round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Every point, and what it was measured with."""
+    """All points, and the settings of the measurement."""
 
     model: str
     dtype: str
@@ -56,7 +53,7 @@ class Curve:
     kernels: str
     machine: str
     repeats: int
-    weight_bytes: int | None  # that each pass must read; None where only transformers knows the model
+    weight_bytes: int | None  # each pass must read, or None for a model that runs in transformers
     gigabytes_per_second: float  # median
     all_gigabytes_per_second: list[float]  # by round
     points: list[CurvePoint]
@@ -67,13 +64,13 @@ class Curve:
         return self.points[0].milliseconds
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for machines."""
+        """All fields as JSON."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Rounds:
-    """What each round measured: seconds of every shape, bytes per second of the memory."""
+    """What the rounds measured: seconds of every shape, and bytes per second of the memory."""
 
     seconds: dict[PassShape, list[float]]
     bandwidth: list[float]
@@ -86,19 +83,19 @@ def measure_curve(
     contexts: Sequence[int] = CONTEXTS,
     sequences: Sequence[int] = SEQUENCES,
     repeats: int = REPEATS,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
     clock: Clock = time.perf_counter,
 ) -> Curve:
-    """Time whole forward passes, all logits included, warm, in interleaved rounds.
+    """Time whole forward passes with all logits, warm, in interleaved rounds.
 
     Args:
-        llm: must be idle; its KV memory is borrowed.
-        rows: rows of one sequence, as when a draft of one less is verified; 1 is always measured.
+        llm: the engine to measure. It must be idle; its KV memory is used and freed.
+        rows: numbers of rows of one sequence, n for verifying a draft of n - 1 tokens; 1 is always measured.
         contexts: tokens of each sequence that are in the KV cache.
         sequences: numbers of sequences of one row each.
         repeats: rounds; each measures all shapes in another order, and the memory's bandwidth.
-        progress: told of each round.
-        clock: seconds since some moment.
+        progress: is called with the state of the measurement.
+        clock: times the passes.
 
     Raises:
         ConfigError: a number is below 1, or the KV memory does not hold the sequences.
@@ -135,7 +132,7 @@ def _check_counts(**counts: Sequence[int]) -> None:
 
 
 def _shapes(rows: Sequence[int], contexts: Sequence[int], sequences: Sequence[int]) -> list[PassShape]:
-    """All shapes, each once, one row of one sequence first in each context."""
+    """All distinct shapes; in each context one row of one sequence comes first."""
     return [
         PassShape(context=context, num_sequences=num_sequences, rows=num_rows)
         for context in sorted(set(contexts))
@@ -152,7 +149,7 @@ def _run_rounds(
     probe: BandwidthProbe,
     progress: Progress,
 ) -> Rounds:
-    """Measure everything once per round, so that whatever changes with time hits all alike."""
+    """Measure everything once per round, so that a drift of the machine affects all shapes alike."""
     batches = {shape: passes.batch(shape) for shape in shapes}
     order = random.Random(0)
     rounds = Rounds({shape: [] for shape in shapes}, [])

@@ -1,4 +1,4 @@
-"""What drafting costs: time per drafted token, and the host's own time per step."""
+"""Measures what drafting costs: time per drafted token, and the host's time per step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingCost:
-    """Costs over one short generation after its first token; times that have no count are None."""
+    """The costs of one short generation after its first token; ratios without a denominator are None."""
 
     speculative: str
     num_steps: int
@@ -31,15 +31,15 @@ class DraftingCost:
     acceptance_length: float | None  # tokens per step, bonus included
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for machines."""
+        """All fields as JSON."""
         return asdict(self)
 
 
 def measure_drafting(llm: LLM, one_row_milliseconds: float, *, num_tokens: int = NUM_TOKENS) -> DraftingCost:
-    """Decode greedily after a prompt that repeats itself, so that a drafter that looks back finds something.
+    """Decode greedily after a repetitive prompt, in which prompt lookup finds matches.
 
-    What a drafter with KV of its own reads of the prompt, and what it does for the first time, is not
-    counted. `one_row_milliseconds` is T(1), which a drafted token is held against.
+    A first run warms up; prefill, the drafter's too, is not counted. `one_row_milliseconds` is T(1), which the
+    cost of a drafted token is divided by.
     """
     vocab_size = llm.executor.model.vocab_size
     pattern = torch.randint(vocab_size, (NUM_PATTERN_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -1,6 +1,6 @@
-"""Energy of this machine while something runs.
+"""Measures the energy that this machine takes over a window of time.
 
-Where there is no sensor, or it cannot be read, the answer is None and the reason, never zero.
+Without a readable sensor the result is None with a reason, never zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from forerun.bench.clock import Clock
+from forerun.bench.instruments import Clock
 from forerun.bench.sensors import POWERCAP, Counter, Part, find_gpus, find_rapl
 
 SAMPLE_SECONDS = 1.0  # far more often than a RAPL counter wraps, minutes at the least
@@ -23,7 +23,7 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """Joules of each part over a window; None where nothing measures it."""
+    """Joules of each part of the machine over a window, or the reason why they are missing."""
 
     method: str  # "nvml_counter", "rapl", both with "+" between them, or "unavailable"
     reason: str | None  # why parts are missing
@@ -35,16 +35,16 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """All parts together."""
+        """The sum over all parts, or None if none was measured."""
         return sum(self.parts.values()) if self.parts else None
 
     @property
     def net_joules(self) -> float | None:
-        """What is left after what the machine takes at rest."""
+        """Joules above those that the machine takes at rest, or None if one of the two was not measured."""
         return None if self.joules is None or self.idle_w is None else self.joules - self.idle_w * self.window_s
 
     def to_json(self, *, output_tokens: int, total_tokens: int, requests: int) -> dict[str, Any]:
-        """All of it, and shares by tokens and requests of the gross energy."""
+        """All fields, and the gross energy per token and per request."""
         joules = self.joules
 
         def per(count: int) -> float | None:
@@ -71,7 +71,7 @@ class Energy:
 
 
 class EnergyMeter:
-    """Measures the energy of the `with` block around which it stands; `energy` is there after it."""
+    """Measures the energy of its `with` block; `energy` holds the result afterwards."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class EnergyMeter:
         sample_seconds: float = SAMPLE_SECONDS,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Measure by `counters`; `reason` says why others, or all, are missing."""
+        """Measure by `counters`; `reason` says why some or all counters are missing."""
         self._counters = list(counters)
         self._reason = reason
         self._sample_seconds = sample_seconds
@@ -91,18 +91,18 @@ class EnergyMeter:
 
     @classmethod
     def of_this_machine(cls, powercap: Path = POWERCAP) -> EnergyMeter:
-        """A meter of every sensor that can be read here."""
+        """A meter of all sensors of this machine that can be read."""
         gpus, no_gpus = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         rapl, no_rapl = find_rapl(powercap)
         return cls([*gpus, *rapl], "; ".join(reason for reason in (no_gpus, no_rapl) if reason) or None)
 
     @property
     def has_sensor(self) -> bool:
-        """Whether anything can be measured."""
+        """Whether there is a counter."""
         return bool(self._counters)
 
     def rest(self, seconds: float, *, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Measure the machine at rest for as long, where there is a sensor, so that net energy can be told."""
+        """Measure the machine's power at rest, which net energy is computed from; does nothing without a sensor."""
         if not self.has_sensor or not seconds:
             return
         with self:
@@ -133,11 +133,11 @@ class EnergyMeter:
             self._sample()
 
     def _sample(self) -> list[float]:
-        """Joules of each counter; a counter that fails spoils the measurement."""
+        """Joules of each counter; a failing counter makes the measurement unavailable."""
         self._num_samples += 1
         try:
             return [counter.read() for counter in self._counters]
-        except Exception as error:  # NVML raises classes of its own, by number
+        except Exception as error:  # NVML raises its own exception classes
             self._failure = f"a sensor failed while it ran ({type(error).__name__}: {error})"
             return []
 
@@ -147,9 +147,9 @@ class EnergyMeter:
         parts: dict[Part, float] = {}
         for counter, before, after in zip(self._counters, self._first, last, strict=True):
             parts[counter.part] = parts.get(counter.part, 0.0) + after - before
-        still = [part for part, joules in parts.items() if joules <= 0]
-        if still:
-            reason = f"the counter of {', '.join(still)} did not move in {window:.2f} s"
+        unmoved = [part for part, joules in parts.items() if joules <= 0]
+        if unmoved:
+            reason = f"the counter of {', '.join(unmoved)} did not move in {window:.2f} s"
             return self._unavailable(reason, window, self._num_samples)
         return Energy(
             method="+".join(dict.fromkeys(counter.method for counter in self._counters)),

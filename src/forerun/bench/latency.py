@@ -1,4 +1,4 @@
-"""`vllm bench latency`: how long one batch of requests takes, from start to end."""
+"""Measures the latency of one batch of requests, as `vllm bench latency` does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.clock import Clock
-from forerun.bench.progress import Progress, ignore
-from forerun.bench.requests import check_outputs, check_room, random_prompts
+from forerun.bench.answers import check_outputs
+from forerun.bench.instruments import Clock, Progress, no_progress
+from forerun.bench.prompts import random_prompts
 from forerun.bench.workloads import LatencyWorkload
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
@@ -21,7 +21,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyResult:
-    """Seconds of each round, and what drafting did in them."""
+    """Seconds of each round, and the counts of speculation over all of them."""
 
     latencies: list[float]
     speculation: SpeculationStats
@@ -50,18 +50,21 @@ def measure_latency(
     llm: LLM,
     workload: LatencyWorkload,
     *,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
     clock: Clock = time.perf_counter,
 ) -> LatencyResult:
     """Run a batch of random prompts to its end, round after round.
 
-    Each round has prompts of its own, so that neither the prefix cache nor what a drafter remembers
-    makes a later round cheaper.
+    Each round has prompts of its own, so that neither the prefix cache nor a drafter's memory makes a
+    later round cheaper.
 
     Raises:
         ConfigError: prompt and output are longer than the engine's sequences.
     """
-    check_room(llm, workload.input_len, workload.output_len)
+    num_rounds = workload.num_iters_warmup + workload.num_iters
+    prompts = random_prompts(
+        llm, num_rounds * workload.batch_size, input_len=workload.input_len, output_len=workload.output_len
+    )
     sampling = SamplingParams(
         n=workload.n,
         temperature=workload.temperature,
@@ -69,8 +72,6 @@ def measure_latency(
         max_tokens=workload.output_len,
         detokenize=not workload.disable_detokenize,
     )
-    num_rounds = workload.num_iters_warmup + workload.num_iters
-    prompts = random_prompts(llm, num_rounds * workload.batch_size, workload.input_len)
     latencies: list[float] = []
     for index in range(num_rounds):
         is_warm = index >= workload.num_iters_warmup

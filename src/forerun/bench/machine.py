@@ -1,19 +1,34 @@
-"""The machine, the versions and the kernels that a measurement was taken with."""
+"""Describes the machine, the package versions and the kernels of a measurement."""
 
 from __future__ import annotations
 
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from forerun.bench.processor import describe_processor
-from forerun.llm import LLM
+    from forerun.llm import LLM
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_processor() -> str:
+    """The processor's name from /proc/cpuinfo, or elsewhere from Python."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
 
 
 def describe_machine(device: torch.device) -> str:
-    """Processor (and GPU, if that is what computes), cores and versions, in one line."""
+    """One line: GPU if `device` is one, processor, cores and versions."""
+    import torch  # not at module level: the load generator describes processors without torch
+
     packages = ", ".join(f"{name} {version(name)}" for name in ("forerun", "torch", "transformers"))
     gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
     return f"{gpu}{describe_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
@@ -21,6 +36,8 @@ def describe_machine(device: torch.device) -> str:
 
 def describe_kernels(llm: LLM) -> str:
     """What computes the forward pass, e.g. "native avx512bf16, 2 threads"."""
+    import torch
+
     if llm.kernels is None:
         threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
         return f"torch{threads}"

@@ -1,25 +1,104 @@
-"""From answers to an outcome: medians over rounds, sums over all, and what the texts say."""
+"""The outcome of a comparison: medians over rounds, sums over batches, and which texts differ."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 from forerun.bench.answers import Answers
-from forerun.bench.comparison import Outcome
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.llm import LLM
 from forerun.verify.registry import MatchingConfig
+
+PLAIN = "plain"
+"""The name of decoding without drafts."""
 
 Judge = Callable[[LLM, Sequence[int], int, int], bool]
 """(plain engine, text before, plain token, other token) -> whether rounding alone explains the other token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The figures of one configuration on one kind of prompts.
+
+    Speeds are medians over rounds; speed-ups are medians of each round's own ratio to plain decoding.
+    The `decode_` figures, `speculation` and `milliseconds_per_step` leave out the time up to each
+    prompt's first token; the speeds are None if no text had a second token. A text differs if its
+    tokens do in any round.
+    """
+
+    kind: str
+    name: str
+    speculative: str
+    num_prompts: int
+    tokens_per_second: float
+    speed_up: float
+    decode_tokens_per_second: float | None
+    decode_speed_up: float | None
+    all_tokens_per_second: list[float]  # by round
+    all_speed_ups: list[float]
+    milliseconds_per_step: dict[str, float]  # mean, by phase
+    speculation: SpeculationStats
+    num_failed_drafts: int
+    num_differing: int  # prompts whose text is not plain decoding's
+    num_near_ties: int  # of these, explained by rounding
+    is_lossless: bool
+    must_be_identical: bool  # lossless, and sampled with plain decoding's noise if sampled at all
+
+    @property
+    def texts(self) -> str:
+        """Whether the texts are plain decoding's, in a few words."""
+        if not self.num_differing:
+            return "identical"
+        differ = f"{self.num_differing} of {self.num_prompts} differ"
+        if self.must_be_identical:
+            return f"{differ}, {self.num_near_ties} by near-ties" if self.num_near_ties else differ
+        return f"{differ} ({'sampled anew' if self.is_lossless else 'lossy'})"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields but `speculation`, as JSON."""
+        figures = {**asdict(self), "identical": not self.num_differing}
+        del figures["speculation"]
+        return figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All outcomes, plain decoding's first for each kind of prompts, and the settings of the measurement."""
+
+    model: str
+    dtype: str
+    device: str
+    kernels: str
+    machine: str
+    repeats: int
+    max_tokens: int
+    batch_size: int
+    temperature: float
+    gigabytes_per_second: float  # of the memory, median
+    all_gigabytes_per_second: list[float]  # by round
+    configs: Mapping[str, Mapping[str, Any]]
+    outcomes: list[Outcome]
+
+    @property
+    def by_kind(self) -> dict[str, list[Outcome]]:
+        """Kind of prompts -> its outcomes."""
+        kinds: dict[str, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            kinds.setdefault(outcome.kind, []).append(outcome)
+        return kinds
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields but the outcomes' `speculation`, as JSON."""
+        return {**asdict(self), "outcomes": [outcome.to_json() for outcome in self.outcomes]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """One engine's answers to one kind of prompts: by round, then by batch."""
+    """One engine's answers to one kind of prompts, by round and batch."""
 
     kind: str
     name: str
@@ -28,12 +107,12 @@ class Rounds:
 
     @property
     def speeds(self) -> list[float]:
-        """Tokens per second in each round, the time of reading the prompts included."""
+        """Tokens per second of each round, prefill included."""
         return [sum(b.num_tokens for b in batches) / sum(b.seconds for b in batches) for batches in self.answers]
 
     @property
     def decode_speeds(self) -> list[float]:
-        """Tokens per second after the first ones, in each round in which a text went beyond them."""
+        """Tokens per second after the first token, of each round with a text of two tokens or more."""
         return [
             sum(b.num_decode_tokens for b in batches) / sum(b.decode_seconds for b in batches)
             for batches in self.answers
@@ -41,14 +120,17 @@ class Rounds:
         ]
 
     def texts(self) -> Iterator[list[list[int]]]:
-        """The texts of each round, by prompt."""
+        """The texts of each round, one per prompt."""
         return ([*chain.from_iterable(batch.texts for batch in batches)] for batches in self.answers)
 
 
 def summarise(
     rounds: Rounds, plain: Rounds, prompts: Sequence[Sequence[int]], *, is_greedy: bool, judge: Judge | None
 ) -> Outcome:
-    """What the rounds of a configuration came to beside plain decoding's; `judge` is asked of greedy texts only."""
+    """Compare the rounds of a configuration with those of plain decoding.
+
+    `judge` is called for greedy texts that must be identical and are not.
+    """
     speculative = rounds.llm.speculative
     must_be_identical = speculative.is_lossless and (is_greedy or isinstance(speculative.verifier, MatchingConfig))
     batches = [batch for one in rounds.answers for batch in one]
@@ -57,12 +139,12 @@ def summarise(
         speculation.add(batch.speculation)
         times.add(batch.times)
     differing = _differing(rounds, plain)
-    judge = judge if must_be_identical and is_greedy else None
-    near_ties = [
-        place
-        for place, (expected, got) in differing.items()
-        if judge is not None and _is_near_tie(plain.llm, prompts[place], expected, got, judge)
-    ]
+    num_near_ties = 0
+    if must_be_identical and is_greedy and judge is not None:
+        num_near_ties = sum(
+            _part_at_near_tie(plain.llm, prompts[place], expected, got, judge)
+            for place, (expected, got) in differing.items()
+        )
     speeds, decode_speeds = rounds.speeds, rounds.decode_speeds
     speed_ups = _ratios(speeds, plain.speeds)
     return Outcome(
@@ -80,14 +162,14 @@ def summarise(
         speculation=speculation,
         num_failed_drafts=sum(batch.num_failed_drafts for batch in batches),
         num_differing=len(differing),
-        num_near_ties=len(near_ties),
+        num_near_ties=num_near_ties,
         is_lossless=speculative.is_lossless,
         must_be_identical=must_be_identical,
     )
 
 
 def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Ratios round by round; none where one of the two lacks a round."""
+    """Ratios round by round; empty if one of the two lacks a round."""
     return [speed / other for speed, other in zip(speeds, others, strict=True)] if len(speeds) == len(others) else []
 
 
@@ -96,7 +178,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _differing(rounds: Rounds, plain: Rounds) -> dict[int, tuple[list[int], list[int]]]:
-    """Prompt -> plain text and the other one, of the first round in which they differ."""
+    """Prompt -> plain and other text, of the first round in which they differ."""
     differing: dict[int, tuple[list[int], list[int]]] = {}
     for expected_texts, texts in zip(plain.texts(), rounds.texts(), strict=True):
         for place, (expected, got) in enumerate(zip(expected_texts, texts, strict=True)):
@@ -105,7 +187,7 @@ def _differing(rounds: Rounds, plain: Rounds) -> dict[int, tuple[list[int], list
     return differing
 
 
-def _is_near_tie(llm: LLM, prompt: Sequence[int], expected: list[int], got: list[int], judge: Judge) -> bool:
-    """Whether rounding explains that two texts part; it never explains that one just ends."""
+def _part_at_near_tie(llm: LLM, prompt: Sequence[int], expected: list[int], got: list[int], judge: Judge) -> bool:
+    """Whether two texts part at a near-tie; False if one of them merely ends earlier."""
     place = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
     return place is not None and judge(llm, [*prompt, *expected[:place]], expected[place], got[place])

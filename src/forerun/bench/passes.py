@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,17 +15,35 @@ from forerun.errors import ConfigError
 from forerun.executor.local import LocalExecutor
 from forerun.kv.block_table import BlockTable
 from forerun.llm import LLM
+from forerun.models.config import DecoderConfig
 
 PREFILL_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """A forward pass over `num_sequences` sequences of `context` tokens each, `rows` new rows for each."""
+    """A forward pass over `num_sequences` sequences of `context` tokens each, with `rows` new rows of each."""
 
     context: int
     num_sequences: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassBytes:
+    """The bytes that a forward pass must read: each weight once, and the KV of the context.
+
+    Divided by the memory's bandwidth they give a lower bound of the time of a pass of few rows.
+    """
+
+    config: DecoderConfig
+    dtype: torch.dtype  # of the KV
+    weights: int = field(kw_only=True)  # of all matrices, see `Decoder.weight_bytes`
+
+    def kv(self, context: int) -> int:
+        """Bytes of the keys and values that one sequence's next token reads after `context` tokens, windows applied."""
+        seen = sum(context if window is None else min(context, window) for window in self.config.windows)
+        return seen * 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
 
 
 class RandomSequences:

@@ -1,4 +1,4 @@
-"""A comparison as bars: speeds, and where a step's time goes."""
+"""Draws a comparison as bars: speeds, and the time of each phase of a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from forerun.bench.comparison import PLAIN, Comparison, Outcome
+from forerun.bench.outcomes import PLAIN, Comparison, Outcome
 
 PLAIN_COLOUR, DRAFTED_COLOUR = "#94a3b8", "#c2410c"
 PHASE_COLOURS = {
@@ -21,7 +21,7 @@ PHASE_COLOURS = {
 
 
 def draw(comparison: Comparison, file: Path) -> None:
-    """Two panels for each kind of prompts, to a file of the format that its name says."""
+    """Draw two panels for each kind of prompts, to a file in the format of its ending."""
     kinds = comparison.by_kind
     num_bars = max(map(len, kinds.values()))
     figure = Figure(figsize=(11, 1 + len(kinds) * (1 + 0.35 * num_bars)), layout="constrained")
@@ -40,7 +40,7 @@ def draw(comparison: Comparison, file: Path) -> None:
 
 
 def _draw_speeds(axes: Axes, kind: str, outcomes: list[Outcome]) -> None:
-    """Tokens per second, with the speed-up written beside."""
+    """Draw tokens per second, labelled with the speed-up."""
     colours = [PLAIN_COLOUR if one.name == PLAIN else DRAFTED_COLOUR for one in outcomes]
     bars = axes.barh([one.name for one in outcomes], [one.tokens_per_second for one in outcomes], color=colours)
     axes.bar_label(bars, [f"{one.tokens_per_second:.0f} ({one.speed_up:.2f}x)" for one in outcomes], padding=3)
@@ -50,7 +50,7 @@ def _draw_speeds(axes: Axes, kind: str, outcomes: list[Outcome]) -> None:
 
 
 def _draw_steps(axes: Axes, outcomes: list[Outcome]) -> None:
-    """Milliseconds of each phase per token of decoding, one after the other."""
+    """Draw the milliseconds of each phase per decoded token, stacked."""
     names = [one.name for one in outcomes]
     lengths = [one.speculation.acceptance_length or 1.0 for one in outcomes]
     left = [0.0] * len(outcomes)

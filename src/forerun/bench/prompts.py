@@ -1,6 +1,17 @@
-"""Prompts written to measure speculation with: edits of code, questions about a text, chat."""
+"""Prompts of benchmarks: built-in texts to speculate on, and random tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.llm import LLM
+    from forerun.models.tokenizer import Tokenizer
 
 _STACK = """class Stack:
     def __init__(self):
@@ -118,4 +129,34 @@ WORKLOADS: dict[str, list[str]] = {
         "Give me three ideas for a quick dinner with eggs.",
     ],
 }
-"""Workload -> user messages. In the first two much of the answer stands in the prompt; in chat little does."""
+"""Kind of prompts -> user messages. Answers to the first two kinds repeat much of the prompt, those of chat little."""
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a conversation, or of a text, which is a user message if the model has a chat template.
+
+    Raises:
+        RequestError: a conversation is given and there is no template, or the template refuses it.
+    """
+    if not isinstance(prompt, str):
+        return tokenizer.apply_chat_template(prompt)
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(prompt)
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+
+
+def random_prompts(llm: LLM, count: int, *, input_len: int, output_len: int) -> list[list[int]]:
+    """`count` prompts of `input_len` random tokens, drawn with the engine's seed.
+
+    Raises:
+        ConfigError: prompt and output are longer than the engine's sequences, which would cut the output off.
+    """
+    if input_len + output_len > llm.max_model_len:
+        raise ConfigError(
+            f"input_len, output_len: got {input_len} + {output_len} tokens; max_model_len is {llm.max_model_len}; "
+            "ask for less or raise max_model_len"
+        )
+    random = np.random.default_rng(llm.settings.seed)
+    vocab_size = llm.executor.model.vocab_size
+    prompts: list[list[int]] = random.integers(vocab_size, size=(count, input_len)).tolist()
+    return prompts

@@ -1,4 +1,4 @@
-"""Counters of energy: GPUs by NVML, processor packages and memory by RAPL. Each search says why it found none."""
+"""Finds the energy counters of this machine: GPUs by NVML, processor packages and memory by RAPL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Part = Literal["gpu", "cpu", "dram"]
 
 
 class Counter(NamedTuple):
-    """A meter of one part of the machine; `read` gives joules since it was first read."""
+    """An energy counter of one part of the machine; `read` returns joules since a fixed moment."""
 
     part: Part
     name: str
@@ -23,7 +23,7 @@ class Counter(NamedTuple):
 
 @dataclass(slots=True)
 class RaplDomain:
-    """One counter of powercap: microjoules that start again at 0 after `max_energy_range_uj`."""
+    """A powercap counter of microjoules, which wraps to 0 after `max_energy_range_uj`."""
 
     folder: Path
     _range: int = field(init=False)
@@ -35,7 +35,7 @@ class RaplDomain:
         self._last = self._now()
 
     def joules(self) -> float:
-        """Joules since the first look; right as long as no two wraps lie between looks."""
+        """Joules since this object was made; correct if the counter wraps at most once between calls."""
         now = self._now()
         self._total += now - self._last if now >= self._last else now - self._last + self._range
         self._last = now
@@ -46,9 +46,9 @@ class RaplDomain:
 
 
 def find_rapl(root: Path = POWERCAP) -> tuple[list[Counter], str | None]:
-    """The processor packages and memories that powercap has under `root`, or why there are none.
+    """The counters of processor packages and memories under `root`, or none and the reason.
 
-    A platform's counter ("psys") holds packages too and is left out, as are parts of packages.
+    The platform's counter ("psys"), which includes packages, and the counters of parts of packages are left out.
     """
     counters: list[Counter] = []
     for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
@@ -65,10 +65,10 @@ def find_rapl(root: Path = POWERCAP) -> tuple[list[Counter], str | None]:
 
 
 def find_gpus(visible: str | None = None) -> tuple[list[Counter], str | None]:
-    """The GPUs whose energy NVML counts, or why there are none.
+    """The counters of GPUs by NVML, or none and the reason.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES: indices or UUIDs with commas between them; None: all.
+        visible: CUDA_VISIBLE_DEVICES, i.e. indices or UUIDs with commas between them; None for all GPUs.
     """
     try:
         import pynvml
@@ -84,7 +84,7 @@ def find_gpus(visible: str | None = None) -> tuple[list[Counter], str | None]:
 
 
 def _gpu_counter(pynvml: Any, name: str) -> Counter:
-    """A GPU's counter of millijoules, which starts with the driver and never wraps."""
+    """A GPU's counter of millijoules since the driver was loaded, which never wraps."""
     if name.isdecimal():
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
     else:

@@ -1,4 +1,4 @@
-"""Conversations in ShareGPT's format: a JSON list of {"conversations": [{"value": ...}, ...]}."""
+"""Reads conversations in ShareGPT's format: a JSON list of {"conversations": [{"value": ...}, ...]}."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 
-FEWEST_TOKENS = 4
-MOST_PROMPT_TOKENS = 1024
-MOST_TOKENS = 2048
+# vLLM's limits of a prompt, its answer, and both together
+MIN_TOKENS = 4
+MAX_PROMPT_TOKENS = 1024
+MAX_TOKENS = 2048
 
 
 class Exchange(NamedTuple):
@@ -24,14 +25,14 @@ class Exchange(NamedTuple):
 
 
 class SampledRequest(NamedTuple):
-    """A prompt, and how many tokens to write for it."""
+    """A prompt, and the number of tokens to generate for it."""
 
     prompt_token_ids: list[int]
     output_len: int
 
 
 def read_conversations(path: Path) -> list[Exchange]:
-    """The first exchange of each conversation; those of a single turn are passed over.
+    """The first exchange of each conversation; conversations of a single turn are left out.
 
     Raises:
         ConfigError: the file cannot be read or is not in the format.
@@ -54,24 +55,24 @@ def sample_requests(
     *,
     num_prompts: int,
     output_len: int | None,
-    most_tokens: int,
+    max_tokens: int,
     seed: int,
 ) -> list[SampledRequest]:
-    """Draw requests, passing over very short and long ones by vLLM's limits.
+    """Draw requests of a length within vLLM's limits.
 
     Args:
-        exchanges: drawn from without repetition.
-        encode: a text's token ids.
+        exchanges: what to draw from, without repetition.
+        encode: returns a text's token ids.
         num_prompts: requests to draw.
-        output_len: tokens to write for each; None: as many as the answer has.
-        most_tokens: of prompt and output together, at most 2048.
+        output_len: tokens to generate for each, or None for as many as the answer has.
+        max_tokens: tokens of prompt and output together; vLLM's limit of 2048 holds too.
         seed: of the order.
 
     Raises:
-        ConfigError: fewer conversations than that are of fitting length.
+        ConfigError: fewer than `num_prompts` conversations are of fitting length.
     """
     shuffled = random.Random(seed).sample(exchanges, len(exchanges))
-    fitting = find_fitting(shuffled, encode, output_len=output_len, most_tokens=most_tokens)
+    fitting = find_fitting(shuffled, encode, output_len=output_len, max_tokens=max_tokens)
     requests = [SampledRequest(ids, length) for _, ids, length in islice(fitting, num_prompts)]
     if len(requests) < num_prompts:
         raise ConfigError(
@@ -82,19 +83,23 @@ def sample_requests(
 
 
 def find_fitting(
-    exchanges: Iterable[Exchange], encode: Callable[[str], list[int]], *, output_len: int | None, most_tokens: int
+    exchanges: Iterable[Exchange], encode: Callable[[str], list[int]], *, output_len: int | None, max_tokens: int
 ) -> Iterator[tuple[str, list[int], int]]:
-    """The prompts within vLLM's limits: text, token ids, and tokens to write; the arguments are `sample_requests`'."""
+    """Text, token ids and tokens to generate of each prompt within vLLM's limits; see `sample_requests`."""
     for exchange in exchanges:
         prompt = encode(exchange.prompt)
         num_output = len(encode(exchange.answer)) if output_len is None else output_len
-        fits = len(prompt) <= MOST_PROMPT_TOKENS and len(prompt) + num_output <= min(most_tokens, MOST_TOKENS)
-        if fits and len(prompt) >= FEWEST_TOKENS and (output_len is not None or num_output >= FEWEST_TOKENS):
+        fits = len(prompt) <= MAX_PROMPT_TOKENS and len(prompt) + num_output <= min(max_tokens, MAX_TOKENS)
+        if fits and len(prompt) >= MIN_TOKENS and (output_len is not None or num_output >= MIN_TOKENS):
             yield exchange.prompt, prompt, num_output
 
 
 def _first_turns(path: Path, index: int, entry: Any) -> list[str]:
-    """The texts of a conversation's first two turns, or of as many as it has."""
+    """The texts of a conversation's first two turns, or of its only one.
+
+    Raises:
+        ConfigError: the entry is not in the format.
+    """
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list):
         raise ConfigError(f"{path}: entry {index} has no list under 'conversations'; mend it")

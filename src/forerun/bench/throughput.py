@@ -1,4 +1,4 @@
-"""`vllm bench throughput`: how many requests and tokens per second, all requests given at once."""
+"""Measures requests and tokens per second with all requests given at once, as `vllm bench throughput` does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.bench.clock import Clock
-from forerun.bench.requests import check_outputs, check_room, random_prompts
+from forerun.bench.answers import check_outputs
+from forerun.bench.instruments import Clock
+from forerun.bench.prompts import random_prompts
 from forerun.bench.sharegpt import Exchange, SampledRequest, sample_requests
 from forerun.bench.workloads import ThroughputWorkload
 from forerun.config.inputs import Prompt
@@ -22,7 +23,7 @@ OUTPUT_LEN = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputResult:
-    """Counts and seconds of one run, and what drafting did in it."""
+    """The counts and duration of one run."""
 
     elapsed_time: float  # seconds
     num_requests: int
@@ -46,7 +47,7 @@ class ThroughputResult:
         return self.num_output_tokens / self.elapsed_time
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `vllm bench throughput --output-json`, then counts of our own."""
+        """The keys of `vllm bench throughput --output-json`, and counts that vLLM lacks."""
         return {
             "elapsed_time": self.elapsed_time,
             "num_requests": self.num_requests,
@@ -60,10 +61,10 @@ class ThroughputResult:
 
 
 def make_requests(llm: LLM, workload: ThroughputWorkload, exchanges: Sequence[Exchange] = ()) -> list[SampledRequest]:
-    """The workload's requests; `exchanges` are those of its file.
+    """Make the workload's requests; `exchanges` are the conversations of its file.
 
     Raises:
-        ConfigError: they do not fit into the engine's sequences, or the file has too few that do.
+        ConfigError: the requests do not fit into the engine's sequences, or the file has too few that do.
     """
     if workload.dataset_name == "sharegpt":
         return sample_requests(
@@ -71,13 +72,13 @@ def make_requests(llm: LLM, workload: ThroughputWorkload, exchanges: Sequence[Ex
             llm.get_tokenizer().encode,
             num_prompts=workload.num_prompts,
             output_len=workload.output_len,
-            most_tokens=llm.max_model_len,
+            max_tokens=llm.max_model_len,
             seed=llm.settings.seed,
         )
     input_len = INPUT_LEN if workload.input_len is None else workload.input_len
     output_len = OUTPUT_LEN if workload.output_len is None else workload.output_len
-    check_room(llm, input_len, output_len)
-    return [SampledRequest(prompt, output_len) for prompt in random_prompts(llm, workload.num_prompts, input_len)]
+    prompts = random_prompts(llm, workload.num_prompts, input_len=input_len, output_len=output_len)
+    return [SampledRequest(prompt, output_len) for prompt in prompts]
 
 
 def measure_throughput(

@@ -1,4 +1,4 @@
-"""What `forerun bench` runs, under the names and with the defaults of vLLM's options."""
+"""The options of the benchmarks' workloads, with vLLM's names and defaults."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: one file per command."""
+"""The command line: a file per command, and the options, files and output that several share."""

@@ -1,4 +1,4 @@
-"""The `forerun` program: its commands, and how mistakes are shown."""
+"""The `forerun` program: its commands, its exit codes, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
-            # The reader of our output has gone; keep the interpreter from failing on it again at exit.
+            # The reader closed our output: point it elsewhere, so that the flush at exit does not fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
     return code if isinstance(code, int) else 0
@@ -89,7 +89,7 @@ def _examples(command: Callable[..., Any]) -> str:
 
 @contextmanager
 def _plain_messages() -> Iterator[None]:
-    """Show forerun's log messages and deprecations as one line each on stderr."""
+    """Print each of forerun's log messages and warnings as one line on stderr."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     logger = logging.getLogger("forerun")

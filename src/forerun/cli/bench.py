@@ -1,4 +1,4 @@
-"""`forerun bench`: how fast a model and a configuration are on this machine, or a server is anywhere."""
+"""`forerun bench`: the speed of a model and configuration on this machine, or of a server."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
 from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
 
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
-from forerun.cli import bench_tables, loading
+from forerun.cli import loading
 from forerun.cli.bench_compare import compare
-from forerun.cli.bench_report import REPORT, WORKLOAD, ReportOptions, status
 from forerun.cli.bench_serve import serve
-from forerun.cli.options import EngineOptions
-from forerun.cli.streaming import speculation_json
+from forerun.cli.options import WORKLOAD, EngineOptions
+from forerun.cli.output import REPORT, ReportOptions, speculation_json, speculation_rows, status
 
 if TYPE_CHECKING:
     from forerun import LLM
+    from forerun.bench.curve import Curve
+    from forerun.bench.drafting import DraftingCost
+    from forerun.bench.latency import LatencyResult
+    from forerun.bench.throughput import ThroughputResult
     from forerun.core.stats import SpeculationStats
 
 bench = App(
@@ -49,7 +54,7 @@ def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:
 
 
 def show_numbers(numbers: Sequence[int]) -> str:
-    """Numbers as they are written on the command line."""
+    """Numbers in the form of the command line."""
     return ",".join(map(str, numbers))
 
 
@@ -97,7 +102,7 @@ def curve(
         drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.speculates else None
     report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
     if not report.json_output:
-        bench_tables.show_curve(found, drafting, Console(highlight=False))
+        _show_curve(found, drafting, Console(highlight=False))
 
 
 @bench.command
@@ -120,7 +125,7 @@ def latency(
         result = measure_latency(llm, workload, progress=progress)
     report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
-        bench_tables.show_latency(result, Console(highlight=False))
+        _show_latency(result, Console(highlight=False))
 
 
 @bench.command
@@ -145,11 +150,11 @@ def throughput(
     result = measure_throughput(llm, workload, requests, use_tqdm=sys.stderr.isatty())
     report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
-        bench_tables.show_throughput(result, Console(highlight=False))
+        _show_throughput(result, Console(highlight=False))
 
 
 def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:
-    """What the figures were measured with, and how drafting went."""
+    """The model, machine and configuration of a measurement, and its counts of drafts."""
     from forerun.bench.machine import describe_kernels, describe_machine
 
     return {
@@ -161,3 +166,72 @@ def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:
         "speculative": llm.speculative.describe(),
         "speculation": speculation_json(speculation),
     }
+
+
+def _show_curve(curve: Curve, drafting: DraftingCost | None, console: Console) -> None:
+    """Print the circumstances, a table of passes, and the drafter's cost."""
+    weights = "unknown" if curve.weight_bytes is None else decimal(curve.weight_bytes)
+    console.print(f"{curve.machine}\n{curve.model}, {curve.dtype} on {curve.device}, kernels: {curve.kernels}")
+    console.print(f"weights read per pass {weights}, memory {curve.gigabytes_per_second:.1f} GB/s")
+    table = Table(title=f"whole forward pass, medians of {curve.repeats} interleaved rounds")
+    for name in ("context", "sequences", "rows each", "ms", "T / T(1)", "of the bandwidth limit"):
+        table.add_column(name, justify="right")
+    for before, point in zip([None, *curve.points], curve.points, strict=False):
+        if before is not None and before.context != point.context:
+            table.add_section()
+        table.add_row(
+            str(point.context),
+            str(point.num_sequences),
+            str(point.rows),
+            f"{point.milliseconds:.2f}",
+            f"{point.ratio:.2f}",
+            "-" if point.bandwidth_share is None else f"{point.bandwidth_share:.0%}",
+        )
+    console.print(table)
+    if drafting is not None:
+        console.print(_drafting_table(drafting))
+
+
+def _drafting_table(cost: DraftingCost) -> Table:
+    per_token, share = cost.milliseconds_per_draft_token, cost.draft_token_share
+    rate, length = cost.acceptance_rate, cost.acceptance_length
+    table = Table(
+        title=f"{cost.speculative}: {cost.num_steps} steps over a text that repeats itself", show_header=False
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("drafted tokens", str(cost.num_draft_tokens))
+    table.add_row("drafting, ms per drafted token", "-" if per_token is None else f"{per_token:.3f}")
+    table.add_row("drafting, of T(1) per drafted token", "-" if share is None else f"{share:.1%}")
+    table.add_row("drafting, ms per step", f"{cost.draft_milliseconds_per_step:.3f}")
+    table.add_row("host without drafting, ms per step", f"{cost.host_milliseconds_per_step:.3f}")
+    table.add_row("forward pass, ms per step", f"{cost.forward_milliseconds_per_step:.2f}")
+    table.add_row("acceptance rate (accepted / drafted)", "-" if rate is None else f"{rate:.1%}")
+    table.add_row("acceptance length (tokens per step)", "-" if length is None else f"{length:.2f}")
+    return table
+
+
+def _show_latency(result: LatencyResult, console: Console) -> None:
+    """Print average and percentiles in vLLM's format."""
+    console.print(f"Avg latency: {result.avg_latency} seconds")
+    for percent, seconds in result.percentiles.items():
+        console.print(f"{percent}% percentile latency: {seconds} seconds")
+    _show_speculation(result.speculation, console)
+
+
+def _show_throughput(result: ThroughputResult, console: Console) -> None:
+    """Print requests and tokens per second in vLLM's format."""
+    console.print(
+        f"Throughput: {result.requests_per_second:.2f} requests/s, {result.tokens_per_second:.2f} total tokens/s, "
+        f"{result.output_tokens_per_second:.2f} output tokens/s"
+    )
+    console.print(f"Total num prompt tokens:  {result.num_prompt_tokens}")
+    console.print(f"Total num output tokens:  {result.num_output_tokens}")
+    _show_speculation(result.speculation, console)
+
+
+def _show_speculation(stats: SpeculationStats, console: Console) -> None:
+    """Print the acceptance of drafts, if there were any."""
+    if stats.num_drafts:
+        for name, value in speculation_rows(stats):
+            console.print(f"{name}: {value}")

@@ -1,27 +1,32 @@
-"""`forerun bench compare`: ways to draft against plain decoding, on the same prompts in one run."""
+"""`forerun bench compare`: speculative configurations against plain decoding, on the same prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from forerun.bench.workloads import ComparisonWorkload
-from forerun.cli import compare_tables, loading
-from forerun.cli.bench_report import REPORT, WORKLOAD, ReportOptions, status
-from forerun.cli.options import EngineOptions
-from forerun.cli.pictures import check_picture
-from forerun.cli.prompt_files import Prompt, read_kinds
-from forerun.cli.streaming import speculation_json
-from forerun.errors import ConfigError
+from forerun.cli import loading
+from forerun.cli.input_files import Prompt, read_kinds, read_yaml
+from forerun.cli.options import WORKLOAD, EngineOptions
+from forerun.cli.output import REPORT, ReportOptions, check_picture, speculation_json, status
+from forerun.core.stats import PHASES
+from forerun.errors import ConfigError, ForerunError
 
 if TYPE_CHECKING:
-    from forerun.bench.comparison import Comparison
+    from forerun.bench.outcomes import Comparison, Outcome
 
 ENGINE, COMPARISON = EngineOptions(), ComparisonWorkload()
+CONFIG_EXAMPLE = "name: {method: ngram, num_speculative_tokens: 5}"
+
+ACCEPTED_COLUMN = "accepted at position 1, 2, ... (%)"
+TEXT_COLUMNS = ("texts", ACCEPTED_COLUMN)
 
 
 def compare(
@@ -46,9 +51,7 @@ def compare(
         picture: Draw speeds and phases to this .png, .svg or .pdf file (needs the extra "bench").
     """
     from forerun.bench.compare import check_batch_size, measure_comparison  # torch: only when it is needed
-    from forerun.bench.prompts import WORKLOADS
-    from forerun.bench.requests import lay_out
-    from forerun.cli.config_files import read_configs
+    from forerun.bench.prompts import WORKLOADS, encode_prompt
     from forerun.config.settings import EngineSettings
     from forerun.proof.greedy import is_near_tie
 
@@ -61,7 +64,7 @@ def compare(
     target = loading.load_target(settings)
     if target.tokenizer is None:
         raise ConfigError(f"prompts: {model} has no tokenizer to read them with; give a folder that holds one")
-    token_ids = {kind: [lay_out(target.tokenizer, text) for text in texts] for kind, texts in kinds.items()}
+    token_ids = {kind: [encode_prompt(target.tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     with status() as progress:
         found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
     report.write(as_json(found))
@@ -70,11 +73,11 @@ def compare(
 
         draw(found, picture)
     if not report.json_output:
-        compare_tables.show(found, Console(highlight=False))
+        _show(found, Console(highlight=False))
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """The comparison for machines."""
+    """The comparison as JSON."""
     outcomes = [
         {**outcome.to_json(), "speculation": speculation_json(outcome.speculation)} for outcome in found.outcomes
     ]
@@ -88,3 +91,112 @@ def _refuse_speculation(engine: EngineOptions) -> None:
         )
     if engine.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config: bench compare saves no hidden states; leave it out")
+
+
+def read_configs(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a file of configurations, by name or in a list, and check what can be checked without a model.
+
+    Returns name -> speculative_config; a listed configuration without a `name` gets its description,
+    e.g. "ngram, K=5".
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, has a name twice or holds no configuration.
+        ForerunError: a configuration is wrong; the message names it.
+    """
+    from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
+    from forerun.config.speculative_config import resolve_speculative
+
+    given = read_yaml(path, option="--configs", example=CONFIG_EXAMPLE)
+    listed: list[tuple[str | None, Any]] = []
+    if isinstance(given, Mapping):
+        listed = [(str(name), config) for name, config in given.items()]
+    elif isinstance(given, list):
+        listed = [_take_name(config) for config in given]
+    if not listed:
+        raise ConfigError(f"--configs: {path} holds no configuration; write e.g. {CONFIG_EXAMPLE}")
+    configs: dict[str, dict[str, Any]] = {}
+    for number, (given_name, config) in enumerate(listed, 1):
+        where = f"--configs: {path}, {given_name or f'number {number}'}"
+        if not isinstance(config, dict):
+            raise ConfigError(f"{where}: got {config!r:.80}; must be a speculative_config, e.g. {CONFIG_EXAMPLE}")
+        try:
+            resolved = resolve_speculative(config)
+        except ForerunError as error:
+            raise type(error)(f"{where}: {error}") from None
+        name = given_name or resolved.describe()
+        if name in (*configs, PLAIN):
+            raise ConfigError(
+                f"{where}: the name {name!r} is taken; give each a name of its own ({PLAIN!r} is decoding without drafts)"
+            )
+        configs[name] = config
+    return configs
+
+
+def _take_name(config: Any) -> tuple[str | None, Any]:
+    """Split an entry of a list into its name, or None, and the configuration."""
+    if not isinstance(config, dict) or "name" not in config:
+        return None, config
+    return str(config["name"]), {key: value for key, value in config.items() if key != "name"}
+
+
+def _show(found: Comparison, console: Console) -> None:
+    """Print the circumstances, tables of speeds, acceptance and phases, and notes."""
+    console.print(f"{found.machine}\n{found.model}, {found.dtype} on {found.device}, kernels: {found.kernels}")
+    console.print(
+        f"up to {found.max_tokens} tokens, {found.batch_size} prompt(s) at once, temperature {found.temperature:g}, "
+        f"memory {found.gigabytes_per_second:.1f} GB/s"
+    )
+    console.print(_table(f"answers, medians of {found.repeats} interleaved rounds", found, _speeds))
+    console.print(_table("drafts", found, _acceptance))
+    console.print(_table("a step of decoding, ms", found, _phases))
+    for outcome in found.outcomes:
+        for note in _notes(outcome):
+            console.print(f"{outcome.name}, {outcome.kind}: {note}")
+
+
+def _table(title: str, found: Comparison, cells: Callable[[Outcome], dict[str, str]]) -> Table:
+    """A table with a row for each outcome, grouped by the kind of prompts."""
+    table = Table(title=title)
+    table.add_column("")
+    for name in cells(found.outcomes[0]):
+        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
+    for kind, outcomes in found.by_kind.items():
+        table.add_section()
+        table.add_row(Text(kind, style="bold"))
+        for outcome in outcomes:
+            table.add_row(Text(f"  {outcome.name}"), *cells(outcome).values())
+    return table
+
+
+def _speeds(one: Outcome) -> dict[str, str]:
+    return {
+        "tokens/s": f"{one.tokens_per_second:.1f}",
+        "speed-up": f"{one.speed_up:.2f}",
+        "of decoding": "-" if one.decode_speed_up is None else f"{one.decode_speed_up:.2f}",
+        "texts": one.texts,
+    }
+
+
+def _acceptance(one: Outcome) -> dict[str, str]:
+    rate, length = one.speculation.acceptance_rate, one.speculation.acceptance_length
+    return {
+        "acceptance rate": "-" if rate is None else f"{rate:.1%}",
+        "acceptance length": "-" if length is None else f"{length:.2f}",
+        ACCEPTED_COLUMN: " ".join(f"{100 * share:.0f}" for share in one.speculation.acceptance_per_position),
+    }
+
+
+def _phases(one: Outcome) -> dict[str, str]:
+    times = one.milliseconds_per_step
+    return {phase: f"{times[phase]:.2f}" if times else "-" for phase in PHASES}
+
+
+def _notes(outcome: Outcome) -> list[str]:
+    """Warnings: failed drafts, and texts that differ although they must not."""
+    notes = []
+    if outcome.num_failed_drafts:
+        notes.append(f"the drafter failed {outcome.num_failed_drafts} time(s), see the warning above")
+    unexplained = outcome.num_differing - outcome.num_near_ties
+    if outcome.must_be_identical and unexplained:
+        notes.append(f"{unexplained} text(s) differ beyond near-ties; forerun verify tells what that is")
+    return notes

@@ -1,9 +1,11 @@
-"""`forerun bench serve`: load on an OpenAI-compatible server, as `vllm bench serve` makes it."""
+"""`forerun bench serve`: loads an OpenAI-compatible server and measures its answers, as `vllm bench serve` does."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,25 +13,28 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from forerun.bench.energy import EnergyMeter
-from forerun.bench.load.dataset import Dataset
-from forerun.bench.load.traffic import Traffic
+from forerun.bench.energy import Energy, EnergyMeter
+from forerun.bench.load.answer import METRICS
+from forerun.bench.load.workload import Dataset, Traffic
 from forerun.cli import loading
-from forerun.cli.bench_report import REPORT, ReportOptions
-from forerun.cli.serve_options import BodyOptions, ServerOptions
-from forerun.cli.serve_results import FigureOptions, ResultOptions
+from forerun.cli.bench_serve_options import BodyOptions, FigureOptions, ResultOptions, ServerOptions
+from forerun.cli.output import REPORT, ReportOptions
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
 
 if TYPE_CHECKING:
+    from forerun.bench.load.figures import Figures, Spread
     from forerun.bench.load.measure import Load
     from forerun.bench.load.report import Report
-    from forerun.bench.load.server import ServedModel
+    from forerun.bench.load.server import DraftCounts, ServedModel
     from forerun.models.tokenizer import Tokenizer
 
 FAILED = 1
 SERVER, BODY, FIGURES, RESULT = ServerOptions(), BodyOptions(), FigureOptions(), ResultOptions()
 DATASET, TRAFFIC = Dataset(), Traffic()
+
+WIDTH, LABEL_WIDTH = 50, 40  # as in `vllm bench serve`
+MAX_ERRORS = 10
 
 
 def serve(
@@ -69,7 +74,7 @@ def serve(
 
 
 class _TokenizerOnDemand:
-    """Loads a tokenizer when it is first asked for: many runs need none."""
+    """Loads a tokenizer at its first use, since many runs need none."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,10 +84,10 @@ class _TokenizerOnDemand:
         """The tokenizer.
 
         Raises:
-            ForerunError: it is not to be had; the message says by which option to name another.
+            ForerunError: the tokenizer cannot be loaded; the message names the option for another one.
         """
         if self._loaded is None:
-            from forerun.models.tokenizer import load_tokenizer  # here, for not all load a tokenizer
+            from forerun.models.tokenizer import load_tokenizer  # only when it is needed
 
             loading.pull_if_needed(self.name)
             try:
@@ -93,7 +98,7 @@ class _TokenizerOnDemand:
         return self._loaded
 
     def encode(self) -> Callable[[str], list[int]]:
-        """What turns an answer into tokens."""
+        """A function that encodes an answer's text."""
         tokenizer = self.get()
         return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
@@ -106,10 +111,10 @@ def _make_load(
     body: BodyOptions,
     tokenizer: _TokenizerOnDemand,
 ) -> Load:
-    """Draw the requests: prompts of warm-ups are others than those that count, as far as a file has more."""
-    from forerun.bench.load.draw import draw_requests
-    from forerun.bench.load.endpoint import Endpoint
+    """Draw the requests; warm-ups have prompts of their own unless the file has too few."""
+    from forerun.bench.load.client import Endpoint
     from forerun.bench.load.measure import Load
+    from forerun.bench.load.requests import draw_requests
 
     chat = server.backend == "openai-chat"
     needed = tokenizer.get() if dataset.needs_tokenizer(chat=chat) else None
@@ -137,7 +142,7 @@ def _make_load(
 def _measure(
     load: Load, server: ServerOptions, figures: FigureOptions, result: ResultOptions, tokenizer: _TokenizerOnDemand
 ) -> Report:
-    """Run the load, and sum it up."""
+    """Run the load and compute its figures."""
     from forerun.bench.load.figures import sum_up
     from forerun.bench.load.measure import count_tokens, measure
     from forerun.bench.load.report import Report
@@ -175,9 +180,98 @@ def _measure(
 
 
 def _show(found: Report, *, quiet: bool) -> None:
-    from forerun.cli.serve_block import errors, render
-
-    for line in errors(found):
+    """Print errors to standard error and, unless `quiet`, the result to standard output."""
+    for line in _errors(found):
         print(f"warning: {line}", file=sys.stderr)
     if not quiet:
-        print(render(found))
+        print(_render(found))
+
+
+def _render(report: Report) -> str:
+    """The result in the 50 columns of `vllm bench serve`."""
+    found, figures = report.measurement, report.figures
+    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_summary(report)]
+    for name, spread in figures.spreads.items():
+        lines += _latency(name, spread)
+    if found.drafts is not None:
+        lines += _drafts(found.drafts)
+    lines += [*_energy(found.energy, figures), "=" * WIDTH]
+    return "\n".join(lines)
+
+
+def _errors(report: Report) -> list[str]:
+    """The distinct errors of requests with their counts, ten at most."""
+    counts: dict[str, int] = {}
+    for answer in report.measurement.run.answers:
+        if answer.error is not None:
+            counts[answer.error] = counts.get(answer.error, 0) + 1
+    return [f"{count} failed: {error}" for error, count in list(counts.items())[:MAX_ERRORS]]
+
+
+def _summary(report: Report) -> Iterator[str]:
+    figures, traffic, run = report.figures, report.load.traffic, report.measurement.run
+    yield _line("Successful requests:", figures.completed)
+    yield _line("Failed requests:", figures.failed)
+    if run.num_unsent:
+        yield _line("Unsent requests:", run.num_unsent)
+    if traffic.max_concurrency is not None:
+        yield _line("Maximum request concurrency:", traffic.max_concurrency)
+    if not math.isinf(traffic.request_rate):
+        yield _line("Request rate configured (RPS):", traffic.request_rate)
+    yield _line("Benchmark duration (s):", figures.seconds)
+    yield _line("Total input tokens:", figures.total_input)
+    yield _line("Total generated tokens:", figures.total_output)
+    yield _line("Request throughput (req/s):", figures.request_throughput)
+    if figures.request_goodput is not None:
+        yield _line("Request goodput (req/s):", figures.request_goodput)
+    yield _line("Output token throughput (tok/s):", figures.output_throughput)
+    yield _line("Peak output token throughput (tok/s):", figures.peaks.num_chunks)
+    yield _line("Peak weighted by tokens (tok/s):", figures.peaks.num_tokens)
+    yield _line("Peak concurrent requests:", float(figures.peaks.num_requests))
+    yield _line("Total token throughput (tok/s):", figures.total_token_throughput)
+
+
+def _latency(name: str, spread: Spread) -> Iterator[str]:
+    metric = METRICS[name]
+    yield _title(metric.title)
+    yield _line(f"Mean {metric.short} (ms):", spread.mean)
+    yield _line(f"Median {metric.short} (ms):", spread.median)
+    for percent, value in spread.percentiles.items():
+        yield _line(f"P{percent:g} {metric.short} (ms):", value)
+
+
+def _drafts(drafts: DraftCounts) -> Iterator[str]:
+    yield _title("Speculative Decoding")
+    yield _line("Acceptance rate (%):", None if drafts.acceptance_rate is None else 100 * drafts.acceptance_rate)
+    yield _line("Acceptance length:", drafts.acceptance_length)
+    yield _line("Drafts:", drafts.num_drafts)
+    yield _line("Draft tokens:", drafts.num_draft_tokens)
+    yield _line("Accepted tokens:", drafts.num_accepted_tokens)
+    if drafts.accepted_per_position:
+        yield "Per-position acceptance (%):"
+    for position, share in enumerate(drafts.acceptance_per_position):
+        yield _line(f"  Position {position}:", 100 * share)
+
+
+def _energy(energy: Energy, figures: Figures) -> Iterator[str]:
+    yield _title("Energy")
+    if energy.joules is None:
+        yield from textwrap.wrap(f"Not measured: {energy.reason}", WIDTH)
+        return
+    for part, joules in energy.parts.items():
+        yield _line(f"{part.upper()} energy (J):", joules)
+    yield _line("Idle power (W):", energy.idle_w)
+    yield _line("Energy net of idle (J):", energy.net_joules)
+    if figures.total_output:
+        yield _line("Energy per output token (J):", energy.joules / figures.total_output)
+    if energy.reason is not None:
+        yield from textwrap.wrap(f"Not measured: {energy.reason}", WIDTH)
+
+
+def _title(text: str) -> str:
+    return f"{text:-^{WIDTH}}"
+
+
+def _line(label: str, value: float | None) -> str:
+    shown = "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label:<{LABEL_WIDTH}} {shown:<10}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, SamplingOptions
-from forerun.cli.streaming import Answer, read_answer, speculation_rows
+from forerun.cli.output import speculation_rows
+from forerun.cli.streaming import Answer, read_answer
 from forerun.core.outputs import StreamDelta
 from forerun.errors import ForerunError, did_you_mean
 
@@ -63,7 +64,7 @@ def chat(
 
 @contextmanager
 def _first_ctrl_c() -> Iterator[Event]:
-    """Turn the first Ctrl-C into an event, so that it does not hit the engine in the middle of a step."""
+    """Turn the first Ctrl-C into an event, so that it does not interrupt the engine in the middle of a step."""
     pressed = Event()
 
     def note(_signal: int, _frame: FrameType | None) -> None:
@@ -79,7 +80,7 @@ def _first_ctrl_c() -> Iterator[Event]:
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them."""
+    """The messages so far, and the loop that reads lines and answers them."""
 
     def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None = None) -> None:
         self._llm = llm
@@ -118,7 +119,7 @@ class Conversation:
         command()
 
     def _answer(self, question: str) -> None:
-        """Stream the answer; keep as much of it as was shown, or drop the question if there is none."""
+        """Stream the answer and keep the part that was shown; drop the question if nothing was."""
         self.messages.append({"role": "user", "content": question})
         parts: list[str] = []
 
@@ -141,7 +142,7 @@ class Conversation:
             self.messages.pop()
 
     def _remark(self, answer: Answer) -> str:
-        """What to say behind an answer that did not end by itself."""
+        """A note after an answer that was stopped or cut off."""
         if answer.finish_reason is None:
             return " [stopped]"
         return f" [cut at --max-tokens {self._params.max_tokens}]" if answer.finish_reason == "length" else ""

@@ -1,4 +1,4 @@
-"""`forerun collect-env`: what a bug report should say about the machine."""
+"""`forerun collect-env`: the facts about the machine that a bug report needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU_FLAGS = frozenset(
         *("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2"),
     )
 )
-"""Instruction sets that decide which kernels can run; the rest of the flags say nothing about us."""
+"""Instruction sets that decide which kernels can run."""
 
 
 def collect_env(*, json_output: JsonFlag = False) -> None:
@@ -97,7 +97,7 @@ def _system() -> dict[str, str]:
 
 
 def _cpu() -> dict[str, Any]:
-    """Name, cores and instruction sets; Linux tells them in /proc/cpuinfo."""
+    """Name, cores and instruction sets, from /proc/cpuinfo on Linux."""
     fields = _colon_lines(Path("/proc/cpuinfo"))
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     return {
@@ -113,7 +113,7 @@ def _memory() -> dict[str, str]:
 
 
 def _gpus() -> dict[str, Any]:
-    import torch  # seconds of import that no other part of this command needs
+    import torch  # slow to import, and needed by this part alone
 
     facts: dict[str, Any] = {
         "torch_cuda": torch.version.cuda or "none",
@@ -127,7 +127,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _colon_lines(path: Path) -> dict[str, str]:
-    """The first value of each `name : value` line of a file; empty where there is no such file."""
+    """The `name : value` lines of a file, the first of each name; empty without the file."""
     found: dict[str, str] = {}
     if path.exists():
         for line in path.read_text().splitlines():
@@ -137,7 +137,7 @@ def _colon_lines(path: Path) -> dict[str, str]:
 
 
 def _first_line(*command: str) -> str:
-    """The first line that a program prints, "none" where it is missing or fails."""
+    """The first line that a program prints, or "none" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return "none"
     try:

@@ -1,9 +1,11 @@
-"""`forerun demo`: the same answer with and without drafts, and what the drafts were worth."""
+"""`forerun demo`: answers one prompt with and without drafts, and compares speed and text."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,10 +14,12 @@ from rich.table import Table
 import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.painting import LEGEND, TokenPainter
-from forerun.cli.streaming import Answer, Show, hide, read_answer, speculation_json, speculation_rows
+from forerun.cli.output import speculation_json, speculation_rows
+from forerun.cli.streaming import Answer, Show, hide, read_answer
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
+from forerun.core.verdict import Origin
+from forerun.engine.pieces import TokenPieces
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -25,6 +29,9 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
 WARM_UP_TOKENS = 16
 TEXTS_DIFFER = 1
+
+ACCEPTED_STYLE = "bold green"
+LEGEND = f"[{ACCEPTED_STYLE}]accepted draft tokens[/], the target's own tokens"
 
 PROMPT = """```python
 class Shelf:
@@ -47,7 +54,7 @@ Repeat the code above exactly, but rename the class from Shelf to Rack."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One prompt, answered plainly and with drafts."""
+    """The answers to one prompt without and with drafts."""
 
     plain: Answer
     speculated: Answer
@@ -56,7 +63,7 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Whether drafting left the text as it was."""
+        """Whether the two texts are identical."""
         return self.plain.text == self.speculated.text
 
     @property
@@ -99,6 +106,21 @@ def demo(
     return 0 if comparison.identical else TEXTS_DIFFER
 
 
+class TokenPainter:
+    """Prints the deltas of one completion with the text of accepted draft tokens in colour."""
+
+    def __init__(self, console: Console, decode: Callable[[Sequence[int]], str]) -> None:
+        self._console = console
+        self._pieces: TokenPieces[Origin] = TokenPieces(decode)
+
+    def __call__(self, delta: StreamDelta) -> None:
+        """Print a delta's text."""
+        pieces = self._pieces.cut(delta.text, zip(delta.token_ids, delta.origins, strict=True))
+        for accepted, run in groupby(pieces, key=lambda piece: piece[1] is Origin.ACCEPTED):
+            text = "".join(piece for piece, _ in run)
+            self._console.out(text, style=ACCEPTED_STYLE if accepted else None, end="", highlight=False)
+
+
 def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
     """Answer the prompt plainly, then with drafts, showing both answers as they are written."""
     prompt_ids = list(llm.get_tokenizer().apply_chat_template([{"role": "user", "content": PROMPT}]))
@@ -123,7 +145,7 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
 
 
 def as_json(comparison: Comparison, speculative: str) -> dict[str, Any]:
-    """The comparison for machines."""
+    """The comparison as JSON."""
     return {
         "speculative": speculative,
         "num_prompt_tokens": comparison.num_prompt_tokens,
@@ -136,7 +158,7 @@ def as_json(comparison: Comparison, speculative: str) -> dict[str, Any]:
 
 
 def as_table(comparison: Comparison) -> Table:
-    """The comparison for people."""
+    """The comparison as a table."""
     plain, speculated = comparison.plain, comparison.speculated
     table = Table("", "without drafts", "with drafts")
     table.add_row("tokens", str(len(plain.token_ids)), str(len(speculated.token_ids)))
@@ -151,7 +173,7 @@ def as_table(comparison: Comparison) -> Table:
 
 
 def _answer(llm: LLM, prompt_ids: list[int], params: dict[str, Any], *, salt: str, show: Show) -> Answer:
-    """One run of the prompt. The salt keeps it from the KV blocks and the drafts of the other runs."""
+    """Run the prompt once; runs of different salts share neither KV blocks nor what a drafter remembers."""
     prompt = {"prompt_token_ids": prompt_ids, "cache_salt": salt}
     return read_answer(llm.stream(prompt, forerun.SamplingParams(**params)), show)
 

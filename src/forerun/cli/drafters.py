@@ -1,4 +1,4 @@
-"""`forerun drafters`: the ways to draft, and what each needs."""
+"""`forerun drafters`: lists the drafting methods and what each needs."""
 
 from __future__ import annotations
 

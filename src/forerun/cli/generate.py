@@ -1,4 +1,4 @@
-"""`forerun generate`: the continuation of one prompt."""
+"""`forerun generate`: continues one prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
-from forerun.cli.streaming import Answer, hide, read_answer, speculation_json
+from forerun.cli.output import speculation_json
+from forerun.cli.streaming import Answer, hide, read_answer
 from forerun.core.outputs import StreamDelta
 from forerun.errors import RequestError
 

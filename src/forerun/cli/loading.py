@@ -1,4 +1,4 @@
-"""Loading of a model, with something to look at where it takes long."""
+"""Pulls and loads models, with progress bars and spinners on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting
 
 
 def load_llm(model: str, options: EngineOptions) -> LLM:
-    """Load a model, pulled first if it is a known one that is absent; bars and spinners go to stderr."""
+    """Load a model; a known model that is absent is pulled first."""
     pull_if_needed(model)
     with spinner(f"Loading {model}"):
         return forerun.LLM(model, **options.settings())
@@ -39,7 +39,7 @@ def load_target(settings: EngineSettings) -> LoadedTarget:
 
 
 def pull_if_needed(model: str) -> None:
-    """Pull a known model that is not ready; anything else (a path, a hub id, a wrong name) is left to `LLM`."""
+    """Pull a known model that is not ready; paths, hub ids and wrong names are left to `LLM`."""
     if model not in store.KNOWN_MODELS or Path(model).exists():
         return
     state = store.ModelStore().state(model)
@@ -50,14 +50,14 @@ def pull_if_needed(model: str) -> None:
 
 
 def pull(name: str) -> Path:
-    """Pull a known model, or check the one that is there, with progress bars."""
+    """Pull a known model, or check the files that are there, with progress bars."""
     with pull_bars() as report:
         return store.pull(name, report=report)
 
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show that something takes its time, on a terminal."""
+    """Show a spinner with `text` while the block runs, if stderr is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -68,7 +68,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextmanager
 def pull_bars() -> Iterator[download.Report]:
-    """One bar per stage of a pull, on a terminal."""
+    """Show one bar per stage of a pull, if stderr is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description:<12}"),
@@ -81,7 +81,7 @@ def pull_bars() -> Iterator[download.Report]:
 
 
 class _BarPerStage:
-    """Draws the progress of a pull: a new stage ends the bar of the one before."""
+    """Draws the progress of a pull: each stage has a bar, which stops when the next stage begins."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars

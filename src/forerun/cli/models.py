@@ -1,4 +1,4 @@
-"""`forerun models`: fetch known models, list them, say where they lie."""
+"""`forerun models`: pulls and lists known models, and prints their folders."""
 
 from __future__ import annotations
 

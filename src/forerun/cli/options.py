@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become arguments of `LLM` and `SamplingParams`."""
+"""Options that several commands share, and their conversion to arguments of `LLM` and `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_m
 
 
 def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]) -> dict[str, Any]:
-    """Read the option as one JSON object, or as dotted keys with one JSON value or plain text each.
+    """Parse an option given as one JSON object, or as dotted keys with a JSON value or plain text each.
 
-    Hyphens in keys count as underscores.
+    Hyphens in keys become underscores.
 
     Raises:
-        ValueError: it is not a JSON object, or a key is nested or given in two spellings.
+        ValueError: the value is not a JSON object, or a key is nested or given in two spellings.
     """
     if isinstance(tokens, Mapping):
         items = [(key, _only_value(key, given)) for key, given in tokens.items()]
@@ -56,7 +56,7 @@ def _only_value(key: str, given: Sequence[Token] | Mapping[str, Any]) -> Any:
 
 
 def _typed(text: str) -> Any:
-    """The JSON value that `text` is (a number, true, a list, ...), else the text itself."""
+    """`text` parsed as JSON (a number, true, a list, ...), or `text` itself if it is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -105,11 +105,11 @@ class EngineOptions:
 
     @property
     def speculates(self) -> bool:
-        """Whether any of the options asks for drafts."""
+        """Whether an option asks for drafts."""
         return any(asdict(self)[name] is not None for name in SPECULATIVE_OPTIONS)
 
     def with_default_speculation(self, config: Mapping[str, Any]) -> EngineOptions:
-        """The same options, speculating by `config` if they ask for nothing else."""
+        """The same options, with `config` if they ask for no drafts themselves."""
         return self if self.speculates else replace(self, speculative_config=dict(config))
 
     def settings(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class EngineOptions:
         return asdict(self)
 
     def plain_settings(self) -> dict[str, Any]:
-        """Keyword arguments for `LLM` but for those that choose how to draft."""
+        """Keyword arguments for `LLM` without those of speculation."""
         return {name: value for name, value in asdict(self).items() if name not in SPECULATIVE_OPTIONS}
 
     def speculation(self) -> Mapping[str, Any] | None:
@@ -157,9 +157,12 @@ class SamplingOptions:
     """Write on after the model's end-of-text token."""
 
     def params(self) -> SamplingParams:
-        """The `SamplingParams` that the options mean."""
+        """The options as `SamplingParams`."""
         return forerun.SamplingParams(**asdict(self))
 
+
+WORKLOAD = Parameter(name="*", group=Group("Workload", sort_key=1), negative=())
+"""Makes the fields of a benchmark's workload options of the command."""
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 """Print one line of JSON for machines, and nothing else, on standard output."""

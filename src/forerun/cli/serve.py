@@ -1,4 +1,4 @@
-"""`forerun serve`: OpenAI's HTTP interface over one model."""
+"""`forerun serve`: serves a model over OpenAI's HTTP interface."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict, Env
 
 from forerun.cli import loading
+from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
-from forerun.cli.yaml_files import read_yaml
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
@@ -23,7 +23,7 @@ ENGINE, SERVER = EngineOptions(), ServerOptions()
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take what neither the command line nor the environment says from the file that --config names."""
+    """Read options that neither the command line nor the environment gives from the file of --config."""
     given = next((argument.tokens for argument in arguments if argument.name == "--config"), ())
     if not given:
         return
@@ -32,9 +32,7 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     if not isinstance(options, Mapping):
         raise ConfigError(f"--config: {path} holds no options; write one a line, e.g. port: 8001")
     plain = {str(name).replace("_", "-"): _flat(value) for name, value in options.items()}
-    model = next(
-        argument for argument in arguments if argument.name == "MODEL"
-    )  # a place, which has no name for `Dict`
+    model = next(argument for argument in arguments if argument.name == "MODEL")  # positional: `Dict` cannot set it
     if "model" in plain and not model.tokens:
         model.append(Token(keyword="model", value=str(plain["model"]), source=str(path)))
     plain.pop("model", None)
@@ -42,7 +40,7 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
 
 
 def _flat(value: Any) -> Any:
-    """A nested value as the JSON that its option takes."""
+    """A mapping as JSON, the form that its option takes; other values as they are."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
@@ -91,4 +89,4 @@ def run(
     it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
     it.run()
     if it.is_loading:
-        os._exit(0)  # a thread deep in loading cannot be ended, and must not lose the interpreter under its feet
+        os._exit(0)  # a thread that is loading cannot be ended, and would crash while the interpreter shuts down

@@ -1,4 +1,4 @@
-"""Reading of a stream: what one answer was, and how long it took."""
+"""Reads a streamed completion to its end, and times it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from forerun.core.outputs import StreamDelta
-from forerun.core.stats import SpeculationStats
 from forerun.errors import RequestError
 
 Show = Callable[[StreamDelta], None]
@@ -15,7 +14,7 @@ Show = Callable[[StreamDelta], None]
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One completion that was streamed."""
+    """A completion read from a stream."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -26,11 +25,11 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens written / time from request to end, the prompt's computation included."""
+        """Generated tokens / time from request to end, prefill included."""
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
     def add(self, delta: StreamDelta, *, seconds: float) -> None:
-        """Append what arrived `seconds` after the request."""
+        """Append a delta that arrived `seconds` after the request."""
         self.seconds = seconds
         if delta.token_ids and self.first_token_seconds is None:
             self.first_token_seconds = seconds
@@ -40,7 +39,7 @@ class Answer:
 
 
 def never() -> bool:
-    """Read an answer to its end."""
+    """Never stop: read an answer to its end."""
     return False
 
 
@@ -49,7 +48,7 @@ def hide(delta: StreamDelta) -> None:
 
 
 def read_answer(deltas: Generator[StreamDelta, None, None], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
-    """Read the stream of one completion, showing each delta as it comes, to its end or until `stop()`.
+    """Read the stream of one completion to its end or until `stop()`, and show each delta on arrival.
 
     A stream that is not read to its end is closed, which aborts the request.
 
@@ -69,45 +68,3 @@ def read_answer(deltas: Generator[StreamDelta, None, None], show: Show, *, stop:
     if answer.finish_reason == "error":
         raise RequestError(f"the request failed: {answer.stop_reason}")
     return answer
-
-
-def speculation_json(stats: SpeculationStats) -> dict[str, object]:
-    """Counts and rates of speculation for machines, of each drafter too; a rate without data is null."""
-    return {
-        **_counts_json(stats),
-        "by_drafter": {drafter: _counts_json(counts) for drafter, counts in stats.by_drafter.items()},
-    }
-
-
-def _counts_json(stats: SpeculationStats) -> dict[str, object]:
-    return {
-        "num_steps": stats.num_steps,
-        "num_drafts": stats.num_drafts,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-        "acceptance_rate": stats.acceptance_rate,
-        "acceptance_length": stats.acceptance_length,
-        "acceptance_per_position": stats.acceptance_per_position,
-    }
-
-
-def speculation_rows(stats: SpeculationStats) -> list[tuple[str, str]]:
-    """Name and value of each number that tells how well drafting worked, for people."""
-    length = stats.acceptance_length
-    per_position = " ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
-    return [
-        ("acceptance rate (accepted / drafted)", _acceptance(stats)),
-        ("acceptance length (tokens per step)", "-" if length is None else f"{length:.2f}"),
-        ("acceptance per position", per_position or "-"),
-        *((f"accepted from {drafter}", _earned(counts)) for drafter, counts in stats.by_drafter.items()),
-    ]
-
-
-def _acceptance(stats: SpeculationStats) -> str:
-    return "-" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.1%}"
-
-
-def _earned(stats: SpeculationStats) -> str:
-    """What one drafter among several has earned."""
-    tokens = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} tokens"
-    return f"{tokens} in {stats.num_drafts} drafts ({_acceptance(stats)})"

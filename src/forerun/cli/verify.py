@@ -1,4 +1,4 @@
-"""`forerun verify`: is this configuration lossless, on this model and this machine?"""
+"""`forerun verify`: checks that a configuration is lossless on this model and machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli import loading
+from forerun.cli.input_files import read_lines
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.prompt_files import read_lines
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _check_positive(**numbers: int) -> None:
 
 
 def show(report: ProofReport, console: Console) -> None:
-    """The report for people."""
+    """Print the report."""
     console.print(f"model {report.model}, {report.dtype}\nconfiguration {report.configuration}")
     console.print(_greedy_table(report))
     console.print(_sampled_table(report))

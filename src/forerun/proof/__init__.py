@@ -1,1 +1,1 @@
-"""Proof of losslessness for a user's own model and configuration."""
+"""Checks that a user's own model and configuration are lossless: `forerun verify`."""

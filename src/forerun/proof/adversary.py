@@ -1,4 +1,4 @@
-"""A drafter made to catch a wrong verifier: confident, often wrong, with siblings and known odds."""
+"""A drafter that exposes wrong verifiers: often wrong, with sibling tokens and known draft probabilities."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
 
 
 class AdversarialDrafter:
-    """Bets on the tokens that the request allows, drawn from a skewed distribution of its own.
+    """Drafts tokens that the request allows, sampled from a skewed distribution.
 
-    Every second step it drafts a chain of sampled tokens with their probabilities, otherwise a tree
-    of two siblings with one child each, also sampled. Its odds rise where the target's are likely
-    to fall (the allowed tokens are listed likeliest first), which is the hardest case for a
-    verifier that gets the residual wrong.
+    Steps alternate between a chain of sampled tokens and a tree of two siblings with one child each. The
+    draft probabilities rise in the order of the allowed tokens, which are listed from the target's most
+    to its least likely: a verifier with a wrong residual distribution fails most clearly on them.
     """
 
     needs: frozenset[str] = frozenset()
@@ -25,13 +24,13 @@ class AdversarialDrafter:
         self._vocab_size = target.vocab_size
 
     def start(self, sequence: Sequence) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def stop(self, sequence: Sequence) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """A sampled chain or tree per request."""
+        """Draft a sampled chain or tree for each request."""
         return [self._draft(request) for request in context.requests]
 
     def _draft(self, request: DraftRequest) -> Draft:

@@ -1,4 +1,4 @@
-"""Greedy proof: speculated text and logprobs against plain ones, and what to think of a difference."""
+"""The greedy check: compares text and logprobs with and without drafts, and judges differences."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from forerun.llm import LLM
 from forerun.proof.report import GreedyFinding, Verdict
 
 TIE_GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-"""Logit gaps (nats) that rounding can overturn when the batch has another shape, by dtype."""
+"""Gaps between logits (in nats) that rounding can reverse when the batch has another shape, by dtype."""
 
 
 def check_greedy(
     llm: LLM, prompts: Sequence[str], *, max_tokens: int, progress: Callable[[str], None]
 ) -> list[GreedyFinding]:
-    """Decode each prompt plainly and with speculation, all together, and compare token by token.
+    """Decode all prompts without and with speculation, and compare each pair of outputs.
 
-    Prompts are taken as a user's messages where the model has a chat template.
+    Prompts become user messages if the model has a chat template.
     """
     texts = [_laid_out(llm, prompt) for prompt in prompts]
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2)
@@ -42,11 +42,11 @@ def _laid_out(llm: LLM, prompt: str) -> Prompt:
 
 
 def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float | None) -> GreedyFinding:
-    """Judge one prompt's two outputs; both carry the two best logprobs of each token.
+    """Judge the two outputs of a prompt, which must have the two best logprobs of each token.
 
-    A difference is a tie only if the speculated token was the target's second best and the gap
-    between the two is within `tie_gap`; any other difference is a bug. With `tie_gap` None nothing
-    is a tie, and logprobs that differ under the same text are a bug too.
+    Where the texts part, a numerical tie needs a speculated token among the target's two best and a gap
+    between these of at most `tie_gap`; any other difference is a bug. If `tie_gap` is None nothing is a
+    tie, and differing logprobs of equal texts are a bug too.
     """
     expected, got = plain.outputs[0], speculated.outputs[0]
     stats = speculated.speculation
@@ -69,7 +69,7 @@ def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float |
 
 
 def _first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """The first place where one differs from the other, or ends."""
+    """The first position where the two differ or one of them ends; None if they are equal."""
     position = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
     if position is None and len(expected) != len(got):
         return min(len(expected), len(got))
@@ -97,9 +97,9 @@ def _judge_parting(
 
 
 def is_near_tie(llm: LLM, text: Sequence[int], token_id: int, other: int) -> bool:
-    """Whether two tokens are the target's two best after a text, and closer than rounding can tell apart.
+    """Whether two tokens are the target's two best after a text, within the gap that rounding can reverse.
 
-    Never on kernels whose results do not depend on the batch.
+    Always False on kernels whose results do not depend on the batch.
     """
     if llm.is_batch_invariant:
         return False

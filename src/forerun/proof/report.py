@@ -1,4 +1,4 @@
-"""What a proof found, check by check."""
+"""The findings of a proof, one per check."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """bit-identical: text and logprobs are the same to the last bit. equal: the text is.
+    """The result of one check.
 
-    tie: they part where the target's two best tokens are as good as equal. fits / bug: the statistics
-    agree with the target, or the output differs beyond any tie or chance; where the native kernels
-    compute, any difference is a bug. untested: nothing was drafted, so nothing was put to the test.
+    BIT_IDENTICAL: text and logprobs are equal to the last bit. EQUAL: the text is. TIE: the texts part
+    where rounding can reverse the order of the target's two best tokens. FITS: the samples agree with the
+    target's distribution. BUG: the difference exceeds ties and chance; on the native kernels, any
+    difference. UNTESTED: nothing was drafted.
     """
 
     BIT_IDENTICAL = "bit-identical"
@@ -25,11 +26,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyFinding:
-    """One prompt, decoded plainly and with speculation at temperature 0.
+    """The comparison of one prompt's outputs without and with speculation at temperature 0.
 
-    `position` is the first output token that differs, or whose logprobs do where that is a bug;
-    `gap` the difference of the target's two largest logits where texts part (nats). Both None when
-    the outputs are equal.
+    `position` is the first output token that differs, or whose logprobs do if that is a bug. `gap` is the
+    difference in nats of the target's two largest logits where texts part. Both are None for equal outputs.
     """
 
     prompt: str
@@ -70,16 +70,16 @@ class ProofReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check found a bug and at least one check of each kind tested drafts."""
+        """Whether no check found a bug and drafts were tested by both the greedy and the sampled checks."""
         findings: list[GreedyFinding | SampledFinding] = [*self.greedy, *self.sampled]
         tested = all(any(f.num_draft_tokens for f in kind) for kind in (self.greedy, self.sampled))
         return tested and all(finding.verdict is not Verdict.BUG for finding in findings)
 
     @property
     def is_bit_identical(self) -> bool:
-        """Whether drafting changed not one bit of any greedy text and its logprobs."""
+        """Whether all greedy texts and their logprobs are equal to the last bit."""
         return all(finding.verdict is Verdict.BIT_IDENTICAL for finding in self.greedy)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """The report as JSON."""
         return {**asdict(self), "passed": self.passed, "bit_identical": self.is_bit_identical}

@@ -1,4 +1,4 @@
-"""Runs all checks for one model and configuration."""
+"""Proves one model and configuration lossless, by all checks."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def prove(
     num_samples: int = 1000,
     progress: Callable[[str], None] = ignore,
 ) -> ProofReport:
-    """Put a configuration to the test.
+    """Check a configuration.
 
-    Greedy: each prompt with speculation against without. Sampled: the user's drafter, and then an
-    adversarial one in its place under the same verifier, against the target's exact distribution.
+    The greedy check compares each prompt's output with and without speculation. The sampled checks compare
+    outputs with the target's exact distribution, first with the user's drafter and then with an adversarial
+    one under the same verifier.
 
     Args:
         model: as for `LLM`.
@@ -59,7 +60,7 @@ def prove(
         prompts: prompts of the greedy check.
         max_tokens: tokens per prompt in the greedy check.
         num_samples: samples per sampled check.
-        progress: told of each step, for a progress display.
+        progress: is called with a description of each step.
 
     Raises:
         ForerunError: the model or the configuration cannot be used.

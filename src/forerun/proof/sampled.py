@@ -1,9 +1,9 @@
-"""Sampled proof: a chi-square test over a narrow vocabulary, through the whole engine.
+"""The sampled check: a chi-square test of the whole engine's outputs over a narrow vocabulary.
 
-Over a whole vocabulary a wrong verifier hides: a bug that shares one noise stream between draft and
-residual gives chi-square near its mean over 4096 tokens and a hundred times the threshold over 16.
-So outputs are confined to a few tokens and compared, as whole paths of several tokens, with the
-target's exact path probabilities.
+Over a whole vocabulary the test would miss wrong verifiers: for a bug that shares one noise stream
+between draft and residual, chi-square is near its mean over 4096 tokens, but a hundred times the
+threshold over 16. So outputs are restricted to a few tokens, and whole paths of several tokens are
+compared with the target's exact path probabilities.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from forerun.proof.report import SampledFinding, Verdict
 PATH_LENGTH = 3  # tokens per sample
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
 
-TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # the first at which enough paths are likely is taken
-ENOUGH_LIKELY = 0.25  # of all paths
+TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # tried in order until enough paths are likely
+MIN_LIKELY_SHARE = 0.25  # of all paths
 
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowExperiment:
-    """A prompt, the few tokens that may follow, and the exact probability of each path of them."""
+    """A prompt, the few tokens allowed after it, and the exact probability of each path of these tokens."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -38,11 +38,10 @@ class NarrowExperiment:
 
 
 def plan_experiment(llm: LLM, *, num_tokens: int, seed_text_ids: Sequence[int]) -> NarrowExperiment:
-    """Choose the target's likeliest tokens after a text and compute all path probabilities exactly.
+    """Choose the target's most likely tokens after a text, and compute all path probabilities exactly.
 
-    The prompt ends with those tokens repeated in a fixed pattern, so that drafters that look for
-    repetitions find some; the temperature is raised until many paths are likely, since a test of
-    one likely path tests little.
+    The prompt ends with those tokens repeated in a fixed pattern, in which prompt lookup finds matches.
+    The temperature is raised until many paths are likely, since one likely path would test little.
     """
     first = llm.generate(
         {"prompt_token_ids": list(seed_text_ids)},
@@ -57,13 +56,13 @@ def plan_experiment(llm: LLM, *, num_tokens: int, seed_text_ids: Sequence[int]) 
     paths = list(itertools.product(token_ids, repeat=PATH_LENGTH))
     for temperature in TEMPERATURES:
         path_probs = {path: _path_prob(logprobs, path, temperature) for path in paths}
-        if _num_likely(path_probs) >= len(paths) * ENOUGH_LIKELY:
+        if _num_likely(path_probs) >= len(paths) * MIN_LIKELY_SHARE:
             break
     return NarrowExperiment(prompt_ids=prompt_ids, token_ids=token_ids, temperature=temperature, path_probs=path_probs)
 
 
 def _next_token_logprobs(llm: LLM, prompt_ids: list[int], token_ids: list[int]) -> dict[Path, dict[int, float]]:
-    """Logprob of each token after each beginning of a path: the target's prompt logprobs, no sampling, no drafts."""
+    """Logprob of each token after each prefix of a path, from the target's prompt logprobs, without drafts."""
     paths = list(itertools.product(token_ids, repeat=PATH_LENGTH))
     outputs = llm.generate(
         [{"prompt_token_ids": [*prompt_ids, *path]} for path in paths],
@@ -80,7 +79,7 @@ def _next_token_logprobs(llm: LLM, prompt_ids: list[int], token_ids: list[int]) 
 
 
 def _path_prob(logprobs: Mapping[Path, Mapping[int, float]], path: Path, temperature: float) -> float:
-    """Probability of a path when only the experiment's tokens are allowed, at a temperature."""
+    """Probability of a path at a temperature if only the experiment's tokens are allowed."""
     prob = 1.0
     for depth, token_id in enumerate(path):
         row = logprobs[path[:depth]]

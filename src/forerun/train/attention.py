@@ -1,4 +1,4 @@
-"""Differentiable attention without a cache, for heads that are trained on what they will draft."""
+"""Differentiable attention without a KV cache, which lets heads train on their own drafts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forerun.kv.cache import LayerKV
 
 
 class UnrolledAttention:
-    """An `Attend` over B texts of equally many rows, one pass of a head after the other.
+    """An `Attend` over B texts of equal length and several consecutive passes of a head.
 
     The first pass is causal. Row r of a later pass continues row r of the pass before, as a draft does:
-    it sees the rows up to r of the first pass and row r of each since, itself included (EAGLE-3's
+    it attends to the rows up to r of the first pass and row r of each later one, itself included (EAGLE-3's
     training-time test, arXiv 2503.01840). A later pass may leave out the last rows.
     """
 
@@ -61,10 +61,10 @@ class UnrolledAttention:
 
 
 class BlockAttention:
-    """An `Attend` over B texts with A blocks of R rows each, of which block a begins at place a + 1.
+    """An `Attend` over B texts with A blocks of R rows each, of which block a begins at position a + 1.
 
-    A row sees the context's places before its block, whose keys and values [B, S, num_kv_heads, dim] are given
-    for each layer, and all rows of its own block.
+    A row attends to the context's positions before its block and to all rows of its own block. The context's
+    keys and values [B, S, num_kv_heads, dim] are given for each layer.
     """
 
     def __init__(self, context: Sequence[LayerKV], *, num_blocks: int) -> None:
@@ -102,7 +102,7 @@ class BlockAttention:
 
 
 def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None) -> Tensor:
-    """[num_rows, num_keys + num_later] bool, what the rows of pass `num_later` see: row r of pass n is at position r + n."""
+    """The attention mask of pass `num_later`, [num_rows, num_keys + num_later]; row r of pass n has position r + n."""
     rows, keys = torch.arange(num_rows)[:, None], torch.arange(num_keys)[None]
     text, own = keys <= rows, torch.ones(num_rows, num_later, dtype=torch.bool)
     if window is not None:

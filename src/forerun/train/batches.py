@@ -1,4 +1,4 @@
-"""Texts, and what the target makes of them."""
+"""Batches of texts, with the target's features and logits of each token."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B texts of up to S tokens, with the target's `features` at each token and its logits of the next.
+    """B texts of up to S tokens, with the target's features at each token and its logits of the next one.
 
-    Shorter texts are filled up at the end; `is_text` says what is not filling.
+    Shorter texts are padded at the end; `is_text` is False for padding.
     """
 
     token_ids: Tensor  # [B, S] int64
@@ -31,7 +31,7 @@ class Batch:
 
 @torch.no_grad()
 def observe(target: LoadedTarget, texts: Sequence[Sequence[int]], features: frozenset[str]) -> Batch:
-    """Run the target over texts, as the engine does, in a cache of their own."""
+    """Run the target over texts, as the engine does, with a KV cache of their own."""
     model = target.model
     length = max(len(text) for text in texts)
     token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
@@ -65,7 +65,7 @@ def observe(target: LoadedTarget, texts: Sequence[Sequence[int]], features: froz
 
 
 def shuffled(texts: Sequence[Sequence[int]], *, size: int, seed: int) -> Iterator[list[Sequence[int]]]:
-    """Endless batches of `size` texts: all of them in one order, then all in another."""
+    """Endless batches of `size` texts: all texts in random order, then again in another."""
     source = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:

@@ -1,4 +1,4 @@
-"""What heads learn by: functions of a head and a batch, one for each way to train."""
+"""The training losses: functions of a head and a batch, named after the method or the way of training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.peagle import PEagleHead
 from forerun.train.attention import BlockAttention, UnrolledAttention
 from forerun.train.batches import Batch
-from forerun.train.parallel_model import ParallelModel
+from forerun.train.pard import PardModel
 
 
-def unrolled(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) -> Tensor:
-    """EAGLE-3's training-time test (arXiv 2503.01840): `num_passes` tokens are drafted from every place.
+def unrolled_loss(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) -> Tensor:
+    """EAGLE-3's training-time test (arXiv 2503.01840): `num_passes` tokens are drafted from every position.
 
-    Each pass goes on from the states of the one before, but reads the text's own tokens. Pass n, from 0,
-    counts decay^n.
+    Each pass reads the states of the pass before it, but the text's own tokens. Pass n, counted from 0, has
+    weight decay^n.
     """
     attend = UnrolledAttention(len(batch.token_ids))
     states = _fused(head, batch)
@@ -33,16 +33,16 @@ def unrolled(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) ->
     return loss
 
 
-def feature_regression(head: DraftHead, batch: Batch, *, token_weight: float) -> Tensor:
-    """EAGLE-1's (arXiv 2401.15077): what comes out shall be the target's next state, and give its next token."""
+def eagle_loss(head: DraftHead, batch: Batch, *, token_weight: float) -> Tensor:
+    """EAGLE-1 (arXiv 2401.15077): the outputs are trained towards the target's next state and its next token."""
     states = _fused(head, batch)
     outputs = _outputs(head, batch, states[:, :-1], UnrolledAttention(len(states)), 0)
     distance = F.smooth_l1_loss(outputs.float(), states[:, 1:].detach().float(), reduction="none").mean(-1)
     return _mean(distance, batch.is_text[:, 1:]) + token_weight * _cross_entropy(head, batch, outputs, first=1)
 
 
-def masked(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
-    """P-EAGLE's (arXiv 2602.01469): after every place `num_tokens` are drafted in one pass, of masks but for the first."""
+def peagle_loss(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
+    """P-EAGLE (arXiv 2602.01469): one pass drafts `num_tokens` after every position, from masks after the first."""
     attend = UnrolledAttention(len(batch.token_ids))
     states, mask = _fused(head, batch)[:, :-1], head.mask
     assert mask.state is not None, "a head's mask has a state"
@@ -55,8 +55,8 @@ def masked(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
     return loss
 
 
-def masked_model(drafter: ParallelModel, batch: Batch, *, num_tokens: int) -> Tensor:
-    """PARD's (arXiv 2504.18583): after every place `num_tokens` are drafted in one pass, of masks but for the first."""
+def pard_loss(drafter: PardModel, batch: Batch, *, num_tokens: int) -> Tensor:
+    """PARD (arXiv 2504.18583): one pass drafts `num_tokens` after every position, from masks after the first."""
     num_texts, length = batch.token_ids.shape
     attend, loss = UnrolledAttention(num_texts), batch.logits.new_zeros(())
     for index in range(min(num_tokens, length)):
@@ -69,8 +69,8 @@ def masked_model(drafter: ParallelModel, batch: Batch, *, num_tokens: int) -> Te
     return loss
 
 
-def each_depth(heads: MedusaHeads, batch: Batch) -> Tensor:
-    """Medusa's (arXiv 2401.10774): from every place head i predicts the token at depth i + 1 of a draft."""
+def medusa_loss(heads: MedusaHeads, batch: Batch) -> Tensor:
+    """Medusa (arXiv 2401.10774): from every position head i predicts the token at depth i + 1 of a draft."""
     hidden = batch.features["last_hidden"]
     loss = hidden.new_zeros(())
     for index, logits in enumerate(heads.logits(hidden.flatten(0, 1), count=heads.num_heads)):
@@ -79,8 +79,8 @@ def each_depth(heads: MedusaHeads, batch: Batch) -> Tensor:
     return loss
 
 
-def recurrence(speculator: MLPSpeculator, batch: Batch) -> Tensor:
-    """An MLP speculator's (arXiv 2404.19124): from every place as many tokens as it has steps, fed the text's own."""
+def mlp_speculator_loss(speculator: MLPSpeculator, batch: Batch) -> Tensor:
+    """MLP speculator (arXiv 2404.19124): from every position each step predicts a token, fed with the text's own."""
     hidden = batch.features["last_hidden"]
     states, loss = speculator.begin(hidden), hidden.new_zeros(())
     for index in range(speculator.num_steps):
@@ -92,8 +92,8 @@ def recurrence(speculator: MLPSpeculator, batch: Batch) -> Tensor:
     return loss
 
 
-def filled(head: DFlashHead, batch: Batch) -> Tensor:
-    """DFlash's (arXiv 2602.06036): a block is filled in after every place that has room for one behind it."""
+def dflash_loss(head: DFlashHead, batch: Batch) -> Tensor:
+    """DFlash (arXiv 2602.06036): a block is filled in after every position that a whole block fits behind."""
     num_texts, length = batch.token_ids.shape
     size = head.flags.block_size
     num_blocks = length - size
@@ -112,13 +112,13 @@ def filled(head: DFlashHead, batch: Batch) -> Tensor:
     outputs = head.forward(token_ids.flatten(), positions.flatten(), attend, attend)
     logits = head.logits(outputs).view(num_texts, num_blocks, size, -1)
     loss = logits.new_zeros(())
-    for row in range(1, size):  # the mask at place p tells the token of p, which the target tells at p - 1
+    for row in range(1, size):  # the mask at position p predicts p's token, as the target's logits at p - 1 do
         loss = loss + _soft_cross_entropy(logits[:, :, row], batch, head.target_ids, first=row)
     return loss
 
 
 def _fused(head: DraftHead, batch: Batch) -> Tensor:
-    """The states of the text's tokens, [B, S, width]."""
+    """The head's input states, fused from the target's features: [B, S, width]."""
     fused = head.fuse([batch.features[name].flatten(0, 1) for name in head.needs])
     return fused.view(*batch.token_ids.shape, -1)
 
@@ -132,7 +132,7 @@ def _outputs(
     *,
     token_id: int | None = None,
 ) -> Tensor:
-    """Pass `index` over states [B, R, width] -> [B, R, hidden_size]: row r reads token r + 1 + index, or `token_id`."""
+    """Run pass `index` over states [B, R, width] -> [B, R, hidden_size]; row r reads token r + 1 + index, or `token_id`."""
     num_texts, num_rows = states.shape[:2]
     token_ids = batch.token_ids[:, 1 + index : 1 + index + num_rows]
     if token_id is not None:
@@ -143,16 +143,16 @@ def _outputs(
 
 
 def _cross_entropy(head: DraftHead, batch: Batch, outputs: Tensor, *, first: int) -> Tensor:
-    """Between what the head makes of outputs [B, R, hidden_size] and the target's next token at places `first` and on."""
+    """Cross-entropy of the head's logits for outputs [B, R, hidden_size] with the target's from position `first` on."""
     logits = head.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
     return _soft_cross_entropy(logits, batch, head.target_ids, first=first)
 
 
 def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None, *, first: int) -> Tensor:
-    """Between next tokens by logits [B, R, V] and the target's own at places `first` and on.
+    """Cross-entropy of logits [B, R, V] with the target's probabilities from position `first` on.
 
-    Where a head drafts part of the vocabulary, `target_ids`, it learns the target's probabilities of that part,
-    and nothing where the target's own choice lies outside.
+    A head that drafts a part of the vocabulary, `target_ids`, learns the target's probabilities within that
+    part; positions where the target's most likely token lies outside are left out.
     """
     places = slice(first, first + logits.shape[1])
     wanted, is_learned = batch.logits[:, places], batch.is_text[:, places]
@@ -163,5 +163,5 @@ def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None,
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Of the values [B, R] where `counted` [B, R] says so; 0 where there are none."""
+    """The mean of values [B, R] where `counted` [B, R] is True; 0 without any."""
     return (values * counted).sum() / counted.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""The kinds of heads that can be trained."""
+"""The table of heads that can be trained: initial weights, module and loss of each kind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ from forerun.models.heads.peagle import PEagleHead
 from forerun.models.heads.reader import HeadReader
 from forerun.models.mtp_layout import DEEPSEEK
 from forerun.models.weights import Checkpoint, CheckpointView, Rename, renamed
-from forerun.train import beginnings
+from forerun.train import initial_weights
 from forerun.train.batches import Batch
-from forerun.train.beginnings import FirstValues
-from forerun.train.objectives import each_depth, feature_regression, filled, masked, masked_model, recurrence, unrolled
-from forerun.train.parallel_model import ParallelModel
+from forerun.train.initial_weights import InitialWeights
+from forerun.train.objectives import (
+    dflash_loss,
+    eagle_loss,
+    medusa_loss,
+    mlp_speculator_loss,
+    pard_loss,
+    peagle_loss,
+    unrolled_loss,
+)
+from forerun.train.pard import PardModel
 
-Begin = Callable[[TargetModel, Mapping[str, Any], FirstValues], dict[str, Any]]
-"""(target, changes to config.json, values to fill in) -> config.json's content."""
+Init = Callable[[TargetModel, Mapping[str, Any], InitialWeights], dict[str, Any]]
+"""(target, changes to config.json, tensors to add to) -> config.json's content."""
 
 Build = Callable[[Mapping[str, Any], Checkpoint, LoadedTarget], Any]
 """(config.json's content, tensors, target) -> the module that drafts."""
@@ -36,15 +44,15 @@ Build = Callable[[Mapping[str, Any], Checkpoint, LoadedTarget], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How heads of one kind begin, which module they are, and what they learn by."""
+    """How to train heads of one kind."""
 
-    begin: Begin
+    init: Init
     build: Build
-    objective: Callable[[Any, Batch], Tensor]
+    loss: Callable[[Any, Batch], Tensor]
 
 
-def reads(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
-    """Builds `head` from its tensors, whose published names `rename` translates."""
+def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
+    """A `Build` of `head` from its tensors, whose published names `rename` translates."""
     return lambda content, checkpoint, target: head(HeadReader(content, renamed(checkpoint, rename), target))
 
 
@@ -56,44 +64,44 @@ def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarge
 
 RECIPES: dict[str, Recipe] = {
     "eagle": Recipe(
-        begin=beginnings.begin_eagle,
-        build=reads(EagleHead),
-        objective=partial(feature_regression, token_weight=0.1),
+        init=initial_weights.init_eagle,
+        build=from_tensors(EagleHead),
+        loss=partial(eagle_loss, token_weight=0.1),
     ),
     "eagle3": Recipe(
-        begin=beginnings.begin_eagle3,
-        build=reads(Eagle3Head, eagle3.canonical_name),
-        objective=partial(unrolled, num_passes=5, decay=0.8),
+        init=initial_weights.init_eagle3,
+        build=from_tensors(Eagle3Head, eagle3.canonical_name),
+        loss=partial(unrolled_loss, num_passes=5, decay=0.8),
     ),
     "peagle": Recipe(
-        begin=beginnings.begin_peagle,
-        build=reads(PEagleHead, eagle3.canonical_name),
-        objective=partial(masked, num_tokens=4),
+        init=initial_weights.init_peagle,
+        build=from_tensors(PEagleHead, eagle3.canonical_name),
+        loss=partial(peagle_loss, num_tokens=4),
     ),
     "pard": Recipe(
-        begin=beginnings.begin_pard,
-        build=ParallelModel.build,
-        objective=partial(masked_model, num_tokens=4),
+        init=initial_weights.init_pard,
+        build=PardModel.build,
+        loss=partial(pard_loss, num_tokens=4),
     ),
     "medusa": Recipe(
-        begin=beginnings.begin_medusa,
-        build=reads(MedusaHeads, medusa.canonical_name),
-        objective=each_depth,
+        init=initial_weights.init_medusa,
+        build=from_tensors(MedusaHeads, medusa.canonical_name),
+        loss=medusa_loss,
     ),
     "mtp": Recipe(
-        begin=beginnings.begin_mtp,
+        init=initial_weights.init_mtp,
         build=_mtp,
-        objective=partial(unrolled, num_passes=3, decay=0.6),
+        loss=partial(unrolled_loss, num_passes=3, decay=0.6),
     ),
     "mlp_speculator": Recipe(
-        begin=beginnings.begin_mlp_speculator,
-        build=reads(MLPSpeculator),
-        objective=recurrence,
+        init=initial_weights.init_mlp_speculator,
+        build=from_tensors(MLPSpeculator),
+        loss=mlp_speculator_loss,
     ),
     "dflash": Recipe(
-        begin=beginnings.begin_dflash,
+        init=initial_weights.init_dflash,
         build=build_dflash,
-        objective=filled,
+        loss=dflash_loss,
     ),
 }
 """Method of the drafter -> how its heads are trained."""

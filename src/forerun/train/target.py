@@ -1,4 +1,4 @@
-"""The target that a head is trained for."""
+"""Loads the target that a head is trained for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from forerun.models.store import resolve_model
 
 
 def load_for_training(model: str, *, dtype: torch.dtype | None = None, device: str = "cpu") -> LoadedTarget:
-    """Load a known name, a folder, a .gguf file or a hub id on torch's operations, through which gradients flow.
+    """Load a target on torch's operations, which have gradients, in contrast to the native kernels.
 
-    `dtype` None: the checkpoint's.
+    Args:
+        model: a known name, a folder, a .gguf file or a hub id.
+        dtype: of the weights, or None for the checkpoint's.
+        device: where the target runs.
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError: the model cannot be loaded.
     """
     path = resolve_model(model)
     return LoadedTarget(

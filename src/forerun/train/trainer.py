@@ -1,12 +1,14 @@
-"""Trains a head on texts, for one target."""
+"""Trains a head on texts for one target, and saves it."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +17,21 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
+from forerun.models.checkpoint import SINGLE_FILE, save_tensors
+from forerun.models.model_folder import CONFIG_FILE
 from forerun.models.weights import StateDict
 from forerun.train.batches import observe, shuffled
-from forerun.train.beginnings import FirstValues
-from forerun.train.checkpoint import HeadCheckpoint
+from forerun.train.initial_weights import InitialWeights
 from forerun.train.recipes import RECIPES
 
 logger = logging.getLogger(__name__)
 
-LOGGED_EVERY = 50  # steps
+STEPS_PER_LOG = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """AdamW with a linear warm-up and a cosine to zero.
+    """The settings of training by AdamW with a linear warm-up and a cosine decay to zero.
 
     Raises:
         ConfigError: a value is out of range.
@@ -50,9 +53,25 @@ class TrainSettings:
             raise ConfigError(f"warm_up: got {self.warm_up}; must be from 0 to 1")
 
     def rate(self, step: int) -> float:
-        """The share of the learning rate that step `step` is made with."""
+        """The factor of the learning rate at step `step`."""
         warm = max(1, round(self.warm_up * self.num_steps))
         return min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * step / self.num_steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadCheckpoint:
+    """A head in its published layout: the content of config.json, and tensors by name."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def save(self, folder: Path) -> Path:
+        """Write the head to `folder`, a value for `speculative_config["model"]`, and return the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG_FILE).write_text(json.dumps(dict(self.config), indent=2) + "\n", encoding="utf-8")
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        save_tensors(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+        return folder
 
 
 def train_head(
@@ -63,14 +82,21 @@ def train_head(
     *,
     config: Mapping[str, Any] | None = None,
 ) -> HeadCheckpoint:
-    """Train a head of `kind`, a key of `RECIPES`, on texts of token ids, best written by the target itself.
+    """Train a head on texts.
 
-    What is trained is the module that drafts: it is read anew from the tensors at each step, as it will be
-    from their file. `config` changes keys of the head's config.json, which else follow the target.
+    The module in training is the one that drafts: each step builds it from the tensors, as drafting will
+    from their file.
+
+    Args:
+        kind: a key of `RECIPES`.
+        target: the model that the head will draft for.
+        texts: token ids; texts that the target generated itself train best.
+        settings: of the optimiser, or None for the defaults.
+        config: changes to the head's config.json, which otherwise follows the target.
 
     Raises:
-        ConfigError: there is no such kind, the target runs on the native kernels, or the texts cannot be its own.
-        ModelError: `config` says what the head cannot be.
+        ConfigError: there is no such kind, the target runs on the native kernels, or texts do not fit the target.
+        ModelError: `config` is impossible for the head.
     """
     settings = settings or TrainSettings()
     if kind not in RECIPES:
@@ -78,8 +104,8 @@ def train_head(
     if target.kernels is not None:
         raise ConfigError("target: runs on the native kernels, which have no gradients; load it without packing")
     recipe = RECIPES[kind]
-    first = FirstValues(_count_tokens(texts, target), seed=settings.seed)
-    content = recipe.begin(target.model, config or {}, first)
+    first = InitialWeights(_count_tokens(texts, target), seed=settings.seed)
+    content = recipe.init(target.model, config or {}, first)
     tensors = {name: _master(tensor, target.model.device) for name, tensor in first.tensors.items()}
     trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0)
@@ -87,19 +113,23 @@ def train_head(
     batches = shuffled(texts, size=settings.batch_size, seed=settings.seed)
     for step, chosen in enumerate(islice(batches, settings.num_steps)):
         head = recipe.build(content, StateDict(tensors), target)
-        loss = recipe.objective(head, observe(target, chosen, frozenset(head.needs)))
+        loss = recipe.loss(head, observe(target, chosen, frozenset(head.needs)))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         clip_grad_norm_(trained, settings.most_grad_norm)
         optimizer.step()
         schedule.step()
-        if step % LOGGED_EVERY == 0 or step == settings.num_steps - 1:
+        if step % STEPS_PER_LOG == 0 or step == settings.num_steps - 1:
             logger.info("step %d of %d: loss %.4f", step + 1, settings.num_steps, loss.item())
     return HeadCheckpoint(config=content, tensors={name: tensor.detach() for name, tensor in tensors.items()})
 
 
 def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tensor:
-    """How often each token of the vocabulary occurs, [vocab_size]."""
+    """How often each token of the vocabulary occurs, [vocab_size].
+
+    Raises:
+        ConfigError: there are no texts, one is too short or too long, or a token id is not the target's.
+    """
     vocab_size, longest = target.model.vocab_size, target.model.max_model_len
     lengths = [len(text) for text in texts]
     if not lengths or min(lengths) < 2 or max(lengths) > longest:
@@ -115,7 +145,7 @@ def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tenso
 
 
 def _master(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy to train, in fp32; what is not of floating point stays as it is."""
+    """A copy in fp32 to train; integer and boolean tensors are returned as they are."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(device, torch.float32, copy=True).requires_grad_()

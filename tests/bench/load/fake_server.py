@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that writes by rote, in a thread of its own."""
+"""A fake OpenAI-compatible server with scripted answers, in a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests come: rates, seeds, bursts, ramps."""
+"""Arrival times: rates, seeds, bursts, ramps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.bench.load.arrivals import draw_arrivals, draw_arrivals_within, rates
-from forerun.bench.load.traffic import Traffic
+from forerun.bench.load.workload import Traffic
 from forerun.errors import ConfigError
 
 

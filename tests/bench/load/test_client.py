@@ -1,4 +1,4 @@
-"""One request to a server: what is sent, what is read, what counts as failed."""
+"""One request to a server: its body, its answer, its failures, and the parsing of event streams."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import aiohttp
 import pytest
 
 from forerun.bench.load.answer import LoadRequest
-from forerun.bench.load.client import ask
-from forerun.bench.load.endpoint import Endpoint
+from forerun.bench.load.client import Endpoint, EventStream, ask
 from tests.bench.load.fake_server import Script, serving
 
+STREAM = (
+    b': ping\n\ndata: {"a": 1}\n\nevent: x\ndata:one\ndata: two\n\ndata: \xe2\x82\xac\r\n\r\nid: 3\n\ndata: [DONE]\n\n'
+)
+EVENTS = [b'{"a": 1}', b"one\ntwo", "€".encode(), b"[DONE]"]
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
 
@@ -109,3 +112,17 @@ def test_a_server_that_is_gone_is_an_error_of_the_answer():
     with serving(Script()) as script:
         pass
     assert answer(script).error.startswith("ClientConnectorError")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_are_the_same_however_the_bytes_are_cut(size):
+    events = EventStream()
+    pieces = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
+    assert [data for piece in pieces for data in events.feed(piece)] == EVENTS
+    assert events.close() == []
+
+
+def test_a_last_event_needs_no_blank_line():
+    events = EventStream()
+    assert events.feed(b"data: [DONE]") == []
+    assert events.close() == [b"[DONE]"]

@@ -1,12 +1,11 @@
-"""The arithmetic of a load test, on answers made by hand."""
+"""The figures of a load test, on handmade answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from forerun.bench.load.answer import Answer, Chunk, LoadRequest
+from forerun.bench.load.answer import METRICS, Answer, Chunk, LoadRequest
 from forerun.bench.load.figures import Peaks, Spread, find_peaks, sum_up
-from forerun.bench.load.latencies import METRICS
 
 
 def answer(seconds, tokens, *, started=0.0, num_prompt=5, says=False, error=None, queue_time=0.0):

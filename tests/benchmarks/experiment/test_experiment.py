@@ -11,15 +11,15 @@ from rich.console import Console
 
 from benchmarks.experiment import __main__ as command
 from benchmarks.experiment import plan
+from benchmarks.experiment.console import ExperimentConsole
 from benchmarks.experiment.experiment import effective
 from benchmarks.experiment.placement import Placement
 from benchmarks.experiment.results import Measured
 from benchmarks.experiment.settings import Settings, read_settings, variable
 from benchmarks.experiment.start import Launch, Run, Started, start
 from benchmarks.experiment.summary import compare, comparison_table
-from benchmarks.experiment.voice import Voice
-from benchmarks.peers.channel import WorkerProcess
 from benchmarks.peers.install import InstallError
+from benchmarks.peers.worker_process import WorkerProcess
 from tests.stand_in import save_stand_in
 from tests.tiny_models import save_tiny_model
 
@@ -135,11 +135,11 @@ def test_switches_that_rule_speculation_out_are_named(engine, variables, reason,
         caller={},
         log=tmp_path / "log",
     )
-    started, told = [], []
+    started, reasons = [], []
     monkeypatch.setattr("benchmarks.experiment.start._start", lambda *arguments: started.append(arguments[2:]))
-    start(launch, [[1]], fall_back=told.append)
+    start(launch, [[1]], fall_back=reasons.append)
     assert started == [(None, reason)]
-    assert told == [reason]
+    assert reasons == [reason]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_an_engine_that_is_not_installed_is_an_error_alone_and_left_out_of_compa
     monkeypatch.setattr(plan, "find_python", missing)
     monkeypatch.setattr("benchmarks.experiment.experiment.find_python", missing)
     assert run(INFERENCE_ENGINE="vllm")[0] == 2
-    voice = Voice(Console())
-    runs = [(one.engine, one.method) for one in plan.plan_comparison(voice)]
+    console = ExperimentConsole(Console())
+    runs = [(one.engine, one.method) for one in plan.plan_comparison(console)]
     assert runs == [
         ("transformers", "speculative"),
         ("forerun", "target_ar"),
         ("forerun", "speculative"),
         ("transformers", "target_ar"),
     ]
-    assert voice.warnings == ["left out: vllm: not installed"]
+    assert console.warnings == ["left out: vllm: not installed"]
 
 
 def test_a_comparison_asks_for_speculation_by_itself():

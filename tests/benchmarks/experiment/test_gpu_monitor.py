@@ -1,4 +1,4 @@
-"""GPUs are watched while a run lasts; where none can be, figures are null with the reason, never zero."""
+"""GPUs are monitored during a run; without a readable one, figures are null with the reason, never zero."""
 
 from __future__ import annotations
 

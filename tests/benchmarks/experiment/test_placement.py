@@ -1,4 +1,4 @@
-"""GPU_STRATEGY lays target and drafter out over the GPUs that there are."""
+"""GPU_STRATEGY places target and drafter on the visible GPUs."""
 
 from __future__ import annotations
 

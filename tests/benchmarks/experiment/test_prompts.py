@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.experiment.prompts import draw_prompts, most_prompt_tokens, read_texts
+from benchmarks.experiment.prompts import draw_prompts, max_prompt_tokens, read_texts
 from benchmarks.experiment.settings import read_settings
 from forerun.errors import ConfigError
 
@@ -28,7 +28,7 @@ def test_the_prompts_that_forerun_ships_all_fit_by_default():
     assert len(read_texts(read_settings({}), pytest.fail)) == 12
 
 
-def test_human_turns_of_fitting_length_are_read_and_absent_files_told(tmp_path):
+def test_human_turns_of_fitting_length_are_read_and_absent_files_warned_of(tmp_path):
     long = {"conversations": [{"from": "human", "value": "c" * 30}, {"from": "human", "value": "d" * 5}]}
     write(tmp_path, "sharegpt_gpt4.jsonl", CONVERSATION, long, CONVERSATION)
     texts, warnings = texts_of(tmp_path, PROMPT_MAX_LENGTH="30", MAX_LOAD_LINES="2")
@@ -61,7 +61,7 @@ def test_no_prompt_of_fitting_length_is_refused(tmp_path):
 def test_the_seed_decides_the_order_and_prompts_come_again():
     def draw(seed):
         texts = [str(number) for number in range(10)]
-        prompts = draw_prompts(texts, lambda text: [int(text)], most_tokens=1, seed=seed)
+        prompts = draw_prompts(texts, lambda text: [int(text)], max_tokens=1, seed=seed)
         return list(itertools.islice(prompts, 20))
 
     assert draw(1) == draw(1) != draw(2)
@@ -71,14 +71,14 @@ def test_the_seed_decides_the_order_and_prompts_come_again():
 
 def test_prompts_of_too_many_tokens_are_passed_over_unless_all_are():
     texts = ["a", "bbbb"]
-    drawn = draw_prompts(texts, lambda text: [0] * len(text), most_tokens=3, seed=0)
+    drawn = draw_prompts(texts, lambda text: [0] * len(text), max_tokens=3, seed=0)
     assert [next(drawn), next(drawn)] == [[0], [0]]
     with pytest.raises(ConfigError, match="every prompt has more than 0 tokens"):
-        next(draw_prompts(texts, lambda text: [0] * len(text), most_tokens=0, seed=0))
+        next(draw_prompts(texts, lambda text: [0] * len(text), max_tokens=0, seed=0))
 
 
 def test_a_prompt_leaves_room_for_its_answer():
-    assert most_prompt_tokens(read_settings({})) == 512
-    assert most_prompt_tokens(read_settings({"ENABLE_BATCH": "false"})) == 1948
-    assert most_prompt_tokens(read_settings({"MAX_MODEL_LEN": "300"})) == 200
-    assert most_prompt_tokens(read_settings({"VLLM_MAX_MODEL_LEN": "200"})) == 100
+    assert max_prompt_tokens(read_settings({})) == 512
+    assert max_prompt_tokens(read_settings({"ENABLE_BATCH": "false"})) == 1948
+    assert max_prompt_tokens(read_settings({"MAX_MODEL_LEN": "300"})) == 200
+    assert max_prompt_tokens(read_settings({"VLLM_MAX_MODEL_LEN": "200"})) == 100

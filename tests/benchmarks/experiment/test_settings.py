@@ -52,7 +52,7 @@ def test_empty_counts_as_not_set():
 @pytest.mark.parametrize(
     ("given", "expected"), [({}, 5), ({"GAMMA_VALUE": "3"}, 3), ({"VLLM_NUM_SPECULATIVE_TOKENS": "8"}, 8)]
 )
-def test_vllm_drafts_as_many_tokens_as_gamma_unless_told_otherwise(given, expected):
+def test_vllm_drafts_as_many_tokens_as_gamma_by_default(given, expected):
     assert read_settings(given).num_vllm_speculative_tokens == expected
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_value_is_refused_with_what_may_be(name, value, message):
         read_settings({name: value})
 
 
-def test_unknown_variables_of_an_engine_are_told_and_known_ones_are_not():
+def test_unknown_variables_of_an_engine_are_warned_of_and_known_ones_are_not():
     environment = {"VLLM_NUM_SPECULATIVE_TOKEN": "4", "VLLM_DTYPE": "half", "FORERUN_CACHE": "/x", "OTHER": "1"}
     (warning,) = unknown_variables(environment, ("vllm",))
     assert "did you mean VLLM_NUM_SPECULATIVE_TOKENS?" in warning

@@ -1,4 +1,4 @@
-"""What transformers hands to a streamer becomes rows and times."""
+"""The tokens that transformers streams become rows and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that writes the number of its prompt's tokens, over and over; it dies of a prompt that begins with 13."""
+"""A fake worker that repeats the number of its prompt's tokens, and dies of a prompt that begins with 13."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which cells there are, for whom, and in which order."""
+"""The cells of a run, their contenders, and their order."""
 
 from __future__ import annotations
 
+from benchmarks.peers.engines import CONTENDERS, PEERS, contenders_of, plain_contender
 from benchmarks.peers.prompts import PromptSets
-from benchmarks.peers.roster import CONTENDERS, PEERS, contenders_of, plain_contender
 from benchmarks.peers.schedule import make_cells, one_of_each_kind, turn
 
 PROMPTS = PromptSets(

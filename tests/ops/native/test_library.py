@@ -28,7 +28,7 @@ def no_variable(monkeypatch):
 
 
 @needs_kernels
-def test_the_best_build_that_runs_here_is_taken():
+def test_the_best_build_that_runs_here_is_reserved():
     assert load_kernels() is next(iter(KERNELS.values()))
 
 

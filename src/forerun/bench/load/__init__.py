@@ -1,1 +1,1 @@
-"""Load on an OpenAI-compatible server, and what it answers: `forerun bench serve`."""
+"""Loads an OpenAI-compatible server and measures its answers: `forerun bench serve`."""

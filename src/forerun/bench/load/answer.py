@@ -1,7 +1,8 @@
-"""One request, and when its answer came piece by piece."""
+"""One request, its streamed answer, and the latencies of the answer under vLLM's names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,28 +10,28 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A prompt, as text or token ids, and how many tokens to write for it."""
+    """A prompt, as text or token ids, and the number of tokens to generate."""
 
     prompt: str | list[int]
     output_len: int
-    num_prompt_tokens: int | None = None  # None: only the server knows
+    num_prompt_tokens: int | None = None  # None where only the server knows
 
 
 class Chunk(NamedTuple):
-    """One piece of a streamed answer."""
+    """One chunk of a streamed answer."""
 
     seconds: float  # since the request was sent
-    has_text: bool  # it brought text, or tokens as the server counts them
-    num_tokens: int | None  # output tokens so far; None: the server did not say
+    has_text: bool  # it has text, or tokens by the server's count
+    num_tokens: int | None  # output tokens so far, or None where the server gives no count
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for a request: times in seconds, counts of tokens, the text or the error."""
+    """The answer to a request: times in seconds, token counts, and the text or the error."""
 
     request: LoadRequest
     started: float  # on the client's clock, when the request was sent
-    queue_time: float = 0.0  # waited on the client's side before that
+    queue_time: float = 0.0  # time the request waited in the client before it was sent
     chunks: list[Chunk] = field(default_factory=list)
     text: str = ""
     num_prompt_tokens: int | None = None
@@ -44,32 +45,33 @@ class Answer:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first chunk with text or tokens; one that opens a chat with the role alone has none."""
-        return self._told[0].seconds if self.chunks else 0.0
+        """Time to first token: seconds to the first chunk with text, so not one that holds only a chat's role."""
+        return self._chunks_from_first_text[0].seconds if self.chunks else 0.0
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None where there is only one."""
+        """Seconds per token after the first; None for answers of fewer than two tokens."""
         num_tokens = self.num_output_tokens or 0
         return (self.latency - self.ttft) / (num_tokens - 1) if num_tokens > 1 else None
 
     @property
     def itls(self) -> list[float]:
-        """Seconds between chunks, as vLLM counts, the empty ones included."""
-        return _gaps(self._told)
+        """Inter-token latencies: seconds between chunks as vLLM counts them, empty chunks included."""
+        return _gaps(self._chunks_from_first_text)
 
     @property
     def icls(self) -> list[float]:
-        """Seconds between chunks that bring text or tokens: what a reader waits."""
-        return _gaps(self._bringing)
+        """Inter-chunk latencies: seconds between chunks that have text or tokens."""
+        return _gaps(self._chunks_with_text)
 
     @property
     def weighted_chunks(self) -> list[tuple[float, float]]:
         """Seconds and tokens of each chunk.
 
-        Where the server counts tokens in each chunk, these; else the answer's tokens spread evenly.
+        The tokens are the server's count of each chunk. Without such counts the answer's tokens are
+        spread evenly over its chunks.
         """
-        chunks = self._bringing
+        chunks = self._chunks_with_text
         counts = [chunk.num_tokens for chunk in chunks if chunk.num_tokens is not None]
         if len(counts) < len(chunks):
             share = (self.num_output_tokens or 0) / len(chunks)
@@ -81,19 +83,51 @@ class Answer:
 
     @property
     def counts_chunk_tokens(self) -> bool:
-        """Whether the server said with each chunk how many tokens there are."""
+        """Whether the server counted the tokens of every chunk."""
         return all(chunk.num_tokens is not None for chunk in self.chunks)
 
     @property
-    def _told(self) -> list[Chunk]:
-        """The chunks from the first with text on; all, if none has any."""
+    def _chunks_from_first_text(self) -> list[Chunk]:
+        """The chunks from the first with text on; all chunks if none has text."""
         first = next((place for place, chunk in enumerate(self.chunks) if chunk.has_text), 0)
         return self.chunks[first:]
 
     @property
-    def _bringing(self) -> list[Chunk]:
+    def _chunks_with_text(self) -> list[Chunk]:
+        """The chunks with text; all chunks if none has text."""
         return [chunk for chunk in self.chunks if chunk.has_text] or self.chunks
 
 
 def _gaps(chunks: list[Chunk]) -> list[float]:
     return [after.seconds - before.seconds for before, after in pairwise(chunks)]
+
+
+class Metric(NamedTuple):
+    """A latency: its short name and title, and its values in seconds, one or several per answer."""
+
+    short: str
+    title: str
+    values: Callable[[Answer], Sequence[float]]
+
+
+METRICS = {
+    "ttft": Metric("TTFT", "Time to First Token", lambda answer: [answer.ttft]),
+    "tpot": Metric(
+        "TPOT",
+        "Time per Output Token (excl. 1st token)",
+        lambda answer: [] if answer.tpot is None else [answer.tpot],
+    ),
+    "itl": Metric("ITL", "Inter-token Latency", lambda answer: answer.itls),
+    "icl": Metric("ICL", "Inter-chunk Latency", lambda answer: answer.icls),
+    "e2el": Metric("E2EL", "End-to-end Latency", lambda answer: [answer.latency]),
+    "client_queue_time": Metric("Client Queue Time", "Client-side Queueing", lambda answer: [answer.queue_time]),
+    "e2el_including_client_queue": Metric(
+        "E2EL incl. Client Queue",
+        "Queue-inclusive End-to-end Latency",
+        lambda answer: [answer.latency + answer.queue_time],
+    ),
+}
+"""The latencies of an answer by vLLM's names."""
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+"""The latencies that a goodput goal may limit."""

@@ -1,4 +1,4 @@
-"""The moments at which requests come, drawn with a seed."""
+"""Draws the arrival times of requests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.bench.load.traffic import Traffic
+from forerun.bench.load.workload import Traffic
 
-GRID = 1000  # points over which the mean gap of a rising rate is taken
+NUM_POINTS = 1000  # at which a rising rate is sampled for its mean gap
 
 Floats = NDArray[np.float64]
 
 
 def rates(traffic: Traffic, count: int) -> Floats:
-    """Requests per second that hold when each of `count` requests comes."""
+    """The rate, in requests per second, at the arrival of each of `count` requests."""
     if traffic.ramp_up_start_rps is None or traffic.ramp_up_end_rps is None:
         return np.full(count, traffic.request_rate)
     start, end = traffic.ramp_up_start_rps, traffic.ramp_up_end_rps
@@ -26,10 +26,10 @@ def rates(traffic: Traffic, count: int) -> Floats:
 
 
 def draw_arrivals(traffic: Traffic, count: int, random: np.random.Generator) -> Floats:
-    """Seconds from the start at which `count` requests come.
+    """Arrival times of `count` requests, in seconds from the start.
 
-    At a constant rate they are scaled so that the last comes at count / rate: the sum of random
-    gaps would be off by a percent or two, and every throughput with it.
+    At a constant rate they are scaled so that the last request arrives at count / rate: the sum of
+    random gaps, and so every throughput, would be off by a percent or two.
     """
     if not traffic.has_rate:
         return np.zeros(count)
@@ -43,7 +43,7 @@ def draw_arrivals(traffic: Traffic, count: int, random: np.random.Generator) -> 
 
 
 def draw_arrivals_within(traffic: Traffic, seconds: float, random: np.random.Generator) -> Floats:
-    """Seconds at which requests come, as many as fill `seconds` at the mean gap, none later."""
-    mean_gap = float((1 / rates(traffic, GRID)).mean())
+    """Arrival times within `seconds`: as many as fill them at the mean gap, without those that fall later."""
+    mean_gap = float((1 / rates(traffic, NUM_POINTS)).mean())
     times = draw_arrivals(traffic, max(round(seconds / mean_gap), 1), random)
     return np.asarray(times[times <= seconds * (1 + 1e-9)])

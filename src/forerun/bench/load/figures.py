@@ -1,4 +1,4 @@
-"""The arithmetic of a load test: answers to throughput, latency and goodput, as vLLM defines them."""
+"""Computes the figures of a load test: throughput, latencies and goodput as vLLM defines them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.bench.load.answer import Answer
-from forerun.bench.load.latencies import METRICS
+from forerun.bench.load.answer import METRICS, Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, median, standard deviation and percentiles of a latency, in milliseconds; None where nothing was measured."""
+    """Mean, median, standard deviation and percentiles of a latency, in milliseconds, or None without values."""
 
     mean: float | None
     median: float | None
@@ -24,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float], percents: Sequence[float]) -> Spread:
-        """The spread of measured seconds."""
+        """The spread of values in seconds."""
         if not seconds:
             return cls(None, None, None, dict.fromkeys(percents))
         values = 1e3 * np.asarray(seconds)
@@ -44,23 +43,23 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The busiest second of a run, by each count."""
+    """The largest count within one second of a run, of each kind."""
 
     num_chunks: float  # vLLM's "peak output token throughput"
     num_tokens: float
-    num_requests: int  # under way within one second
+    num_requests: int  # that ran within one second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a run came to."""
+    """The counts, throughputs and latencies of a run."""
 
     seconds: float
     completed: int
     failed: int
     total_input: int
     total_output: int
-    num_good: int | None  # requests within all goals; None: no goals were set
+    num_good: int | None  # requests that met all goals, or None without goals
     peaks: Peaks
     spreads: dict[str, Spread]
 
@@ -71,7 +70,7 @@ class Figures:
 
     @property
     def request_goodput(self) -> float | None:
-        """Requests per second that kept within all goals."""
+        """Requests per second that met all goals, or None without goals."""
         return None if self.num_good is None else self.num_good / self.seconds
 
     @property
@@ -85,7 +84,7 @@ class Figures:
         return (self.total_input + self.total_output) / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """vLLM's keys, and `peak_output_token_throughput` of our own."""
+        """vLLM's keys, and `peak_output_token_throughput`, which vLLM lacks."""
         spreads = {key: value for name, spread in self.spreads.items() for key, value in spread.to_json(name).items()}
         return {
             "duration": self.seconds,
@@ -112,14 +111,14 @@ def sum_up(
     percents: Sequence[float],
     goals: Mapping[str, float],
 ) -> Figures:
-    """Sum up a run of `seconds`; failed requests count as failed and for nothing else.
+    """Compute the figures of a run; failed requests count only as failed.
 
     Args:
-        answers: one per request, tokens counted.
+        answers: one per request, with token counts.
         seconds: from the first request to the last answer.
         metrics: latencies to report, names of `METRICS`.
         percents: percentiles to report.
-        goals: milliseconds by name, of `GOODPUT_METRICS`; empty: no goodput is counted.
+        goals: milliseconds by name of `GOODPUT_METRICS`; empty for no goodput.
     """
     good = [answer for answer in answers if answer.error is None]
     return Figures(
@@ -128,7 +127,7 @@ def sum_up(
         failed=len(answers) - len(good),
         total_input=sum(answer.num_prompt_tokens or 0 for answer in good),
         total_output=sum(answer.num_output_tokens or 0 for answer in good),
-        num_good=sum(_keeps(answer, goals) for answer in good) if goals else None,
+        num_good=sum(_meets(answer, goals) for answer in good) if goals else None,
         peaks=find_peaks(good),
         spreads={
             name: Spread.of([value for answer in good for value in METRICS[name].values(answer)], percents)
@@ -138,7 +137,7 @@ def sum_up(
 
 
 def find_peaks(answers: Sequence[Answer]) -> Peaks:
-    """Count by whole seconds from the first request on; the busiest one of each count."""
+    """The largest counts of any second since the first request."""
     if not answers:
         return Peaks(0.0, 0.0, 0)
     timeline = Timeline.of(answers)
@@ -146,7 +145,7 @@ def find_peaks(answers: Sequence[Answer]) -> Peaks:
 
 
 class Timeline(NamedTuple):
-    """Counts of each second of a run: vLLM's chunks, tokens, and requests under way."""
+    """Counts of each second of a run: chunks as vLLM counts them, tokens, and running requests."""
 
     chunks: np.ndarray[Any, np.dtype[np.float64]]
     tokens: np.ndarray[Any, np.dtype[np.float64]]
@@ -154,7 +153,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Timeline:
-        """Count the answers' chunks from when the first request was sent."""
+        """Count by whole seconds since the first request was sent."""
         start = min(answer.started for answer in answers)
         end = max(answer.started + answer.latency for answer in answers)
         chunks, tokens, requests = np.zeros((3, math.ceil(end - start) + 1))
@@ -168,6 +167,6 @@ class Timeline(NamedTuple):
         return cls(chunks, tokens, requests)
 
 
-def _keeps(answer: Answer, goals: Mapping[str, float]) -> bool:
-    """Whether an answer keeps within all goals; without a second token it takes no time per token."""
+def _meets(answer: Answer, goals: Mapping[str, float]) -> bool:
+    """Whether an answer meets all goals; one of a single token meets any goal of time per token."""
     return all(1e3 * sum(METRICS[name].values(answer)) <= most for name, most in goals.items())

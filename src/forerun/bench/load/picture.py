@@ -1,4 +1,4 @@
-"""A load test as a picture: output over time, each request's course, and the latencies."""
+"""Draws a load test: output over time, the phases of each request, and the latencies."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from forerun.bench.load.answer import Answer
+from forerun.bench.load.answer import METRICS, Answer
 from forerun.bench.load.figures import Timeline
-from forerun.bench.load.latencies import METRICS
 
 WAIT_COLOUR, FIRST_COLOUR, REST_COLOUR = "#cbd5e1", "#0369a1", "#c2410c"
 LATENCIES = ("ttft", "tpot", "icl", "e2el")
 
 
 def draw(answers: Sequence[Answer], title: str, file: Path) -> None:
-    """Three panels, to a file of the format that its name says; failed requests are left out."""
+    """Draw three panels to a file in the format of its ending; failed requests are left out."""
     good = [answer for answer in answers if answer.error is None]
     figure = Figure(figsize=(11, 10), layout="constrained")
-    output, course, spread = figure.subplots(3, 1)
+    output, phases, latencies = figure.subplots(3, 1)
     if good:
         _draw_output(output, good)
-        _draw_course(course, good)
-        _draw_spread(spread, good)
+        _draw_phases(phases, good)
+        _draw_latencies(latencies, good)
     figure.suptitle(title, fontsize=9)
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
-    """Tokens of each second, and requests that were under way in it."""
+    """Output tokens and running requests of each second."""
     timeline = Timeline.of(answers)
     seconds = np.arange(len(timeline.tokens))
     axes.step(seconds, timeline.tokens, where="post", color=REST_COLOUR)
@@ -44,8 +43,8 @@ def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
     axes.set_title("output, by second")
 
 
-def _draw_course(axes: Axes, answers: Sequence[Answer]) -> None:
-    """A line for each request: waiting here, waiting for the first token, reading the rest."""
+def _draw_phases(axes: Axes, answers: Sequence[Answer]) -> None:
+    """A line per request: time in the client's queue, to the first token, and to the last."""
     start = min(answer.started - answer.queue_time for answer in answers)
     parts = [
         ("waiting for a place", WAIT_COLOUR, [(a.started - a.queue_time, a.started) for a in answers]),
@@ -62,8 +61,8 @@ def _draw_course(axes: Axes, answers: Sequence[Answer]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_spread(axes: Axes, answers: Sequence[Answer]) -> None:
-    """The share of each latency that is no longer than so many milliseconds."""
+def _draw_latencies(axes: Axes, answers: Sequence[Answer]) -> None:
+    """The cumulative distribution of each latency, over milliseconds."""
     for name in LATENCIES:
         values = np.sort([1e3 * value for answer in answers for value in METRICS[name].values(answer)])
         if len(values):

@@ -1,4 +1,4 @@
-"""The result of a load test as JSON: the keys of `vllm bench serve`, and ours."""
+"""The result of a load test as JSON: the keys of `vllm bench serve`, and some that vLLM lacks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,46 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forerun.bench.load.arrivals import rates
 from forerun.bench.load.figures import Figures
-from forerun.bench.load.measure import Load, Measurement, rate_events
-from forerun.bench.processor import describe_processor
+from forerun.bench.machine import describe_processor
 from forerun.errors import ConfigError
 
+if TYPE_CHECKING:
+    from forerun.bench.load.measure import Load, Measurement
+    from forerun.bench.load.sender import Run
+    from forerun.bench.load.workload import Traffic
+
 SCHEMA_VERSION = 1
+
+RESERVED_KEYS = frozenset(
+    (
+        *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "schema_version"),
+        *("request_rate", "burstiness", "max_concurrency"),
+        *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "rps_change_events"),
+        *("duration", "completed", "failed", "unsent", "total_input_tokens", "total_output_tokens", "target_duration"),
+        *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
+        *("max_output_tokens_per_s", "max_concurrent_requests", "peak_output_token_throughput"),
+        *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times"),
+        *("generated_texts", "errors", "chunk_tokens", "chunk_tokens_from", "energy", "environment"),
+    )
+)
+RESERVED_SUFFIX, RESERVED_PREFIX = "_ms", "spec_decode_"
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a result has, or may have, a key of this name, so that metadata may not use it."""
+    return key in RESERVED_KEYS or key.endswith(RESERVED_SUFFIX) or key.startswith(RESERVED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A run, and what it came to."""
+    """A run, its figures, and how to identify it."""
 
     load: Load
     measurement: Measurement
@@ -32,7 +57,7 @@ class Report:
     metadata: Mapping[str, str]
 
     def to_json(self, *, detailed: bool) -> dict[str, Any]:
-        """All figures; `detailed`: with the times, lengths, texts and errors of each request."""
+        """All figures, and if `detailed` the times, lengths, texts and errors of each request too."""
         load, found = self.load, self.measurement
         traffic = load.traffic
         return {
@@ -51,7 +76,7 @@ class Report:
             **self.figures.to_json(),
             "unsent": found.run.num_unsent,
             "target_duration": traffic.duration,
-            "chunk_tokens_from": self._weights(),
+            "chunk_tokens_from": self._chunk_tokens_source(),
             **({} if found.drafts is None else found.drafts.to_json()),
             **(self._details() if detailed else {}),
             "schema_version": SCHEMA_VERSION,
@@ -71,15 +96,15 @@ class Report:
             "ramp_up_strategy": traffic.ramp_up_strategy,
             "ramp_up_start_rps": traffic.ramp_up_start_rps,
             "ramp_up_end_rps": traffic.ramp_up_end_rps,
-            "rps_change_events": rate_events(traffic, self.measurement.run, self.measurement.started),
+            "rps_change_events": _rate_events(traffic, self.measurement.run, self.measurement.started),
         }
 
-    def _weights(self) -> str | None:
-        """Where the tokens of each chunk are known from: the server's word, or an even spread."""
-        said = {answer.counts_chunk_tokens for answer in self.measurement.run.answers if answer.error is None}
-        if len(said) == 2:
+    def _chunk_tokens_source(self) -> str | None:
+        """Where the tokens of each chunk come from: the server's usage, or an even spread over the chunks."""
+        counted = {answer.counts_chunk_tokens for answer in self.measurement.run.answers if answer.error is None}
+        if len(counted) == 2:
             return "mixed"
-        return None if not said else "usage" if said.pop() else "even"
+        return None if not counted else "usage" if counted.pop() else "even"
 
     def _details(self) -> dict[str, Any]:
         """vLLM's arrays, one entry per request."""
@@ -98,7 +123,7 @@ class Report:
         }
 
     def _environment(self) -> dict[str, Any]:
-        """What took the measurement, and what was measured, as far as it says."""
+        """The client's machine and packages, and the server's address and version."""
         return {
             "client": {
                 "processor": describe_processor(),
@@ -127,7 +152,7 @@ class Report:
 
 
 def save(figures: Mapping[str, Any], path: Path, *, append: bool) -> None:
-    """Write figures as one line of JSON, after those of earlier runs where `append` says so.
+    """Write figures as one line of JSON, with `append` after the lines of earlier runs.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -138,3 +163,19 @@ def save(figures: Mapping[str, Any], path: Path, *, append: bool) -> None:
             file.write(("\n" if append and file.tell() else "") + json.dumps(figures))
     except OSError as error:
         raise ConfigError(f"result_filename: cannot write {path} ({error}); give another file") from error
+
+
+def _rate_events(traffic: Traffic, run: Run, started: datetime) -> list[dict[str, Any]]:
+    """When a rising rate reached each whole number of requests per second, in vLLM's format."""
+    if traffic.ramp_up_start_rps is None or not run.answers:
+        return []
+    first = run.answers[0].started
+    reached = int(traffic.ramp_up_start_rps)
+    events = [{"rps": reached, "timestamp": started.isoformat()}]
+    all_rates = rates(traffic, run.num_arrived).tolist()
+    for number, answer in zip(run.numbers, run.answers, strict=True):
+        rate = int(all_rates[number])
+        moment = started + timedelta(seconds=answer.started - answer.queue_time - first)
+        events += [{"rps": rps, "timestamp": moment.isoformat()} for rps in range(reached + 1, rate + 1)]
+        reached = max(reached, rate)
+    return events

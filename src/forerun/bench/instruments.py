@@ -1,0 +1,81 @@
+"""The instruments of measurements: a clock, a stopwatch for work on a device, a probe of memory bandwidth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Clock = Callable[[], float]
+"""Returns seconds since a fixed moment."""
+
+Progress = Callable[[str], None]
+"""Is called with a line that says how far a measurement is."""
+
+BUFFER_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+"""Bytes that the bandwidth probe reads, by kind of device: several times the device's caches."""
+NUM_READS = 3
+
+Read = Callable[["Tensor"], object]
+"""Reads a contiguous buffer once, with all cores."""
+
+
+def no_progress(message: str) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """Times work to its end; it waits for a GPU, whose calls return before the work is done."""
+
+    device: torch.device
+    clock: Clock = time.perf_counter
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """The duration of one call of `work`."""
+        self._wait()
+        start = self.clock()
+        work()
+        self._wait()
+        return self.clock() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            import torch  # slow to import, and unneeded by users of the clock alone
+
+            torch.cuda.synchronize(self.device)
+
+
+def read_by_torch(buffer: Tensor) -> Tensor:
+    """Read all of a buffer by torch's fastest way: a sum, which is vectorised and uses all threads."""
+    return buffer.sum()
+
+
+class BandwidthProbe:
+    """Measures how fast the device reads memory, the limit of decoding, by reading one large buffer."""
+
+    def __init__(self, stopwatch: Stopwatch, *, read: Read = read_by_torch, num_bytes: int | None = None) -> None:
+        """Allocate and touch the buffer.
+
+        Args:
+            stopwatch: times the reads.
+            read: reads the buffer with the threads that also compute the forward passes, so that no other
+                threads are awake while those are timed.
+            num_bytes: size of the buffer, or None for a size that suits the device.
+        """
+        import torch
+
+        self._stopwatch = stopwatch
+        self._read = read
+        size = BUFFER_BYTES[stopwatch.device.type] if num_bytes is None else num_bytes
+        self._buffer = torch.ones(size // 8, dtype=torch.float64, device=stopwatch.device)
+
+    def measure(self) -> float:
+        """Bytes per second now: the best of a few reads."""
+        best = min(self._stopwatch.seconds(lambda: self._read(self._buffer)) for _ in range(NUM_READS))
+        return self._buffer.nbytes / best

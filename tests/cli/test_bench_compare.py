@@ -1,0 +1,166 @@
+"""`forerun bench compare`: its output, its refusals, and its files of configurations."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from forerun.bench import instruments
+from forerun.bench.prompts import WORKLOADS
+from forerun.cli import loading
+from forerun.cli.app import main
+from forerun.cli.bench_compare import read_configs
+from forerun.errors import ConfigError
+from tests.stand_in import save_stand_in
+
+ROOT = Path(__file__).parents[2]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+@pytest.fixture(autouse=True)
+def small_buffer(monkeypatch):
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
+
+
+@pytest.fixture
+def compare(tmp_path_factory, tmp_path, capsys):
+    """Compare ways to draft for a tiny chat model; what is printed."""
+    model = save_stand_in(tmp_path_factory.mktemp("chat-model"))
+    (tmp_path / "configs.yaml").write_text(
+        "ngram: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}\n"
+        "lossy: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1, "
+        "rejection_sample_method: synthetic, synthetic_acceptance_length: 3}\n"
+    )
+    (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
+
+    def compare(*options, prompts=("--prompts", str(tmp_path / "chat.txt"))):
+        files = ("--configs", str(tmp_path / "configs.yaml"), *prompts)
+        assert main(["bench", "compare", str(model), *files, "--max-tokens", "24", "--repeats", "1", *options]) == 0
+        return capsys.readouterr().out
+
+    return compare
+
+
+def test_compare_shows_speeds_acceptance_phases_and_texts(compare):
+    shown = compare()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["chat", "plain", "ngram", "lossy"] * 3
+    assert [row[4] for row in rows[1:3]] == ["identical", "identical"]
+    assert rows[3][4].endswith("of 2 differ (lossy)")
+    assert all(word in shown for word in ("speed-up", "acceptance rate", "acceptance length", "schedule", "draft"))
+
+
+def test_compare_json_is_one_line_with_every_outcome(compare):
+    (line,) = compare("--json").splitlines()
+    report = json.loads(line)
+    found = {outcome["name"]: outcome for outcome in report["outcomes"]}
+    assert [(name, one["identical"]) for name, one in found.items()] == [
+        ("plain", True),
+        ("ngram", True),
+        ("lossy", False),
+    ]
+    assert found["ngram"]["speculation"]["num_draft_tokens"] > 0
+    assert report["configs"]["ngram"]["method"] == "ngram"
+    assert report["gigabytes_per_second"] > 0
+
+
+def test_compare_draws_a_picture(compare, tmp_path):
+    pytest.importorskip("matplotlib")
+    compare("--picture", str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_has_prompts_of_its_own(compare):
+    outcomes = json.loads(compare("--json", "--num-prompts", "1", prompts=()))["outcomes"]
+    assert {outcome["kind"] for outcome in outcomes} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("--configs", "absent.yaml"), "--configs: cannot read absent.yaml"),
+        (("--prompts", "absent.txt"), "--prompts: cannot read absent.txt"),
+        (("--repeats", "0"), "repeats: got 0; must be 1 or more"),
+        (("--temperature", "-1"), "temperature: got -1.0; must be 0 or more"),
+        (("--batch-size", "4", "--max-num-seqs", "2"), "batch_size: got 4; max_num_seqs is 2"),
+        (("--dtype", "int3"), "dtype: got 'int3'"),
+        (("--picture", "picture.doc"), "--picture: cannot write picture.doc"),
+        (("--speculative-config.method", "suffix"), "takes its configurations from --configs"),
+        (("--kv-transfer-config.kv-role", "kv_producer"), "bench compare saves no hidden states"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_one_line_before_any_model_is_loaded(
+    arguments, hint, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(loading, "load_target", lambda settings: pytest.fail("loaded"))
+    (tmp_path / "good.yaml").write_text("suffix: {method: suffix}")
+    configs = () if "--configs" in arguments else ("--configs", str(tmp_path / "good.yaml"))
+    assert main(["bench", "compare", "m", *configs, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text):
+        (tmp_path / "f.yaml").write_text(text)
+        return read_configs(tmp_path / "f.yaml")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one: {method: ngram, num_speculative_tokens: 5}",
+        '{"one": {"method": "ngram", "num_speculative_tokens": 5}}',
+        "- {name: one, method: ngram, num_speculative_tokens: 5}",
+        "- name: one\n  method: ngram\n  num_speculative_tokens: 5",
+    ],
+    ids=["yaml", "json", "list", "block"],
+)
+def test_configurations_are_named(read, text):
+    assert read(text) == {"one": NGRAM}
+
+
+def test_one_without_a_name_is_called_what_it_is(read):
+    found = read("- {method: ngram, num_speculative_tokens: 5}\n- {method: suffix}")
+    assert list(found) == ["ngram, K=5", "suffix, K=24"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_benchmarks_own_files_can_be_read(path):
+    assert read_configs(path)
+
+
+def test_the_example_of_the_page_can_be_read(read):
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "commands" / "bench.md").read_text(), re.DOTALL)
+    assert len(read(example)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no configuration"),
+        ("[]", "holds no configuration"),
+        ("ngram", "holds no configuration"),
+        ("a: [", "neither YAML nor JSON"),
+        ("a: 5", "a: got 5; must be a speculative_config"),
+        ("- 5", "number 1: got 5; must be a speculative_config"),
+        ("a: {method: ngram, lookup: 5}", "a: speculative_config: unknown key 'lookup'"),
+        ("- {method: ngram, num_speculative_tokens: 500}", "number 1: num_speculative_tokens: got 500"),
+        ("plain: {method: suffix}", "the name 'plain' is taken"),
+        ("- {method: suffix}\n- {method: suffix}", "number 2: the name 'suffix, K=24' is taken"),
+        ("a: {method: suffix}\na: {method: ngram}", "has the key 'a' twice"),
+        ("- {method: suffix, method: ngram}", "has the key 'method' twice"),
+    ],
+)
+def test_mistakes_name_the_file_and_the_configuration(read, text, message):
+    with pytest.raises(ConfigError, match=r"--configs: .*f\.yaml") as caught:
+        read(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

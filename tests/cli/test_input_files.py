@@ -1,0 +1,69 @@
+"""Prompt files: contents and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun.cli.input_files import read_kinds, read_prompts
+from forerun.errors import ConfigError
+
+USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+
+
+def test_a_text_file_has_one_prompt_per_line(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo three\n")
+    assert read_prompts(tmp_path / "a.txt") == ["one", "two three"]
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"prompt": "one", "task_id": 7}, "one"),
+        ({"question": "one", "answer": "two"}, "one"),
+        ({"turns": ["one", "two"]}, "one"),
+        ({"messages": [USER, ASSISTANT, USER]}, [USER, ASSISTANT, USER]),
+        ({"messages": [USER, ASSISTANT]}, [USER]),
+    ],
+)
+def test_json_lines_are_read_as_public_prompt_sets_have_them(record, prompt, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    assert read_prompts(tmp_path / "a.jsonl") == [prompt]
+
+
+def test_each_file_is_a_kind_of_its_own(tmp_path):
+    for name in ("chat", "code"):
+        (tmp_path / f"{name}.txt").write_text(f"a {name} prompt\n")
+    assert read_kinds([tmp_path / "chat.txt", tmp_path / "code.txt"]) == {
+        "chat": ["a chat prompt"],
+        "code": ["a code prompt"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}\n', "prompt 2 must be an object with a text under"),
+        ("a.jsonl", '{"prompt": 5}\n', "prompt 1 must be an object"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "prompt 1 must be an object"),
+        ("a.jsonl", '{"messages": []}\n', "prompt 1 must be an object"),
+        ("a.jsonl", '{"turns": [["x"]]}\n', "prompt 1 must be an object"),
+        ("a.jsonl", "[1]\n", "prompt 1 must be an object"),
+        ("a.jsonl", "{\n", "prompt 1 is not JSON"),
+        ("a.txt", "\n \n", "holds no prompt"),
+        ("a.csv", "x\n", "must end in .jsonl, or in .txt"),
+    ],
+)
+def test_any_other_file_is_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(tmp_path / name)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "chat.txt").write_text("a prompt\n")
+    with pytest.raises(ConfigError, match="two files are called chat"):
+        read_kinds([tmp_path / "x" / "chat.txt", tmp_path / "y" / "chat.txt"])
