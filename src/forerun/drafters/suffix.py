@@ -27,11 +27,12 @@ class SuffixConfig:
 
     `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
     most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
-    `suffix_decoding_min_token_prob` likely. The pool keeps the last
-    `suffix_decoding_max_cached_requests` responses; 0 keeps none. With `suffix_decoding_tree` a draft
-    is the likeliest tree instead of the likeliest chain. A path goes on while all of it stands with
-    chance `draft_confidence_threshold` or more, which unlike the shares counts how often and after
-    how long a match it was seen; 0 turns this off.
+    `suffix_decoding_min_token_prob` likely. The pools keep the latest responses, at most
+    `suffix_decoding_max_cached_requests` of them with at most `suffix_decoding_max_cached_tokens` tokens
+    together; 0 of either keeps none. With `suffix_decoding_tree` a draft is the likeliest tree instead
+    of the likeliest chain. A path goes on while all of it stands with chance
+    `draft_confidence_threshold` or more, which unlike the shares counts how often and after how long a
+    match it was seen; 0 turns this off.
 
     Raises:
         ConfigError: a value is out of range.
@@ -39,6 +40,7 @@ class SuffixConfig:
 
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_cached_tokens: int = 2_000_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_tree: bool = False
@@ -47,6 +49,7 @@ class SuffixConfig:
     def __post_init__(self) -> None:
         _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
         _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
+        _check_integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
         check_threshold(self.draft_confidence_threshold)
@@ -78,13 +81,20 @@ def _check_number(name: str, value: float, *, most: float) -> None:
 
 
 class ResponsePools:
-    """Past responses, in one pool per cache salt; over the limit, the oldest response of all goes."""
+    """Past responses, in one pool per cache salt.
 
-    def __init__(self, *, max_responses: int, vocab_size: int) -> None:
+    All pools together hold at most `max_responses` responses and `max_tokens` tokens, so that their
+    memory is bounded however long the responses are. The oldest response of all is dropped first; of a
+    response longer than `max_tokens` its end is kept.
+    """
+
+    def __init__(self, *, max_responses: int, max_tokens: int, vocab_size: int) -> None:
+        self.num_tokens = 0
         self._max_responses = max_responses
+        self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._pools: dict[str | None, SuffixIndex] = {}
-        self._salts: deque[str | None] = deque()  # of each response, oldest first
+        self._responses: deque[tuple[str | None, int]] = deque()  # (salt, number of tokens), oldest first
 
     def pool(self, cache_salt: str | None) -> SuffixIndex | None:
         """The responses that sequences of this salt may see; None without any."""
@@ -92,23 +102,26 @@ class ResponsePools:
 
     def add(self, response: list[int], cache_salt: str | None) -> None:
         """Keep a response, for sequences of the same salt only."""
-        if not response or not self._max_responses:
+        kept = response[max(0, len(response) - self._max_tokens) :]
+        if not kept or not self._max_responses:
             return
+        while len(self._responses) >= self._max_responses or self.num_tokens + len(kept) > self._max_tokens:
+            self._drop_oldest()
         pool = self._pools.get(cache_salt)
         if pool is None:
             pool = self._pools[cache_salt] = SuffixIndex(vocab_size=self._vocab_size)
-        pool.extend(response)
+        pool.extend(kept)
         pool.end_text()
-        self._salts.append(cache_salt)
-        if len(self._salts) > self._max_responses:
-            self._drop_oldest()
+        self._responses.append((cache_salt, len(kept)))
+        self.num_tokens += len(kept)
 
     def _drop_oldest(self) -> None:
-        cache_salt = self._salts.popleft()
+        cache_salt, num_tokens = self._responses.popleft()
         pool = self._pools[cache_salt]
         pool.drop_oldest_text()
         if pool.num_ended_texts == 0:
             del self._pools[cache_salt]
+        self.num_tokens -= num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +151,9 @@ class SuffixDrafter:
         self._vocab_size = target.vocab_size
         self._config = config
         self._pools = ResponsePools(
-            max_responses=config.suffix_decoding_max_cached_requests, vocab_size=target.vocab_size
+            max_responses=config.suffix_decoding_max_cached_requests,
+            max_tokens=config.suffix_decoding_max_cached_tokens,
+            vocab_size=target.vocab_size,
         )
         self._texts: dict[int, SuffixIndex] = {}
 
