@@ -28,6 +28,7 @@ class TargetInfo:
     max_model_len: int  # no sequence has more tokens
     num_speculative_tokens: int  # the most nodes any draft may have
     max_num_seqs: int = 1  # the most sequences in a step
+    max_num_batched_tokens: int = 2048  # the most tokens that the target reads in a step
     block_size: int = 16  # KV places in a block
     loaded: LoadedTarget | None = None  # None where a drafter is tried out alone
 

@@ -67,6 +67,10 @@ class DFlash(KVDrafter):
         super().use_kv(target_cache, num_blocks=num_blocks)
         self._blocks.use(self._cache, self._attention)
 
+    def _read_until(self, line: Line, end: int, features: Mapping[str, Tensor]) -> None:
+        self._blocks.write_context([line], [end], features)
+        line.start = end
+
 
 class BlockPredictor:
     """The head as a `Predictor` of blocks, which follow entries that `write_context` has made."""
@@ -100,10 +104,10 @@ class BlockPredictor:
         sequences = [replace(rows, tree_mask=None) for rows in batch.sequences]
         return self._attention.begin(replace(batch, sequences=sequences), self._cache)
 
-    def write_context(self, lines: Listing[Line], features: Mapping[str, Tensor]) -> None:
-        """The entries of the places that the target has computed since, of all lines; of long texts part by part."""
+    def write_context(self, lines: Listing[Line], ends: Listing[int], features: Mapping[str, Tensor]) -> None:
+        """The entries of all lines' places before their `ends`, which the target has computed since; of long texts part by part."""
         block_size = self._cache.block_size
-        places = [np.arange(line.start, line.request.num_computed) for line in lines]
+        places = [np.arange(line.start, end) for line, end in zip(lines, ends, strict=True)]
         blocks = [line.table[own // block_size] for line, own in zip(lines, places, strict=True)]
         positions = np.concatenate(places)
         slots = np.concatenate(blocks).astype(np.int64) * block_size + positions % block_size
@@ -133,7 +137,7 @@ class BlockWriter:
         """See `Writer`."""
         wanted = [line for line in lines if line.is_wanted]
         if wanted:
-            self._predictor.write_context(wanted, features)
+            self._predictor.write_context(wanted, [line.request.num_computed for line in wanted], features)
         return write_at_once(self._words, passes, lines, [self._block(line) for line in wanted])
 
     def _block(self, line: Line) -> Rows:

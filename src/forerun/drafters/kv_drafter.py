@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Listing
+
+from torch import Tensor
+
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.drafters.kv_ledger import KVLedger
-from forerun.drafters.passes import Passes, scratch_blocks_per_line
+from forerun.drafters.passes import Line, Passes, scratch_blocks_per_line
 from forerun.drafters.predictor import Predictor
 from forerun.drafters.writers import Writer
 from forerun.kv.cache import KVCache, bytes_per_block
@@ -70,11 +75,33 @@ class KVDrafter:
             self._passes.line(number, request, start=start, longest=self._max_model_len)
             for number, (request, start) in enumerate(zip(requests, starts, strict=True))
         ]
+        wanted = [line.is_wanted for line in lines]
+        self._catch_up([line for line in lines if line.is_wanted], context.features)
         drafts = self._writer.write(self._passes, lines, context.features)
-        for line, table, start in zip(lines, tables, starts, strict=True):
-            if line.is_wanted:
-                self._ledger.note(line.request.sequence, table, start, line.request.num_computed)
+        for line, table, start, was_wanted in zip(lines, tables, starts, wanted, strict=True):
+            end = line.request.num_computed if line.is_wanted else line.start
+            if was_wanted and end > start:
+                self._ledger.note(line.request.sequence, table, start, end)
         return drafts
+
+    def _catch_up(self, lines: Listing[Line], features: Mapping[str, Tensor]) -> None:
+        """Read of the texts what one step may, earlier requests first; what stays behind gets no draft yet.
+
+        A step of the engine has a budget of tokens that the target reads; the drafter reads no more.
+        What the last step committed is read in any case: that is part of drafting.
+        """
+        num_left = self._target.max_num_batched_tokens
+        for line in lines:
+            num_unread = line.request.num_computed - line.start
+            if num_unread <= self._target.num_speculative_tokens:
+                continue
+            if num_unread > num_left:
+                line.max_tokens = 0
+                self._read_until(line, line.start + num_left, features)
+            num_left -= min(num_unread, num_left)
+
+    def _read_until(self, line: Line, end: int, features: Mapping[str, Tensor]) -> None:
+        self._passes.read_until(line, end, features)
 
     def stop(self, sequence: Sequence) -> None:
         """Forget the sequence."""

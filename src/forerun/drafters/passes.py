@@ -103,10 +103,16 @@ class Passes:
 
         Of a long text all but the last part is computed at once, so that no pass grows with the prompt.
         """
-        while line.end - line.start > MOST_ROWS:
-            self.forward([self._text(line, line.start + MOST_ROWS, features, num_wanted=0)])
-            line.start += MOST_ROWS
+        num_unread = line.end - line.start - 1
+        self.read_until(line, line.start + num_unread // MOST_ROWS * MOST_ROWS, features)
         return self._text(line, line.end, features, num_wanted=1)
+
+    def read_until(self, line: Line, end: int, features: Mapping[str, Tensor]) -> None:
+        """Compute the entries of committed tokens before `end`, in passes of at most `MOST_ROWS` rows."""
+        while line.start < end:
+            part = min(line.start + MOST_ROWS, end)
+            self.forward([self._text(line, part, features, num_wanted=0)])
+            line.start = part
 
     def _text(self, line: Line, end: int, features: Mapping[str, Tensor], *, num_wanted: int) -> Rows:
         """Committed tokens from the line's start to `end`."""
