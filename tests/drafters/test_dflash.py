@@ -112,7 +112,7 @@ def test_where_sequences_are_preempted_and_prompts_chunked():
 
 
 def test_a_long_text_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.dflash.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.dflash.MAX_TEXT_ROWS", 7)
     llm = tiny_llm(dflash())
     bets = recorded(llm)
     llm.generate(PROMPTS[:6], GREEDY, use_tqdm=False)

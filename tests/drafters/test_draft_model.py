@@ -65,7 +65,7 @@ def test_where_sequences_are_preempted_and_prompts_chunked():
 
 
 def test_a_long_prompt_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.passes.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.neural.forward.MAX_TEXT_ROWS", 7)
     assert rate(tiny_llm(twin()), PROMPTS[:8], GREEDY) == 1.0
 
 

@@ -77,7 +77,7 @@ def test_also_after_prefix_hits_preemption_and_chunks():
 
 
 def test_also_where_a_long_prompt_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.passes.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.neural.forward.MAX_TEXT_ROWS", 7)
     llm = tiny_llm(pard())
     seen = recorded(llm)
     llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)

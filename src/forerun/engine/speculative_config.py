@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from forerun.drafters.base import DrafterConfig, ExportsFeatures
-from forerun.drafters.silent import SilentConfig
+from forerun.drafters.no_drafter import NoDrafterConfig
 from forerun.engine.drafter_config import field_names, pick, read_keys, resolve_drafter
 from forerun.engine.kv_transfer_config import Storage, resolve_kv_transfer
 from forerun.engine.members import resolve_members
@@ -35,7 +35,7 @@ class SpeculativeConfig:
     """A resolved `speculative_config`: who drafts, who verifies, how many tokens; where hidden states go."""
 
     method: str = "none"
-    drafter: DrafterConfig = field(default_factory=SilentConfig)
+    drafter: DrafterConfig = field(default_factory=NoDrafterConfig)
     verifier: VerifierConfig = field(default_factory=MatchingConfig)
     num_speculative_tokens: int = 0
     schedule: Schedule = ()
@@ -73,7 +73,7 @@ def resolve_speculative(
         ConfigError: a key or value that does not exist, is out of range, or does not fit the others.
     """
     if given is None:
-        return SpeculativeConfig(storage=_storage(kv_transfer_config, SilentConfig()))
+        return SpeculativeConfig(storage=_storage(kv_transfer_config, NoDrafterConfig()))
     keys = read_keys(given)
     given_tokens = keys.get("num_speculative_tokens")
     _check_num_tokens(given_tokens)
@@ -89,7 +89,7 @@ def resolve_speculative(
         )
     return SpeculativeConfig(
         method=method,
-        drafter=drafter if num_tokens else SilentConfig(),  # K = 0: nobody reads the prompts for nothing
+        drafter=drafter if num_tokens else NoDrafterConfig(),  # K = 0: nobody reads the prompts for nothing
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),
