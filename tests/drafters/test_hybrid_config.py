@@ -1,4 +1,4 @@
-"""What the dicts under "drafters" may say, and what their errors say."""
+"""What the dicts under a hybrid's "drafters" may hold, and what their errors say."""
 
 from __future__ import annotations
 
