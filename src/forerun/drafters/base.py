@@ -61,8 +61,15 @@ class DrafterConfig(Protocol):
 class DrafterResolver(Protocol):
     """Resolves a user's keys into drafters' settings, for settings that hold those of other drafters."""
 
-    max_draft_tokens: int  # the most tokens that any draft may have
-    shared_keys: tuple[str, ...]  # keys of `speculative_config` that hold for all drafters together
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most tokens that any draft may have."""
+        ...
+
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The keys of `speculative_config` that hold for all drafters together."""
+        ...
 
     def read_keys(self, given: Any) -> dict[str, Any]:
         """The user's keys in today's spelling.
