@@ -1,6 +1,6 @@
-"""Suffix decoding (arXiv 2411.04975): bet on what most often followed the text's own ending.
+"""Suffix decoding (arXiv 2411.04975): draft what most often followed the text's ending before.
 
-It looks in the request's own prompt and output, and in a pool of past responses.
+It looks for the ending in the request's own prompt and output and in a pool of past responses.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from forerun.drafters.suffix_tree import NO_TREE, Limits, SpeculationTree, grow
 from forerun.errors import ConfigError
 
 MAX_OCCURRENCES = 64
-"""Occurrences of a match that are counted, the latest ones; it bounds the time of a step."""
+"""The number of a match's latest occurrences that are counted; it bounds the time of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """vLLM's keys of suffix decoding, `suffix_decoding_tree`, and how far to trust a match.
+    """vLLM's keys of suffix decoding, and three more: the pools' tokens, drafts as trees, and how far to trust a match.
 
     `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
     most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
     `suffix_decoding_min_token_prob` likely. The pools keep the latest responses, at most
     `suffix_decoding_max_cached_requests` of them with at most `suffix_decoding_max_cached_tokens` tokens
     together; 0 of either keeps none. With `suffix_decoding_tree` a draft is the likeliest tree instead
-    of the likeliest chain. A path goes on while all of it stands with chance
-    `draft_confidence_threshold` or more, which unlike the shares counts how often and after how long a
-    match it was seen; 0 turns this off.
+    of the likeliest chain. A path goes on while the chance that all of it is accepted is
+    `draft_confidence_threshold` or more; unlike the probabilities, this chance also counts how often
+    the path was seen and after how long a match. 0 turns this off.
 
     Raises:
         ConfigError: a value is out of range.
@@ -60,7 +60,7 @@ class SuffixConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """The tree's depth, as in vLLM: each draft is then as long as its match earns."""
+        """The tree's depth, as in vLLM, so that the match alone decides the length of a draft."""
         return self.suffix_decoding_max_tree_depth
 
     def build(self, target: TargetInfo) -> Drafter:
@@ -97,11 +97,11 @@ class ResponsePools:
         self._responses: deque[tuple[str | None, int]] = deque()  # (salt, number of tokens), oldest first
 
     def pool(self, cache_salt: str | None) -> SuffixIndex | None:
-        """The responses that sequences of this salt may see; None without any."""
+        """The responses that sequences of this salt may see, or None if there are none."""
         return self._pools.get(cache_salt)
 
     def add(self, response: list[int], cache_salt: str | None) -> None:
-        """Keep a response, for sequences of the same salt only."""
+        """Keep a response for sequences of the same salt."""
         kept = response[max(0, len(response) - self._max_tokens) :]
         if not kept or not self._max_responses:
             return
@@ -133,16 +133,15 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Higher is better: the score; of equal scores, the one with more context behind it."""
+        """What candidates are compared by: the score, and of equal scores the length of the match."""
         return self.tree.score, self.match_length
 
 
 class SuffixDrafter:
-    """Drafts the best-scored continuation over all match lengths, in its own text and in the pool.
+    """Drafts the continuation with the highest score, over all match lengths and over the own text and the pool.
 
-    For every m, the last m tokens are matched; each match is continued by what followed it most
-    often (`suffix_tree.grow`), and the continuation with the highest score is the draft. Of equal
-    scores the longer match wins, then the request's own text.
+    For every m, the last m tokens are matched, and each match is continued by what followed it most
+    often (`suffix_tree.grow`). Of equal scores the longer match wins, then the request's own text.
     """
 
     needs: frozenset[str] = frozenset()
@@ -164,11 +163,11 @@ class SuffixDrafter:
         self._texts[sequence.seq_id] = text
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return a chain or a tree per request, as long as its match earns."""
+        """Return a chain or a tree per request; its match decides its length."""
         return [self._draft(request) for request in context.requests]
 
     def stop(self, sequence: Sequence) -> None:
-        """Forget the sequence, and keep its response for later ones of the same salt."""
+        """Forget the sequence, but keep its response for later sequences of the same salt."""
         self._texts.pop(sequence.seq_id, None)
         self._pools.add(sequence.output_ids, sequence.cache_salt)
 
@@ -189,7 +188,7 @@ class SuffixDrafter:
         return Draft(tree.token_ids, tree.parents if self._config.suffix_decoding_tree else None)
 
     def _best(self, index: SuffixIndex, suffix: list[int], limits: list[Limits], best: _Candidate) -> _Candidate:
-        """The best of `best` and of the continuations that `index` has for matches of every length."""
+        """Return `best`, or a better continuation from the matches in `index`, of any length."""
         longer = len(limits)
         for size in reversed(GRAM_SIZES):
             lengths = range(size, longer)
@@ -204,7 +203,7 @@ class SuffixDrafter:
         return best
 
     def _limits(self, match_length: int, request: DraftRequest) -> Limits:
-        """How far a match of `match_length` tokens may be continued."""
+        """The limits for continuing a match of `match_length` tokens."""
         config = self._config
         max_nodes = int(min(request.max_tokens, config.suffix_decoding_max_spec_factor * match_length))
         return Limits(
