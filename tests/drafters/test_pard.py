@@ -169,7 +169,7 @@ def test_vllms_spelling_is_the_same():
     assert drafts_of(pard(method="draft_model", parallel_drafting=True)) == drafts_of(pard())
 
 
-def test_beyond_its_own_maximum_it_is_silent():
+def test_beyond_its_own_maximum_it_drafts_nothing():
     llm = tiny_llm(pard(max_model_len=30))
     seen = recorded(llm)
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

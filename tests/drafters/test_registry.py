@@ -76,8 +76,9 @@ def test_every_row_names_settings_that_can_build_a_drafter(method):
     assert callable(DRAFTERS[method].config_class.build)
 
 
-def test_the_table_is_read_without_torch():
-    program = "import sys, forerun.drafters.registry; sys.exit('torch' in sys.modules)"
+def test_the_table_and_the_interfaces_are_read_without_torch():
+    modules = ", ".join(f"forerun.drafters.{name}" for name in ("registry", "base", "guard"))
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
