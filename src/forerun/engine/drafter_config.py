@@ -115,9 +115,9 @@ def resolve_drafter(
     if isinstance(config_class, CustomConfig):
         return method, config_class
     own = pick(keys, own_keys)
-    return method, config_class.from_keys(own, resolver) if issubclass(config_class, ResolvesKeys) else config_class(
-        **own
-    )
+    if issubclass(config_class, ResolvesKeys):
+        return method, config_class.from_keys(own, resolver)
+    return method, config_class(**own)
 
 
 def field_names(config_class: Any) -> tuple[str, ...]:
