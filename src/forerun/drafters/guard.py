@@ -45,7 +45,7 @@ class GuardedDrafter:
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
-        self._is_started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
+        self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
 
     @property
     def num_failures(self) -> int:
@@ -54,12 +54,12 @@ class GuardedDrafter:
 
     def start(self, sequence: Sequence) -> None:
         """Start a sequence in the drafter."""
-        if sequence.seq_id not in self._is_started:
-            self._is_started[sequence.seq_id] = self._try_start(sequence)
+        if sequence.seq_id not in self._started:
+            self._started[sequence.seq_id] = self._try_start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """Stop a sequence in the drafter."""
-        if self._is_started.pop(sequence.seq_id, None) is None:
+        if self._started.pop(sequence.seq_id, None) is None:
             return
         try:
             self.drafter.stop(sequence)
@@ -86,10 +86,10 @@ class GuardedDrafter:
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Whether the drafter knows the sequence; start it again if that failed before."""
-        if self._is_started.get(sequence.seq_id, True):
+        if self._started.get(sequence.seq_id, True):
             return True
-        self._is_started[sequence.seq_id] = self._try_start(sequence)
-        return self._is_started[sequence.seq_id]
+        self._started[sequence.seq_id] = self._try_start(sequence)
+        return self._started[sequence.seq_id]
 
     def _try_start(self, sequence: Sequence) -> bool:
         try:
