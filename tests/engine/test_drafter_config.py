@@ -10,7 +10,6 @@ from forerun.engine.drafter_config import KeyResolver
 from forerun.engine.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
 
-
 RESOLVER = KeyResolver(max_draft_tokens=5, shared_keys=())
 
 
