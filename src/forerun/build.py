@@ -129,6 +129,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         max_model_len=settings.max_model_len or model.max_model_len,
         num_speculative_tokens=speculative.num_speculative_tokens,
         max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         block_size=settings.block_size,
         loaded=target,
     )

@@ -7,12 +7,7 @@ import json
 import pytest
 
 from forerun.cli.app import main
-from forerun.drafters.cards import CARDS
 from forerun.drafters.registry import DRAFTERS
-
-
-def test_every_method_has_a_card() -> None:
-    assert CARDS.keys() == DRAFTERS.keys()
 
 
 def test_json_has_all_methods_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ import logging
 
 import pytest
 
-from forerun.config.drafter_config import resolve_drafter
+from forerun.config.drafter_config import KeyResolver
 from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
+
+RESOLVER = KeyResolver(max_draft_tokens=5, shared_keys=())
 
 
 @pytest.mark.parametrize(
@@ -26,15 +28,15 @@ from forerun.errors import ConfigError
     ],
 )
 def test_a_model_alone_tells_its_method(model, method):
-    found, _ = resolve_drafter({"model": model}, other_keys=())
+    found, _ = RESOLVER.resolve({"model": model}, other_keys=())
     assert found == method
 
 
-def test_a_method_that_is_said_counts():
-    assert resolve_drafter({"method": "draft_model", "model": "my-eagle"}, other_keys=())[0] == "draft_model"
+def test_a_given_method_counts_more_than_the_models_name():
+    assert RESOLVER.resolve({"method": "draft_model", "model": "my-eagle"}, other_keys=())[0] == "draft_model"
 
 
-def test_keys_without_effect_are_told(caplog):
+def test_keys_without_effect_are_warned_of(caplog):
     with caplog.at_level(logging.WARNING):
         resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "disable_padded_drafter_batch": "False"})
     assert "disable_padded_drafter_batch has no effect" in caplog.text

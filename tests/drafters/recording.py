@@ -1,4 +1,4 @@
-"""What the engine's drafter is heard to bet."""
+"""Records the drafts of an engine's drafter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.engines import engine_of
 
 
 def recorded(llm):
-    """Lets the engine tell every draft: (committed text, `Draft`) in the list that is returned."""
+    """The list to which the engine's drafter will append each draft, as (committed text, `Draft`)."""
     seen = []
     drafter = engine_of(llm).drafting.drafter
     propose = drafter.propose
@@ -22,7 +22,7 @@ def recorded(llm):
 
 
 def recorded_under_pressure(llm, prompts, sampling):
-    """What is drafted for prompts that were answered before, while sequences are preempted and prefixes found."""
+    """The recorded drafts for prompts that were answered before, while sequences are preempted and prefixes found."""
     llm.generate(prompts, sampling, use_tqdm=False)
     seen = recorded(llm)
     llm.generate(prompts, sampling, use_tqdm=False)

@@ -25,10 +25,10 @@ def test_a_draft_is_as_long_as_all_of_it_is_likely_enough(match_length, threshol
     def confidence(num_tokens):
         return prod(1 - discount(match_length + i) for i in range(num_tokens))
 
-    earned = confident_length(match_length, threshold=threshold, most=most)
-    assert 0 <= earned <= most
-    assert confidence(earned) >= threshold or not earned
-    assert earned == most or confidence(earned + 1) < threshold
+    length = confident_length(match_length, threshold=threshold, most=most)
+    assert 0 <= length <= most
+    assert confidence(length) >= threshold or not length
+    assert length == most or confidence(length + 1) < threshold
 
 
 @given(match_length=lengths, most=st.integers(0, 60))

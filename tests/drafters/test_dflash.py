@@ -62,8 +62,8 @@ def dense_draft(text, num_tokens):
     return logits[1:].argmax(-1).tolist()
 
 
-def assert_dense(bets, *, at_least):
-    drafted = [(text, list(draft.token_ids)) for text, draft in bets if draft]
+def assert_dense(seen, *, at_least):
+    drafted = [(text, list(draft.token_ids)) for text, draft in seen if draft]
     assert len(drafted) >= at_least
     assert [draft for _, draft in drafted] == [dense_draft(text, len(draft)) for text, draft in drafted]
 
@@ -72,54 +72,54 @@ def assert_dense(bets, *, at_least):
 @pytest.mark.parametrize("num_tokens", [1, BLOCK_SIZE - 1])
 def test_at_any_block_size_and_length_of_draft(block_size, num_tokens):
     llm = tiny_llm(dflash(num_speculative_tokens=num_tokens), block_size=block_size)
-    bets = recorded(llm)
+    seen = recorded(llm)
     llm.generate(PROMPTS[:6], GREEDY, use_tqdm=False)
-    assert_dense(bets, at_least=30)
+    assert_dense(seen, at_least=30)
 
 
 def test_where_several_tokens_are_accepted_at_once():
     llm = tiny_llm(dflash(**ALIKE))
-    bets = recorded(llm)
+    seen = recorded(llm)
     outputs = llm.generate(PROMPTS[:8], GREEDY, use_tqdm=False)
     assert sum(output.speculation.num_accepted_tokens for output in outputs) > 40
-    assert_dense(bets, at_least=40)
+    assert_dense(seen, at_least=40)
 
 
 def test_where_prompts_share_cached_blocks_in_a_second_run_too():
     llm = tiny_llm(dflash())
-    bets = recorded(llm)
+    seen = recorded(llm)
     for _ in range(2):
         llm.generate(PROMPTS[:12], GREEDY, use_tqdm=False)
     assert engine_of(llm).scheduler.num_cached_tokens > 0
-    assert_dense(bets, at_least=100)
+    assert_dense(seen, at_least=100)
 
 
 def test_where_cached_blocks_come_from_a_sequence_that_was_not_drafted_for():
     llm = tiny_llm(dflash())
-    bets = recorded(llm)
+    seen = recorded(llm)
     llm.generate(PROMPTS[:8], OFF, use_tqdm=False)
-    assert not bets
+    assert not seen
     llm.generate(PROMPTS[:8], GREEDY, use_tqdm=False)
-    assert_dense(bets, at_least=50)
+    assert_dense(seen, at_least=50)
 
 
 def test_where_sequences_are_preempted_and_prompts_chunked():
     llm = tiny_llm(dflash(**ALIKE), **TIGHT)
-    bets = recorded(llm)
+    seen = recorded(llm)
     llm.generate(PROMPTS[:40], GREEDY, use_tqdm=False)
     assert engine_of(llm).scheduler.num_preemptions > 0
-    assert_dense(bets, at_least=100)
+    assert_dense(seen, at_least=100)
 
 
 def test_a_long_text_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.dflash.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.dflash.MAX_TEXT_ROWS", 7)
     llm = tiny_llm(dflash())
-    bets = recorded(llm)
+    seen = recorded(llm)
     llm.generate(PROMPTS[:6], GREEDY, use_tqdm=False)
-    assert_dense(bets, at_least=30)
+    assert_dense(seen, at_least=30)
 
 
-def test_probabilities_are_told_where_they_are_asked_for():
+def test_a_drawn_draft_has_its_probabilities():
     llm = tiny_llm(dflash(draft_sample_method="probabilistic"))
     drafter, seen = engine_of(llm).drafting.drafter, []
     propose = drafter.propose
@@ -140,9 +140,9 @@ def test_a_reduced_vocabulary_drafts_tokens_of_the_target(tmp_path):
     folder = save_dflash(tmp_path, content, weights)
     for method, sampling in (("greedy", GREEDY), ("coupled", SAMPLED)):
         llm = tiny_llm(dflash(model=folder, draft_sample_method=method))
-        bets = recorded(llm)
+        seen = recorded(llm)
         llm.generate(PROMPTS[:4], sampling, use_tqdm=False)
-        tokens = {token for _, draft in bets for token in draft.token_ids}
+        tokens = {token for _, draft in seen for token in draft.token_ids}
         assert len(tokens) > 3
         assert tokens <= set(drafted.tolist())
 
@@ -151,18 +151,18 @@ def test_an_anchor_that_drafts_fills_a_whole_block(tmp_path):
     content = speculators_config(vocab_size=VOCAB_SIZE, draft_vocab_size=VOCAB_SIZE, sample_from_anchor=True)
     folder = save_dflash(tmp_path, content, dflash_weights())
     llm = tiny_llm(dflash(model=folder, num_speculative_tokens=BLOCK_SIZE))
-    bets = recorded(llm)
+    seen = recorded(llm)
     llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
-    assert max(len(draft) for _, draft in bets) == BLOCK_SIZE
+    assert max(len(draft) for _, draft in seen) == BLOCK_SIZE
 
 
-def test_beyond_its_own_maximum_it_is_silent_and_the_text_goes_on():
+def test_beyond_its_own_maximum_it_drafts_nothing_and_the_text_goes_on():
     llm = tiny_llm(dflash(max_model_len=30))
-    bets = recorded(llm)
+    seen = recorded(llm)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     outputs = llm.generate([[1, 2, 3], list(range(40))], sampling, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [40, 40]
-    assert max(len(text) + len(draft) for text, draft in bets if draft) == 30
+    assert max(len(text) + len(draft) for text, draft in seen if draft) == 30
 
 
 @needs_kernels
@@ -172,9 +172,9 @@ def test_on_the_kernels_drafts_do_not_depend_on_the_way_there():
     )
     drafts = []
     for llm in (loose, tight):
-        bets = recorded(llm)
+        seen = recorded(llm)
         llm.generate(PROMPTS[:30], GREEDY, use_tqdm=False)
-        drafts.append({tuple(text): draft for text, draft in bets if len(draft) == 4})
+        drafts.append({tuple(text): draft for text, draft in seen if len(draft) == 4})
     both = drafts[0].keys() & drafts[1].keys()
     assert len(both) > 100
     assert all(drafts[0][text] == drafts[1][text] for text in both)

@@ -65,7 +65,7 @@ def test_where_sequences_are_preempted_and_prompts_chunked():
 
 
 def test_a_long_prompt_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.passes.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.neural.forward.MAX_TEXT_ROWS", 7)
     assert rate(tiny_llm(twin()), PROMPTS[:8], GREEDY) == 1.0
 
 
@@ -109,7 +109,7 @@ def test_on_the_kernels_in_bf16_too():
     assert rate(tiny_llm(config, target=native_target(torch.bfloat16)), PROMPTS[:8], GREEDY) == 1.0
 
 
-def test_beyond_its_own_maximum_it_is_silent_and_the_text_goes_on():
+def test_beyond_its_own_maximum_it_drafts_nothing_and_the_text_goes_on():
     llm = tiny_llm(twin(max_model_len=30))
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     short, long = llm.generate([[1, 2, 3], list(range(40))], sampling, use_tqdm=False)

@@ -154,7 +154,7 @@ def test_a_dynamic_tree_holds_the_most_probable_paths(tmp_path):
     assert paths == best
 
 
-def test_a_head_beyond_its_own_maximum_is_silent(tmp_path):
+def test_a_head_beyond_its_own_maximum_drafts_nothing(tmp_path):
     llm = tiny_llm(config_of("eagle", tmp_path, max_model_len=30))
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     short, long = llm.generate([[1, 2, 3], list(range(40))], sampling, use_tqdm=False)

@@ -6,8 +6,79 @@ import pytest
 import torch
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.drafters.guard import check_draft, cut_draft
+from forerun.drafters.base import DraftRequest
+from forerun.drafters.guard import GuardedDrafter, check_draft, cut_draft
 from forerun.errors import DraftError
+from tests.drafters.texts import VOCAB_SIZE, sequence
+
+
+class Fragile:
+    """Drafts one token for each sequence that it has started; fails where the test says so."""
+
+    needs = frozenset()
+
+    def __init__(self):
+        self.fails = False
+        self.refused = set()
+        self.known = []
+
+    def start(self, sequence):
+        if sequence.seq_id in self.refused:
+            raise RuntimeError("not this one")
+        self.known.append(sequence.seq_id)
+
+    def propose(self, context):
+        if self.fails:
+            raise RuntimeError("not today")
+        assert all(request.sequence.seq_id in self.known for request in context.requests)
+        return [Draft((request.sequence.seq_id,)) for request in context.requests]
+
+    def stop(self, sequence):
+        self.known.remove(sequence.seq_id)
+
+
+def started(guarded, *seq_ids):
+    """Requests for new sequences, and a function that drafts for them."""
+    sequences = [sequence([1, 2], seq_id=seq_id) for seq_id in seq_ids]
+    for one in sequences:
+        guarded.start(one)
+    return sequences, lambda: guarded.propose([DraftRequest(one, 4, 4) for one in sequences], {})
+
+
+def test_a_drafter_that_failed_is_asked_again_in_the_next_step():
+    drafter = Fragile()
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    _, drafts = started(guarded, 1, 2)
+    drafter.fails = True
+    assert drafts() == [NO_DRAFT, NO_DRAFT]
+    drafter.fails = False
+    assert drafts() == [Draft((1,)), Draft((2,))]
+    assert guarded.num_failures == 1
+
+
+def test_a_sequence_that_cannot_be_started_costs_the_others_no_drafts_and_is_tried_again():
+    drafter = Fragile()
+    drafter.refused = {2}
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    sequences, drafts = started(guarded, 1, 2, 3)
+    assert drafts() == [Draft((1,)), NO_DRAFT, Draft((3,))]
+    assert guarded.num_failures == 2
+    drafter.refused = set()
+    assert drafts() == [Draft((1,)), Draft((2,)), Draft((3,))]
+    assert guarded.num_failures == 2
+    for one in sequences:
+        guarded.stop(one)
+        guarded.stop(one)
+    assert drafter.known == []
+    assert guarded.num_failures == 2
+
+
+def test_a_sequence_is_started_once_however_often_the_engine_says_so():
+    drafter = Fragile()
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    (one,), _ = started(guarded, 7)
+    guarded.start(one)
+    assert drafter.known == [7]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several drafters: who drafts for whom, who is not even asked, and who earned what."""
+"""Several drafters: which one drafts for which sequence, which is not asked, and the statistics of each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drafts_for(hybrid, seq_ids, *, max_tokens=8):
 # --- the rule -------------------------------------------------------------------------------------
 
 
-def test_each_sequence_gets_the_first_draft_that_is_long_enough_and_nobody_else_is_asked_for_it():
+def test_each_sequence_gets_the_first_draft_that_is_long_enough_and_no_later_drafter_is_asked():
     free = Scripted({1: Draft((4, 5, 6)), 2: Draft((4, 5)), 4: Draft((1, 1, 1, 1))})
     model = Scripted(dict.fromkeys((1, 2, 3, 4), Draft((9,))))
     hybrid = Hybrid([member("free", free, min_draft_tokens=3), member("model", model)])
@@ -74,7 +74,7 @@ def test_each_sequence_gets_the_first_draft_that_is_long_enough_and_nobody_else_
     assert model.asked == [2, 3]
 
 
-def test_where_the_last_is_silent_the_first_short_draft_stands():
+def test_where_the_last_draft_is_empty_the_first_short_one_is_taken():
     drafters = [Scripted({}), Scripted({1: Draft((4,))}), Scripted({1: Draft((5,))}), Scripted({})]
     hybrid = Hybrid([member(str(i), drafter, min_draft_tokens=3) for i, drafter in enumerate(drafters)])
     assert drafts_for(hybrid, [1, 2]) == [Draft((4,), source="1"), NO_DRAFT]
@@ -99,7 +99,7 @@ def test_a_drafter_drafts_no_more_than_it_may():
     assert drafts_for(hybrid, [1]) == [Draft((4, 5), source="short")]
 
 
-def test_a_drafter_that_fails_is_silent_and_counted():
+def test_a_drafter_that_fails_gives_no_drafts_and_is_counted():
     hybrid = Hybrid([member("failing", Failing(TARGET)), member("model", Scripted({1: Draft((9,))}))])
     assert drafts_for(hybrid, [1, 2]) == [Draft((9,), source="model"), NO_DRAFT]
     assert GuardedDrafter(hybrid, vocab_size=VOCAB_SIZE).num_failures == 1
@@ -137,24 +137,24 @@ def hybrid_config(*drafters, num_tokens=5):
 def test_a_twin_behind_copies_is_right_whenever_it_is_asked_again(settings):
     llm = tiny_llm(hybrid_config(FREE | {"min_draft_tokens": 1}, twin()), **settings)
     llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
-    earned = llm.stats.speculation.by_drafter
-    assert earned["ngram"].num_drafts > 50
-    assert earned["ngram"].acceptance_rate < 1.0
-    assert earned["draft_model"].num_drafts > 50
-    assert earned["draft_model"].acceptance_rate == 1.0
+    counts_of = llm.stats.speculation.by_drafter
+    assert counts_of["ngram"].num_drafts > 50
+    assert counts_of["ngram"].acceptance_rate < 1.0
+    assert counts_of["draft_model"].num_drafts > 50
+    assert counts_of["draft_model"].acceptance_rate == 1.0
     assert_nothing_is_held(llm)
 
 
 def test_two_models_with_kv_of_their_own_do_not_disturb_each_other():
     llm = tiny_llm(hybrid_config(twin(max_model_len=40), twin(num_speculative_tokens=3)))
     llm.generate(PROMPTS[:40], GREEDY, use_tqdm=False)
-    earned = llm.stats.speculation.by_drafter
-    assert earned.keys() == {"draft_model[0]", "draft_model[1]"}
-    assert [earned[name].acceptance_rate for name in sorted(earned)] == [1.0, 1.0]
-    assert len(earned["draft_model[1]"].reached_per_position) == 3
+    counts_of = llm.stats.speculation.by_drafter
+    assert counts_of.keys() == {"draft_model[0]", "draft_model[1]"}
+    assert [counts_of[name].acceptance_rate for name in sorted(counts_of)] == [1.0, 1.0]
+    assert len(counts_of["draft_model[1]"].reached_per_position) == 3
 
 
-def test_an_early_exit_behind_a_silent_model_drafts_as_it_does_alone():
+def test_an_early_exit_behind_a_model_that_drafts_nothing_drafts_as_it_does_alone():
     early_exit = {"method": "self", "exit_layer": 2}
     alone = tiny_llm(early_exit | {"num_speculative_tokens": 5})
     behind = tiny_llm(hybrid_config(twin(max_model_len=1, num_speculative_tokens=1), early_exit))
@@ -181,7 +181,7 @@ def test_the_kv_of_all_counts_in_the_memory():
     assert blocks[3] == pytest.approx(blocks[0] / 3, abs=2)
 
 
-def test_what_each_has_earned_adds_up_in_outputs_stats_and_metrics():
+def test_the_counts_of_each_add_up_in_outputs_stats_and_metrics():
     llm = tiny_llm(hybrid_config(FREE, twin()))
     outputs = llm.generate(PROMPTS[:12], GREEDY, use_tqdm=False)
     total = llm.stats.speculation

@@ -73,14 +73,14 @@ def test_latest_of_equally_long_matches_wins():
 
 
 @pytest.mark.parametrize("num_matching", [1, 2, 3, 4, 5])
-def test_a_draft_is_as_long_as_the_whole_match_earns(num_matching):
+def test_the_whole_match_decides_the_length_of_a_draft(num_matching):
     text = [7, 6, 5, 4, 3, *range(20, 32), *[7, 6, 5, 4, 3][5 - num_matching :]]
     draft = start_and_propose(drafter(1, 2, threshold=0.3), text, max_tokens=12)
     assert len(draft) == confident_length(num_matching, threshold=0.3, most=12)
     assert draft.token_ids == tuple(range(20, 20 + len(draft)))
 
 
-def test_a_match_that_earns_nothing_is_not_bet_on():
+def test_too_short_a_match_is_not_drafted_from():
     assert len(start_and_propose(drafter(1, 1, threshold=0.5), [1, 2, 3, 1])) == 0
 
 

@@ -77,7 +77,7 @@ def test_also_after_prefix_hits_preemption_and_chunks():
 
 
 def test_also_where_a_long_prompt_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("forerun.drafters.passes.MOST_ROWS", 7)
+    monkeypatch.setattr("forerun.drafters.neural.forward.MAX_TEXT_ROWS", 7)
     llm = tiny_llm(pard())
     seen = recorded(llm)
     llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
@@ -169,7 +169,7 @@ def test_vllms_spelling_is_the_same():
     assert drafts_of(pard(method="draft_model", parallel_drafting=True)) == drafts_of(pard())
 
 
-def test_beyond_its_own_maximum_it_is_silent():
+def test_beyond_its_own_maximum_it_drafts_nothing():
     llm = tiny_llm(pard(max_model_len=30))
     seen = recorded(llm)
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

@@ -106,13 +106,13 @@ def test_other_spellings_of_the_same(tmp_path):
     assert_drafts_are_those_of_the_formulas(seen, least=80)
 
 
-@pytest.mark.parametrize(("num_tokens", "is_told"), [(4, False), (6, True)])
-def test_more_tokens_than_were_trained_are_warned_of(num_tokens, is_told, tmp_path, caplog):
+@pytest.mark.parametrize(("num_tokens", "is_warned"), [(4, False), (6, True)])
+def test_more_tokens_than_were_trained_are_warned_of(num_tokens, is_warned, tmp_path, caplog):
     head = heads_eagle.in_speculators_layout(*heads_eagle.peagle(tiny_target()), kind="peagle")
     heads_eagle.save(tmp_path, *head)
     with caplog.at_level(logging.WARNING):
         tiny_llm({"method": "peagle", "model": str(tmp_path), "num_speculative_tokens": num_tokens})
-    assert ("may be 6 tokens deep; this head was trained to draft 4 in a pass" in caplog.text) == is_told
+    assert ("may be 6 tokens deep; this head was trained to draft 4 in a pass" in caplog.text) == is_warned
 
 
 # --- bad input ------------------------------------------------------------------------------------

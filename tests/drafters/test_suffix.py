@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,8 +158,9 @@ def test_responses_of_the_same_salt_are_shared():
     assert propose(suffix, asking).token_ids == (3, 4)
 
 
-def test_pool_of_no_responses_keeps_none():
-    suffix = with_past_responses([[1, 2, 3, 4]], max_cached_requests=0)
+@pytest.mark.parametrize("limit", ["max_cached_requests", "max_cached_tokens"])
+def test_pool_of_no_responses_keeps_none(limit):
+    suffix = with_past_responses([[1, 2, 3, 4]], **{limit: 0})
     assert len(start_and_propose(suffix, [1, 2])) == 0
 
 
@@ -167,11 +171,49 @@ def test_oldest_response_goes_first():
 
 
 def test_limit_on_responses_holds_over_all_salts():
-    pools = ResponsePools(max_responses=2, vocab_size=VOCAB_SIZE)
+    pools = ResponsePools(max_responses=2, max_tokens=100, vocab_size=VOCAB_SIZE)
     for salt in ("a", "b", "c"):
         pools.add([1, 2], salt)
     assert pools.pool("a") is None
     assert pools.pool("b") is not None
+
+
+@settings(deadline=None)
+@given(
+    responses=st.lists(st.tuples(st.integers(0, 12), st.sampled_from([None, "a", "b"])), max_size=12),
+    max_tokens=st.integers(0, 20),
+)
+def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, max_tokens):
+    pools = ResponsePools(max_responses=1000, max_tokens=max_tokens, vocab_size=VOCAB_SIZE)
+    kept: list[tuple[int, str | None]] = []
+    for length, salt in responses:
+        pools.add([1] * length, salt)
+        if length and max_tokens:
+            kept.append((min(length, max_tokens), salt))
+        while sum(length for length, _ in kept) > max_tokens:
+            kept.pop(0)
+    assert pools.num_tokens == sum(length for length, _ in kept)
+    for salt in (None, "a", "b"):
+        lengths = [length for length, own in kept if own == salt]
+        pool = pools.pool(salt)
+        assert (0 if pool is None else len(pool) - 1) == sum(lengths) + len(lengths)  # a break after each
+
+
+def test_long_responses_cost_no_more_memory_than_the_token_budget_allows():
+    budget, source = 5_000, random.Random(0)
+    pools = ResponsePools(max_responses=10_000, max_tokens=budget, vocab_size=50_000)
+    tracemalloc.start()
+    for _ in range(40):
+        pools.add([source.randrange(50_000) for _ in range(1_000)], None)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 250 * budget
+
+
+def test_of_a_response_longer_than_the_token_budget_the_end_is_kept():
+    suffix = with_past_responses([[1, 2, 3, 4, 5, 6, 7]], max_cached_tokens=3)
+    assert start_and_propose(suffix, [2, 3]).token_ids == ()
+    assert start_and_propose(suffix, [5, 6]).token_ids == (7,)
 
 
 @settings(deadline=None)
@@ -198,6 +240,8 @@ def test_default_number_of_tokens_is_the_tree_depth():
         ("suffix_decoding_max_tree_depth", 0),
         ("suffix_decoding_max_tree_depth", 2.0),
         ("suffix_decoding_max_cached_requests", -1),
+        ("suffix_decoding_max_cached_tokens", -1),
+        ("suffix_decoding_max_cached_tokens", 1e6),
         ("suffix_decoding_max_spec_factor", -0.1),
         ("suffix_decoding_max_spec_factor", float("inf")),
         ("suffix_decoding_min_token_prob", 1.5),

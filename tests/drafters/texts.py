@@ -43,4 +43,4 @@ def assert_valid(draft: Draft, *, max_tokens: int, max_depth: int) -> None:
     assert draft.parents is None or len(draft.parents) == len(draft)
     assert all(-1 <= draft.parent(node) < node for node in range(len(draft)))
     siblings = [(draft.parent(node), draft.token_ids[node]) for node in range(len(draft))]
-    assert len(set(siblings)) == len(siblings), "two siblings bet on the same token"
+    assert len(set(siblings)) == len(siblings), "two siblings have the same token"

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from forerun.drafters.features import last_features
-from forerun.drafters.kv_ledger import KVLedger
-from forerun.drafters.passes import Passes
+from forerun.drafters.neural.forward import PagedPasses, last_hidden_states
+from forerun.drafters.neural.kv import KVLedger
 from forerun.models.heads.dflash import DFlashHead
 
 
@@ -20,18 +19,18 @@ def features_from(offset):
     """A token's state is read `offset` places beside the token before it."""
 
     def plant(monkeypatch, head):
-        slots, text = Passes._slots, Passes._text
+        slots, text = PagedPasses._slots, PagedPasses._text_rows
 
-        def slots_beside(self, line, places):
-            beside = [min(max(place + offset, 0), line.end - 1) for place in places]
-            return [slot for place in beside for slot in slots(self, line, range(place, place + 1))]
+        def slots_beside(self, sequence, places):
+            beside = [min(max(place + offset, 0), sequence.draft_start - 1) for place in places]
+            return [slot for place in beside for slot in slots(self, sequence, range(place, place + 1))]
 
         def text_of(self, *args, **options):
             with monkeypatch.context() as reading:
-                reading.setattr(Passes, "_slots", slots_beside)
+                reading.setattr(PagedPasses, "_slots", slots_beside)
                 return text(self, *args, **options)
 
-        monkeypatch.setattr(Passes, "_text", text_of)
+        monkeypatch.setattr(PagedPasses, "_text_rows", text_of)
         return head
 
     return plant
@@ -59,15 +58,15 @@ def any_block_is_trusted(monkeypatch, head):
 
 def positions_begin_anew(monkeypatch, head):
     """The positions of drafted tokens are counted from the text's end."""
-    forward = Passes.forward
+    forward = PagedPasses.forward
 
     def anew(self, listed):
         for rows in listed:
-            if rows.start >= rows.line.end:
-                rows.positions = [rows.start - rows.line.end + 1]
+            if rows.start >= rows.sequence.draft_start:
+                rows.positions = [rows.start - rows.sequence.draft_start + 1]
         return forward(self, listed)
 
-    monkeypatch.setattr(Passes, "forward", anew)
+    monkeypatch.setattr(PagedPasses, "forward", anew)
     return head
 
 
@@ -75,15 +74,15 @@ def masks_from(offset):
     """Masks stand `offset` places beside where they are."""
 
     def plant(monkeypatch, head):
-        forward = Passes.forward
+        forward = PagedPasses.forward
 
         def beside(self, listed):
             for rows in listed:
                 places = range(rows.start, rows.start + len(rows.token_ids))
-                rows.positions = [place + offset * (place >= rows.line.end) for place in places]
+                rows.positions = [place + offset * (place >= rows.sequence.draft_start) for place in places]
             return forward(self, listed)
 
-        monkeypatch.setattr(Passes, "forward", beside)
+        monkeypatch.setattr(PagedPasses, "forward", beside)
         return head
 
     return plant
@@ -158,15 +157,15 @@ def renamed(names):
     return plant
 
 
-def last_features_from(offset, *, reader):
+def last_hidden_states_from(offset, *, reader):
     """The module `reader` of drafters takes a text's last state `offset` places beside its last computed token."""
 
     def plant(monkeypatch, head):
-        def beside(features, requests, *, block_size):
+        def beside(hidden_states, requests, *, block_size):
             moved = [replace(request, num_computed=request.num_computed + offset) for request in requests]
-            return last_features(features, moved, block_size=block_size)
+            return last_hidden_states(hidden_states, moved, block_size=block_size)
 
-        monkeypatch.setattr(f"forerun.drafters.{reader}.last_features", beside)
+        monkeypatch.setattr(f"forerun.drafters.{reader}.last_hidden_states", beside)
         return head
 
     return plant

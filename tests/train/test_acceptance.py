@@ -124,7 +124,7 @@ KINDS = {
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
             **faults.in_the_layer(MedusaHeads),
-            "features one place early": faults.last_features_from(-1, reader="medusa"),
+            "features one place early": faults.last_hidden_states_from(-1, reader="medusa"),
             "heads in another order": faults.renamed({"0.": "1.", "1.": "2.", "2.": "0."}),
         },
         language=walk,
@@ -133,7 +133,7 @@ KINDS = {
         settings=TrainSettings(num_steps=150, learning_rate=5e-3),
         faults={
             **faults.in_the_layer(MLPSpeculator),
-            "features one place early": faults.last_features_from(-1, reader="mlp_speculator"),
+            "features one place early": faults.last_hidden_states_from(-1, reader="mlp_speculator"),
             "steps in another order": faults.renamed(
                 {f"{part}.{i}.": f"{part}.{(i + 1) % 3}." for part in ("emb", "proj", "ln", "head") for i in range(3)}
             ),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli.options import JsonFlag
-from forerun.drafters.cards import CARDS
+from forerun.drafters.registry import DRAFTERS
 
 
 def drafters(*, json_output: JsonFlag = False) -> None:
@@ -23,13 +23,14 @@ def drafters(*, json_output: JsonFlag = False) -> None:
         forerun drafters --json
     """
     if json_output:
-        print(json.dumps({method: asdict(card) for method, card in CARDS.items()}))
+        print(json.dumps({method: asdict(row.info) for method, row in DRAFTERS.items()}))
         return
     table = Table.grid(padding=(0, 2))
-    for method, card in CARDS.items():
-        table.add_row(f"[bold]{method}[/]", "bets on", card.bets_on)
-        for name, value in (("training", card.training), ("trees", card.trees), ("loads", card.files)):
+    for method, row in DRAFTERS.items():
+        info = row.info
+        table.add_row(f"[bold]{method}[/]", "bets on", info.bets_on)
+        for name, value in (("training", info.training), ("trees", info.trees), ("loads", info.files)):
             table.add_row("", f"[dim]{name}[/]", value)
-        table.add_row("", "[dim]paper[/]", card.paper, end_section=True)
+        table.add_row("", "[dim]paper[/]", info.paper, end_section=True)
         table.add_row()
     Console(highlight=False).print(table)

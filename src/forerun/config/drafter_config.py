@@ -1,4 +1,4 @@
-"""Who drafts: the keys of a `speculative_config` that choose a drafter and set it."""
+"""The keys of a `speculative_config` that choose a drafter and set it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from forerun.drafters.base import Drafter, DrafterConfig, TargetInfo
-from forerun.drafters.registry import DRAFTERS
+from forerun.drafters.base import Drafter, DrafterConfig, DrafterResolver, ResolvesKeys, TargetInfo
+from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
 from forerun.errors import ConfigError, UnknownKeyError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -36,11 +36,6 @@ NEEDLESS_KEYS = {
     "enforce_eager": "drafters run eagerly",
 }
 """vLLM's keys for what is not done here -> why they change nothing."""
-
-FAMILY_MTP = "_mtp"  # vLLM once had a method for each family: "deepseek_mtp", "glm4_moe_mtp" ...
-
-NAMED_AFTER = ("peagle", "eagle3", "eagle", "medusa", "dflash", "pard", "mlp_speculator")
-"""Methods that checkpoints are named after, so that a model alone tells its method; the first that fits counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +79,26 @@ def read_keys(given: Any) -> dict[str, Any]:
     return keys
 
 
-def resolve_drafter(keys: Mapping[str, Any], *, other_keys: tuple[str, ...]) -> tuple[str, DrafterConfig]:
-    """The method's name, and the settings of its drafter.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyResolver:
+    """Resolves the settings of drafters inside another drafter's (see `DrafterResolver`)."""
+
+    max_draft_tokens: int
+    shared_keys: tuple[str, ...]
+
+    def read_keys(self, given: Any) -> dict[str, Any]:
+        """See `DrafterResolver`."""
+        return read_keys(given)
+
+    def resolve(self, keys: Mapping[str, Any], *, other_keys: tuple[str, ...]) -> tuple[str, DrafterConfig]:
+        """See `DrafterResolver`."""
+        return resolve_drafter(keys, other_keys=other_keys, resolver=self)
+
+
+def resolve_drafter(
+    keys: Mapping[str, Any], *, other_keys: tuple[str, ...], resolver: DrafterResolver
+) -> tuple[str, DrafterConfig]:
+    """The method's name and the settings of its drafter, which may resolve others with `resolver`.
 
     Raises:
         ConfigError: there is no such method, a value is out of range, or a key is neither the
@@ -101,7 +114,10 @@ def resolve_drafter(keys: Mapping[str, Any], *, other_keys: tuple[str, ...]) -> 
             )
     if isinstance(config_class, CustomConfig):
         return method, config_class
-    return method, config_class(**pick(keys, own_keys))
+    own = pick(keys, own_keys)
+    if issubclass(config_class, ResolvesKeys):
+        return method, config_class.from_keys(own, resolver)
+    return method, config_class(**own)
 
 
 def field_names(config_class: Any) -> tuple[str, ...]:
@@ -121,14 +137,17 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         return method.__name__, CustomConfig(drafter_class=method)
     if method is None and isinstance(model, (str, PathLike)):
         method = _inferred_method(str(model))
-    if isinstance(method, str) and method.endswith(FAMILY_MTP):
-        warnings.warn(f"speculative_config: method {method!r} is deprecated; write 'mtp'", FutureWarning, stacklevel=5)
-        method = "mtp"
+    if isinstance(method, str) and (today := renamed_method(method)) is not None:
+        warnings.warn(
+            f"speculative_config: method {method!r} is deprecated; write {today!r}", FutureWarning, stacklevel=5
+        )
+        method = today
     if method == "custom_class":
         return "custom_class", CustomConfig(drafter_class=_import_class(model))
     if method in DRAFTERS:
-        _check_model(str(method), model, takes_one="model" in field_names(DRAFTERS[str(method)]))
-        return str(method), DRAFTERS[str(method)]
+        config_class = DRAFTERS[str(method)].config_class
+        _check_model(str(method), model, takes_one="model" in field_names(config_class))
+        return str(method), config_class
     choices = (*DRAFTERS, "custom_class")
     if method is None:
         raise ConfigError(f"speculative_config: 'method' is missing; may be {', '.join(choices)} or a drafter class")
@@ -138,13 +157,12 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
 
 
 def _inferred_method(model: str) -> str:
-    """What a model without a method means: a drafter's own name, a class, a head named after its method, or a model that drafts (vLLM's rule)."""
+    """Infer the method from `model` alone: a method's name, a class, or a checkpoint (vLLM's rule)."""
     if model.strip("[]") in DRAFTERS:
         return model.strip("[]")
     if _is_dotted_path(model):
         return "custom_class"
-    name = Path(model).name.lower().replace("-", "").replace("_", "")
-    return next((method for method in NAMED_AFTER if method.replace("_", "") in name), "draft_model")
+    return method_of_checkpoint(Path(model).name)
 
 
 def _is_dotted_path(model: str) -> bool:

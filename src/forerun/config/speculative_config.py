@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from forerun.config.drafter_config import field_names, pick, read_keys, resolve_drafter
+from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
 from forerun.config.kv_transfer_config import resolve_kv_transfer
-from forerun.config.members import resolve_members
-from forerun.drafters.base import DrafterConfig, ExportsFeatures
-from forerun.drafters.silent import SilentConfig
+from forerun.drafters.base import DrafterConfig, ExportsHiddenStates
+from forerun.drafters.no_drafter import NoDrafterConfig
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean
 from forerun.executor.hidden_states import Storage
@@ -36,7 +35,7 @@ class SpeculativeConfig:
     """A resolved `speculative_config`: who drafts, who verifies, how many tokens; where hidden states go."""
 
     method: str = "none"
-    drafter: DrafterConfig = field(default_factory=SilentConfig)
+    drafter: DrafterConfig = field(default_factory=NoDrafterConfig)
     verifier: VerifierConfig = field(default_factory=MatchingConfig)
     num_speculative_tokens: int = 0
     schedule: Schedule = ()
@@ -44,8 +43,8 @@ class SpeculativeConfig:
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """The features that are saved when a sequence ends."""
-        return self.drafter.exported if isinstance(self.drafter, ExportsFeatures) else ()
+        """The hidden states that are saved when a sequence ends."""
+        return self.drafter.exported if isinstance(self.drafter, ExportsHiddenStates) else ()
 
     @property
     def control(self) -> SpeculationControl:
@@ -74,15 +73,17 @@ def resolve_speculative(
         ConfigError: a key or value that does not exist, is out of range, or does not fit the others.
     """
     if given is None:
-        return SpeculativeConfig(storage=_storage(kv_transfer_config, SilentConfig()))
+        return SpeculativeConfig(storage=_storage(kv_transfer_config, NoDrafterConfig()))
     keys = read_keys(given)
     given_tokens = keys.get("num_speculative_tokens")
     _check_num_tokens(given_tokens)
-    if "drafters" in keys:
-        keys["drafters"] = resolve_members(keys["drafters"], most=given_tokens or MAX_SPECULATIVE_TOKENS)
     verifier_class = VERIFIERS[_sample_method(keys.get("rejection_sample_method", "matching"))]
     verifier_keys = field_names(verifier_class)
-    method, drafter = resolve_drafter(keys, other_keys=(*_COMMON_KEYS, *verifier_keys))
+    resolver = KeyResolver(
+        max_draft_tokens=given_tokens or MAX_SPECULATIVE_TOKENS,
+        shared_keys=(*VERIFIER_KEYS, "num_speculative_tokens_per_batch_size"),
+    )
+    method, drafter = resolve_drafter(keys, other_keys=(*_COMMON_KEYS, *verifier_keys), resolver=resolver)
     num_tokens = drafter.default_num_speculative_tokens if given_tokens is None else given_tokens
     if num_tokens is None:
         raise ConfigError(
@@ -90,7 +91,7 @@ def resolve_speculative(
         )
     return SpeculativeConfig(
         method=method,
-        drafter=drafter if num_tokens else SilentConfig(),  # K = 0: nobody reads the prompts for nothing
+        drafter=drafter if num_tokens else NoDrafterConfig(),  # K = 0: nobody reads the prompts for nothing
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),
@@ -174,13 +175,13 @@ def _schedule(given: Any) -> Schedule:
 
 def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> Storage | None:
     """Where hidden states go, if the method saves them: one without the other is a mistake."""
-    if given is None and isinstance(drafter, ExportsFeatures):
+    if given is None and isinstance(drafter, ExportsHiddenStates):
         raise ConfigError(
             "kv_transfer_config: method 'extract_hidden_states' needs one; give {'kv_connector': "
             "'ExampleHiddenStatesConnector', 'kv_role': 'kv_producer', 'kv_connector_extra_config': "
             "{'shared_storage_path': folder}}"
         )
-    if given is not None and not isinstance(drafter, ExportsFeatures):
+    if given is not None and not isinstance(drafter, ExportsHiddenStates):
         raise ConfigError(
             "kv_transfer_config: goes with speculative_config method 'extract_hidden_states' only; leave it out"
         )

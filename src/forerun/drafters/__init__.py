@@ -1,1 +1,1 @@
-"""Drafters: each bets on the next tokens in its own way, blind to the others and to the verifier."""
+"""Drafters: one file per method, which knows neither the other methods nor the verifiers."""

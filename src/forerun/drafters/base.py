@@ -1,40 +1,44 @@
-"""The seam between engine and drafters."""
+"""What the engine and the drafters know of each other: settings, requests and the drafter itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.sequence import Sequence
-from forerun.kv.cache import KVCache
-from forerun.models.base import LoadedTarget
-from forerun.ops.sampling import SamplingRules
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.core.sequence import Sequence
+    from forerun.kv.cache import KVCache
+    from forerun.models.base import LoadedTarget
+    from forerun.ops.sampling import SamplingRules
 
 NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:
-    """What a drafter may know of the target when it is built."""
+    """What a drafter knows of the target when it is built."""
 
     vocab_size: int  # token ids are below this
     max_model_len: int  # no sequence has more tokens
     num_speculative_tokens: int  # the most nodes any draft may have
     max_num_seqs: int = 1  # the most sequences in a step
+    max_num_batched_tokens: int = 2048  # the most tokens that the target reads in a step
     block_size: int = 16  # KV places in a block
-    loaded: LoadedTarget | None = None  # None where a drafter is tried out alone
+    loaded: LoadedTarget | None = None  # None only where a drafter is built without an engine
 
     @property
     def itself(self) -> LoadedTarget:
         """The loaded target, for drafters that share its parts."""
-        assert self.loaded is not None, "the engine gives it"
+        assert self.loaded is not None, "the engine builds drafters with a loaded target"
         return self.loaded
 
 
@@ -46,7 +50,7 @@ class DrafterConfig(Protocol):
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """K where the user gives none; None: the user must give it."""
+        """The number of draft tokens where the user gives none, or None if the user must give it."""
         ...
 
     def build(self, target: TargetInfo) -> Drafter:
@@ -54,12 +58,57 @@ class DrafterConfig(Protocol):
         ...
 
 
+class DrafterResolver(Protocol):
+    """Resolves a user's keys into drafters' settings, for settings that hold those of other drafters."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most tokens that any draft may have."""
+        ...
+
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The keys of `speculative_config` that hold for all drafters together."""
+        ...
+
+    def read_keys(self, given: Any) -> dict[str, Any]:
+        """The user's keys in today's spelling.
+
+        Raises:
+            ConfigError: `given` is no dict, or holds a key that is no longer one.
+        """
+        ...
+
+    def resolve(self, keys: Mapping[str, Any], *, other_keys: tuple[str, ...]) -> tuple[str, DrafterConfig]:
+        """The method's name and its settings; keys in `other_keys` are the caller's.
+
+        Raises:
+            ConfigError: there is no such method, a key is unknown, or a value is out of range.
+        """
+        ...
+
+
+@runtime_checkable
+class ResolvesKeys(Protocol):
+    """A class of settings that makes itself from the user's keys, as it may hold other drafters' settings."""
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any], resolver: DrafterResolver) -> DrafterConfig:
+        """Make the settings from those of the user's `keys` that are its fields.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence that may get a draft: at most `max_tokens` nodes, at most `max_depth` deep.
+    """One sequence that may get a draft of at most `max_tokens` nodes, at most `max_depth` deep.
 
-    The target's KV of its first `num_computed` tokens lies in the blocks `block_ids` (a view, good for
-    this call); the last committed token is not among them yet. `rules` are its sampling rules.
+    The target's KV of its first `num_computed` tokens lies in the blocks `block_ids` (a view that is
+    valid during the call). That is all of them but the last committed token. `rules` are its sampling
+    rules; a request without rules is greedy.
     """
 
     sequence: Sequence
@@ -72,12 +121,12 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
-    """What a drafter sees of a step: the sequences to draft for, and the features it asked for.
+    """The input of a drafting step: the sequences to draft for, and the hidden states that the drafter needs.
 
     `features` maps each name in the drafter's `needs` to [num_slots, width]: the target's hidden state
-    after each token, at the slot (block id * block size + offset) of the token's place. Those of a
-    request's first `num_computed` tokens are there, wherever the tokens came from: an earlier step, a
-    prompt in chunks, the prefix cache.
+    of each token, at the slot (block id * block size + offset) of the token's place. Those of a
+    request's first `num_computed` tokens are there, wherever the tokens were computed: in an earlier
+    step, in a chunk of the prompt, or for another request and found in the prefix cache.
     """
 
     requests: Listing[DraftRequest]
@@ -85,38 +134,38 @@ class DraftContext:
 
 
 @runtime_checkable
-class ExportsFeatures(Protocol):
-    """Settings of a method that drafts nothing: its features go to a file when a sequence ends."""
+class ExportsHiddenStates(Protocol):
+    """Settings of a method whose hidden states are saved to a file when a sequence ends."""
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """The features' names, in their order in the file."""
+        """The names of the hidden states (as in `Drafter.needs`), in their order in the file."""
         ...
 
 
 class Drafter(Protocol):
-    """Bets on the next tokens. It may be wrong, late or silent; the output stays exact.
+    """Drafts the next tokens of sequences. Its drafts may be wrong or missing; the output stays exact.
 
-    `needs` names the target's features that are kept for it: "last_hidden", after the final norm, or
-    "hidden.N", the residual stream before layer N; most drafters need none.
+    `needs` names the hidden states of the target that are kept for it: "last_hidden", after the final
+    norm, or "hidden.N", the residual stream before layer N. Most drafters need none.
     """
 
     needs: frozenset[str]
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence has its first step: its prompt is known, perhaps its first tokens too."""
+        """Take in a new sequence after its first step; it has a prompt, and perhaps its first tokens."""
         ...
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return one draft per request, in order; `NO_DRAFT` where there is no bet worth making.
+        """Return one draft per request, in their order; `NO_DRAFT` where no draft is worth verifying.
 
-        Steps in which a sequence gets no draft are not reported: catch up from its committed
-        tokens. A draft over the request's limits is cut.
+        A sequence may have been left out of any number of steps since the last call: catch up from its
+        committed tokens. A draft over the request's limits is cut.
         """
         ...
 
     def stop(self, sequence: Sequence) -> None:
-        """A sequence has ended, finished or aborted; its tokens are final."""
+        """Forget a sequence that has finished or was aborted; its tokens are final."""
         ...
 
 
@@ -124,14 +173,14 @@ class Drafter(Protocol):
 class KeepsKV(Protocol):
     """A drafter with KV: entries of its own for each of the target's blocks, or in the target's own layers.
 
-    Its entries of a text lie in the target's blocks, under the same ids, so that a block found by its
-    prefix serves both. What a draft writes beyond the committed text goes to scratch blocks, which no
-    sequence ever holds.
+    Its entries of a text lie in blocks with the ids of the target's, so that a block found in the
+    prefix cache serves both. What a draft writes beyond the committed text goes to scratch blocks,
+    which no sequence ever holds.
     """
 
-    kv_bytes_per_block: int  # of its own entries for one of the target's blocks; 0: it uses the target's
+    kv_bytes_per_block: int  # of its own entries for one of the target's blocks; 0 where it uses the target's
     num_scratch_blocks: int
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
-        """Take the memory, once, before the first sequence: the scratch blocks follow the `num_blocks` of the sequences."""
+        """Allocate the memory, once and before the first sequence; the scratch blocks follow the sequences' `num_blocks`."""
         ...

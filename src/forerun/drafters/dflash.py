@@ -13,13 +13,10 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch
 from forerun.core.draft import Draft
 from forerun.drafters.base import Drafter, TargetInfo
-from forerun.drafters.independent import IndependentWriter
-from forerun.drafters.kv_drafter import KVDrafter
-from forerun.drafters.parallel_writer import depth_of, write_at_once
-from forerun.drafters.passes import MOST_ROWS, Line, Rows
-from forerun.drafters.predictor import Prediction
-from forerun.drafters.wording import WordedConfig, check_longest, longest_text
-from forerun.drafters.writers import ForwardPasses
+from forerun.drafters.neural.forward import MAX_TEXT_ROWS, DraftSequence, ForwardPasses, Prediction, QueryRows
+from forerun.drafters.neural.kv import KVDrafter, check_max_model_len, resolve_max_model_len
+from forerun.drafters.neural.parallel import TreeBuilder, draft_depth, make_tree_builder, write_in_one_pass
+from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.kv.cache import KVCache
 from forerun.models.heads.dflash import DFlashHead, load_dflash
 from forerun.models.store import resolve_model
@@ -27,8 +24,8 @@ from forerun.ops.attention.base import Attend, Attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig(WordedConfig):
-    """vLLM's keys: the head's checkpoint, how its tokens are chosen (`Wording`), and how far it may go.
+class DFlashConfig(DraftSamplingConfig):
+    """vLLM's keys: the head's checkpoint, how tokens are picked (`DraftSampling`), and the longest text to draft for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -38,8 +35,8 @@ class DFlashConfig(WordedConfig):
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        WordedConfig.__post_init__(self)
-        check_longest(self.max_model_len)
+        DraftSamplingConfig.__post_init__(self)
+        check_max_model_len(self.max_model_len)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the head.
@@ -49,27 +46,30 @@ class DFlashConfig(WordedConfig):
             ModelError: the head cannot be loaded or was not made for this target.
         """
         head = load_dflash(resolve_model(str(self.model)), target.itself)
-        wording = self.wording
-        wording.check_depth(target.num_speculative_tokens, deepest=head.max_tokens)
-        longest = longest_text(self.max_model_len, allowed=head.max_model_len)
-        return DFlash(head, target, wording.independent_writer(target, head), max_model_len=longest)
+        self.sampling.check_depth(target.num_speculative_tokens, deepest=head.max_tokens)
+        max_model_len = resolve_max_model_len(self.max_model_len, allowed=head.max_model_len)
+        return DFlash(head, target, make_tree_builder(self.sampling, target, head), max_model_len=max_model_len)
 
 
 class DFlash(KVDrafter):
-    """Writes the context's entries from the target's features, then drafts a block after each text in one pass."""
+    """Makes the context's KV entries from the target's hidden states, then drafts a block after each text in one pass."""
 
-    def __init__(self, head: DFlashHead, target: TargetInfo, words: IndependentWriter, *, max_model_len: int) -> None:
+    def __init__(self, head: DFlashHead, target: TargetInfo, builder: TreeBuilder, *, max_model_len: int) -> None:
         self._blocks = BlockPredictor(head)
-        super().__init__(self._blocks, target, BlockWriter(words, self._blocks), max_model_len=max_model_len)
+        super().__init__(self._blocks, target, BlockWriter(builder, self._blocks), max_model_len=max_model_len)
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """See `KeepsKV`."""
         super().use_kv(target_cache, num_blocks=num_blocks)
         self._blocks.use(self._cache, self._attention)
 
+    def _read_until(self, sequence: DraftSequence, end: int, hidden_states: Mapping[str, Tensor]) -> None:
+        self._blocks.write_context([sequence], [end], hidden_states)
+        sequence.num_read = end
+
 
 class BlockPredictor:
-    """The head as a `Predictor` of blocks, which follow entries that `write_context` has made."""
+    """The head as a `Predictor` of blocks that follow the entries made by `write_context`."""
 
     num_hidden = 0
 
@@ -83,12 +83,12 @@ class BlockPredictor:
         self.head = head
 
     def use(self, cache: KVCache, attention: Attention) -> None:
-        """Keep the entries there."""
+        """Keep the entries in `cache`."""
         self._cache = cache
         self._attention = attention
 
-    def read_states(self, features: Mapping[str, Tensor], slots_before: Tensor) -> None:
-        """A block's rows are tokens and nothing else."""
+    def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> None:
+        """None: the rows of a block are tokens alone."""
 
     def predict(self, batch: ForwardBatch, states: Tensor | None, attend: Attend) -> Prediction:  # noqa: ARG002
         """See `Predictor`."""
@@ -100,19 +100,21 @@ class BlockPredictor:
         sequences = [replace(rows, tree_mask=None) for rows in batch.sequences]
         return self._attention.begin(replace(batch, sequences=sequences), self._cache)
 
-    def write_context(self, lines: Listing[Line], features: Mapping[str, Tensor]) -> None:
-        """The entries of the places that the target has computed since, of all lines; of long texts part by part."""
+    def write_context(
+        self, sequences: Listing[DraftSequence], ends: Listing[int], hidden_states: Mapping[str, Tensor]
+    ) -> None:
+        """Make the entries of each sequence's unread places before its end; those of long texts part by part."""
         block_size = self._cache.block_size
-        places = [np.arange(line.start, line.request.num_computed) for line in lines]
-        blocks = [line.table[own // block_size] for line, own in zip(lines, places, strict=True)]
+        places = [np.arange(sequence.num_read, end) for sequence, end in zip(sequences, ends, strict=True)]
+        blocks = [sequence.block_ids[own // block_size] for sequence, own in zip(sequences, places, strict=True)]
         positions = np.concatenate(places)
         slots = np.concatenate(blocks).astype(np.int64) * block_size + positions % block_size
-        for first in range(0, len(slots), MOST_ROWS):
-            rows = slice(first, first + MOST_ROWS)
-            self._write(self._tensor(slots[rows]), self._tensor(positions[rows]), features)
+        for first in range(0, len(slots), MAX_TEXT_ROWS):
+            rows = slice(first, first + MAX_TEXT_ROWS)
+            self._write(self._tensor(slots[rows]), self._tensor(positions[rows]), hidden_states)
 
-    def _write(self, slots: Tensor, positions: Tensor, features: Mapping[str, Tensor]) -> None:
-        entries = self.head.context([features[name].index_select(0, slots) for name in self.head.needs], positions)
+    def _write(self, slots: Tensor, positions: Tensor, hidden_states: Mapping[str, Tensor]) -> None:
+        entries = self.head.context([hidden_states[name].index_select(0, slots) for name in self.head.needs], positions)
         for kept, new in zip(self._cache.layers, entries, strict=True):
             kept.key.index_copy_(0, slots, new.key.to(kept.key.dtype))
             kept.value.index_copy_(0, slots, new.value.to(kept.value.dtype))
@@ -122,24 +124,30 @@ class BlockPredictor:
 
 
 class BlockWriter:
-    """A draft from one pass over the text's last token, of which the target has computed nothing yet, and masks; each sees all."""
+    """Writes a draft in one pass over the text's last token, which the target has not computed yet, and masks behind it.
 
-    def __init__(self, words: IndependentWriter, predictor: BlockPredictor) -> None:
-        self.num_places = words.depth + 1
-        self._words = words
+    All rows of the block see each other.
+    """
+
+    def __init__(self, builder: TreeBuilder, predictor: BlockPredictor) -> None:
+        self.num_places = builder.depth + 1
+        self._builder = builder
         self._predictor = predictor
 
-    def write(self, passes: ForwardPasses, lines: Listing[Line], features: Mapping[str, Tensor]) -> list[Draft]:
+    def write(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft]:
         """See `Writer`."""
-        wanted = [line for line in lines if line.is_wanted]
-        if wanted:
-            self._predictor.write_context(wanted, features)
-        return write_at_once(self._words, passes, lines, [self._block(line) for line in wanted])
+        asking = [sequence for sequence in sequences if sequence.wants_draft]
+        if asking:
+            ends = [sequence.request.num_computed for sequence in asking]
+            self._predictor.write_context(asking, ends, hidden_states)
+        return write_in_one_pass(self._builder, passes, sequences, [self._block(sequence) for sequence in asking])
 
-    def _block(self, line: Line) -> Rows:
-        place = line.request.num_computed
-        (anchor,) = line.request.sequence.tokens_from(place)
-        num_tokens = depth_of(line, self._words)
+    def _block(self, sequence: DraftSequence) -> QueryRows:
+        place = sequence.request.num_computed
+        (anchor,) = sequence.request.sequence.tokens_from(place)
+        num_tokens = draft_depth(sequence, self._builder)
         token_ids = self._predictor.head.block(anchor, num_tokens)
         mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool)
-        return Rows(line=line, token_ids=token_ids, start=place, num_wanted=num_tokens, mask=mask)
+        return QueryRows(sequence=sequence, token_ids=token_ids, start=place, num_predicted=num_tokens, tree_mask=mask)

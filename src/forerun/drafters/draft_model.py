@@ -9,11 +9,11 @@ import torch
 
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
-from forerun.drafters.kv_drafter import KVDrafter
-from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
-from forerun.drafters.predictor import ModelPredictor
-from forerun.drafters.wording import WordedConfig, check_longest, longest_text
-from forerun.drafters.writers import Writer
+from forerun.drafters.neural.forward import ModelPredictor
+from forerun.drafters.neural.kv import KVDrafter, check_max_model_len, resolve_max_model_len
+from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting, make_tree_builder
+from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
 from forerun.models.base import CausalModel, LoadedTarget, TargetModel
 from forerun.models.config_file import read_config
@@ -27,11 +27,11 @@ QUANTIZATIONS = (None, "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModelConfig(WordedConfig):
-    """vLLM's keys: which model drafts, in which weights, how its tokens are chosen (`Wording`), and how far it may go.
+class DraftModelConfig(DraftSamplingConfig):
+    """vLLM's keys: the draft model, its weights, how tokens are picked (`DraftSampling`), and the longest text to draft for.
 
-    `use_heterogeneous_vocab` lets its tokenizer be another than the target's. With `parallel_drafting` it writes all
-    tokens of a draft in one pass (`ParallelWriter`).
+    `use_heterogeneous_vocab` allows a tokenizer that differs from the target's. With `parallel_drafting` the
+    model drafts all tokens in one pass (`MaskWriter`).
 
     Raises:
         ConfigError: a value is out of range.
@@ -44,11 +44,11 @@ class DraftModelConfig(WordedConfig):
     parallel_drafting: bool = False
 
     def __post_init__(self) -> None:
-        WordedConfig.__post_init__(self)
+        DraftSamplingConfig.__post_init__(self)
         check_parallel_drafting(self.parallel_drafting)
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
-        check_longest(self.max_model_len)
+        check_max_model_len(self.max_model_len)
         if not isinstance(self.use_heterogeneous_vocab, bool):
             raise ConfigError(f"use_heterogeneous_vocab: got {self.use_heterogeneous_vocab!r}; may be True or False")
 
@@ -56,26 +56,26 @@ class DraftModelConfig(WordedConfig):
         """Load the model.
 
         Raises:
-            ConfigError: its vocabulary is not the target's and cannot or may not be translated, or
-                `max_model_len` is above what it was made for.
-            ModelError: it cannot be loaded, or shall draft in parallel and names no mask token.
+            ConfigError: its vocabulary differs from the target's and cannot or may not be translated, or
+                `max_model_len` is above what the model was made for.
+            ModelError: it cannot be loaded, or drafts in parallel and names no mask token.
         """
         path = resolve_model(str(self.model))
         own = load_beside(target.itself, path, quantization=self.quantization)
         model = with_vocabulary_of(target.itself, own, path, use_heterogeneous_vocab=self.use_heterogeneous_vocab)
-        longest = longest_text(self.max_model_len, allowed=model.max_model_len)
+        max_model_len = resolve_max_model_len(self.max_model_len, allowed=model.max_model_len)
         predictor = ModelPredictor(model)
         if self.parallel_drafting:
-            words = self.wording.independent_writer(target, predictor)
-            writer: Writer = ParallelWriter(words, _read_mask(path, own, model))
+            builder = make_tree_builder(self.sampling, target, predictor)
+            writer: Writer = MaskWriter(builder, _read_mask(path, own, model))
         else:
-            writer = self.wording.writer(target, predictor)
-        return KVDrafter(predictor, target, writer, max_model_len=longest)
+            writer = make_writer(self.sampling, target, predictor)
+        return KVDrafter(predictor, target, writer, max_model_len=max_model_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PardConfig(DraftModelConfig):
-    """The same for a model that was trained to draft in parallel (PARD, arXiv 2504.18583)."""
+    """The settings of a model that was trained to draft in parallel (PARD, arXiv 2504.18583)."""
 
     parallel_drafting: bool = True
 

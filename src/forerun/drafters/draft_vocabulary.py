@@ -1,4 +1,4 @@
-"""Whether a draft model's tokens are the target's, and translating between them where they are not."""
+"""A draft model's vocabulary compared with the target's, and translated where they differ."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 logger = logging.getLogger(__name__)
 
 SAME_VOCABULARY = 0.9  # of the tokens; fine-tuning adds and renames some
-LEAST_TWINS = 0.1  # of the smaller vocabulary; with fewer a draft model can hardly say anything
+LEAST_TWINS = 0.1  # of the smaller vocabulary; with fewer a draft model can hardly draft anything
 
 
 def with_vocabulary_of(
     target: LoadedTarget, model: CausalModel, path: Path, *, use_heterogeneous_vocab: bool
 ) -> CausalModel:
-    """The draft model in `path` as one that takes and judges the target's tokens.
+    """Return the draft model in `path` as one that reads and predicts the target's tokens.
 
-    It is `model` itself where their tokens are the same, or cannot be compared but are as many. The
-    same tokens in logits of another width (padding rows) are translated without being asked to.
+    That is `model` itself where the tokens are the same, or where they cannot be compared but there are
+    as many. The same tokens in logits of another width (padding rows) are always translated.
 
     Raises:
-        ConfigError: the tokens differ and nobody asked to translate, or too few can be translated.
+        ConfigError: the tokens differ and `use_heterogeneous_vocab` is False, or too few can be translated.
         ModelError: a tokenizer cannot be read.
     """
     width = target.model.vocab_size
@@ -47,7 +47,7 @@ def with_vocabulary_of(
 
 
 def _check_uncompared(target: LoadedTarget, model: CausalModel, path: Path, *, use_heterogeneous_vocab: bool) -> None:
-    """Without both tokenizers, refuse to translate, and what is plainly another vocabulary."""
+    """Raise `ConfigError` where one tokenizer is missing and a translation is asked for, or the sizes differ."""
     if use_heterogeneous_vocab:
         whose = "the target" if target.tokenizer is None else f"draft model {path}"
         raise ConfigError(
@@ -63,7 +63,7 @@ def _check_uncompared(target: LoadedTarget, model: CausalModel, path: Path, *, u
 
 
 def _count_same(target: Tokenizer, draft: Tokenizer) -> tuple[int, int]:
-    """How many ids mean the same token in both, of how many."""
+    """The number of ids that mean the same token in both, and the number of tokens of the larger vocabulary."""
     ours, theirs = target.tokens, draft.tokens
     return len(ours.items() & theirs.items()), max(len(ours), len(theirs))
 
@@ -71,7 +71,7 @@ def _count_same(target: Tokenizer, draft: Tokenizer) -> tuple[int, int]:
 def _translated(
     target_tokenizer: Tokenizer, width: int, model: CausalModel, draft_tokenizer: Tokenizer, path: Path
 ) -> VocabularyMappedModel:
-    """The model behind a map of its tokens."""
+    """The model behind a map from the target's tokens to its own."""
     target, draft = target_tokenizer.vocabulary(width), draft_tokenizer.vocabulary(model.vocab_size)
     vocabulary_map = map_vocabulary(target, draft, vocab_size=width)
     num_twins, smaller = vocabulary_map.num_twins, min(len(target.text_ids), len(draft.text_ids))

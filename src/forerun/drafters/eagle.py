@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from forerun.drafters.base import Drafter, TargetInfo
-from forerun.drafters.kv_drafter import KVDrafter
-from forerun.drafters.parallel_writer import ParallelWriter, check_parallel_drafting
-from forerun.drafters.predictor import HeadPredictor
-from forerun.drafters.wording import WordedConfig, check_longest, longest_text
-from forerun.drafters.writers import Writer
+from forerun.drafters.neural.forward import HeadPredictor
+from forerun.drafters.neural.kv import KVDrafter, check_max_model_len, resolve_max_model_len
+from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting, make_tree_builder
+from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.heads.base import DraftHead
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig(WordedConfig):
-    """vLLM's keys: the head's checkpoint, how its tokens are chosen (`Wording`), and how far it may go.
+class EagleConfig(DraftSamplingConfig):
+    """vLLM's keys: the head's checkpoint, how tokens are picked (`DraftSampling`), and the longest text to draft for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -39,8 +39,8 @@ class EagleConfig(WordedConfig):
     load: ClassVar[Callable[[Path, LoadedTarget], DraftHead]] = load_eagle
 
     def __post_init__(self) -> None:
-        WordedConfig.__post_init__(self)
-        check_longest(self.max_model_len)
+        DraftSamplingConfig.__post_init__(self)
+        check_max_model_len(self.max_model_len)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the head.
@@ -51,16 +51,16 @@ class EagleConfig(WordedConfig):
         """
         head = type(self).load(resolve_model(str(self.model)), target.itself)
         predictor = HeadPredictor(head)
-        return self._drafter(target, predictor, self.wording.writer(target, predictor))
+        return self._drafter(target, predictor, make_writer(self.sampling, target, predictor))
 
     def _drafter(self, target: TargetInfo, predictor: HeadPredictor, writer: Writer) -> Drafter:
-        longest = longest_text(self.max_model_len, allowed=predictor.max_model_len)
-        return KVDrafter(predictor, target, writer, max_model_len=longest)
+        max_model_len = resolve_max_model_len(self.max_model_len, allowed=predictor.max_model_len)
+        return KVDrafter(predictor, target, writer, max_model_len=max_model_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(EagleConfig):
-    """The same for EAGLE-3's head; with `parallel_drafting` for P-EAGLE's, which writes all tokens of a draft in one pass."""
+    """The settings of EAGLE-3's head, or with `parallel_drafting` of P-EAGLE's, which drafts all tokens in one pass."""
 
     parallel_drafting: bool = False
 
@@ -76,19 +76,19 @@ class Eagle3Config(EagleConfig):
             return EagleConfig.build(self, target)
         head = load_peagle(resolve_model(str(self.model)), target.itself)
         predictor = HeadPredictor(head)
-        words = self.wording.independent_writer(target, predictor)
-        if head.num_trained is not None and words.depth > head.num_trained:
+        builder = make_tree_builder(self.sampling, target, predictor)
+        if head.num_trained is not None and builder.depth > head.num_trained:
             logger.warning(
                 "drafts may be %d tokens deep; this head was trained to draft %d in a pass, later ones will seldom be right",
-                words.depth,
+                builder.depth,
                 head.num_trained,
             )
-        return self._drafter(target, predictor, ParallelWriter(words, head.mask))
+        return self._drafter(target, predictor, MaskWriter(builder, head.mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PEagleConfig(Eagle3Config):
-    """The same for P-EAGLE's head alone (arXiv 2602.01469)."""
+    """The settings of P-EAGLE's head alone (arXiv 2602.01469)."""
 
     parallel_drafting: bool = True
 

@@ -1,6 +1,6 @@
-"""No drafts: hidden states of the target's layers are kept, and saved when a sequence ends.
+"""vLLM's method of this name: no drafts, but hidden states of the target are saved when a sequence ends.
 
-vLLM's method of this name. Drafters such as EAGLE are trained on what it saves.
+Drafters such as EAGLE are trained on them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.drafters.base import Drafter, TargetInfo
-from forerun.drafters.silent import Silent
+from forerun.drafters.no_drafter import NoDrafter
 from forerun.errors import ConfigError, refuse_unknown_keys
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -51,16 +51,16 @@ class ExtractHiddenStatesConfig:
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """The layers as features."""
+        """The layers by the names that `Drafter.needs` has for them."""
         return tuple(f"hidden.{layer}" for layer in self.layer_ids)
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """What vLLM's users must give."""
+        """1, which vLLM's users must give."""
         return 1
 
     def build(self, target: TargetInfo) -> Drafter:
-        """Make a drafter that drafts nothing, but for whom the features are kept.
+        """Make a drafter that drafts nothing but `needs` the hidden states, so that they are kept.
 
         Raises:
             ConfigError: the target has not so many layers.
@@ -71,11 +71,11 @@ class ExtractHiddenStatesConfig:
                 f"{LAYERS_KEY}: got layer {max(self.layer_ids)}; may be 0 (the embeddings) to {num_layers} (after this "
                 "target's last layer)"
             )
-        return Silent(frozenset(self.exported))
+        return NoDrafter(frozenset(self.exported))
 
 
 def _value(given: Any, name: str, key: str) -> Any:
-    """What the dict `given` holds under its only key."""
+    """The value under the only key of the dict `given`."""
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(
             f"{name}: got {given!r:.80}; method 'extract_hidden_states' needs "

@@ -1,18 +1,20 @@
-"""Asks a drafter for bets and lets none of its faults out."""
+"""The guard around a drafter: its failures and impossible drafts cost the draft, never the text."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest
 from forerun.errors import DraftError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.core.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -23,63 +25,79 @@ class GuardsMembers(Protocol):
 
     @property
     def num_member_failures(self) -> int:
-        """What their guards have caught."""
+        """The number of failures that their guards have caught."""
         ...
 
 
 class GuardedDrafter:
-    """A drafter behind a guard: a failure or an impossible draft costs the draft, never the text.
+    """A drafter whose exceptions are caught and whose drafts are checked, as it may be a third party's.
 
-    A drafter may be a third party's, so whatever it raises is caught here. It is told of each
-    sequence once, and of its end if it was told of its beginning; saying so again does nothing.
-    The first failure is logged with its cause.
+    A failure costs the drafts of that call only: the drafter is asked again in the next step. A
+    sequence that it failed to start gets no drafts, holds up no other one, and is started again before
+    its next draft. The first failure is logged with its cause; all are counted.
+
+    `start` and `stop` may be called repeatedly; the drafter's are called once for each sequence.
     """
 
     def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
         self.drafter = drafter
-        # asked once: whether it fits a protocol takes long to find out, and the engine counts in each step
+        # checked once: whether an object fits a protocol takes long to find out, and the engine counts in each step
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
-        self._started: set[int] = set()  # seq_ids
+        self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
 
     @property
     def num_failures(self) -> int:
-        """What was caught so far, here and by the guards of the drafter's members."""
+        """The number of failures caught so far, here and by the guards of the drafter's members."""
         return self._num_caught + (0 if self._group is None else self._group.num_member_failures)
 
     def start(self, sequence: Sequence) -> None:
-        """Tell the drafter of a new sequence."""
-        if sequence.seq_id in self._started:
-            return
-        self._started.add(sequence.seq_id)
-        try:
-            self.drafter.start(sequence)
-        except Exception as error:
-            self._note_failure(error)
+        """Start a sequence in the drafter."""
+        if sequence.seq_id not in self._started:
+            self._started[sequence.seq_id] = self._try_start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
-        """Tell the drafter that a sequence has ended."""
-        if sequence.seq_id not in self._started:
+        """Stop a sequence in the drafter."""
+        if self._started.pop(sequence.seq_id, None) is None:
             return
-        self._started.remove(sequence.seq_id)
         try:
             self.drafter.stop(sequence)
         except Exception as error:
             self._note_failure(error)
 
     def propose(self, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
-        """One valid draft per request, within its limits; empty where the drafter fails."""
-        if not requests:
-            return []
+        """Return one valid draft per request, within its limits; empty where the drafter fails."""
+        ready = [request for request in requests if self._is_ready(request.sequence)]
+        if not ready:
+            return [NO_DRAFT] * len(requests)
         try:
-            drafts = self.drafter.propose(DraftContext(requests=requests, features=features))
-            if len(drafts) != len(requests):
-                raise DraftError(f"propose returned {len(drafts)} drafts for {len(requests)} requests; return one each")
+            drafts = self.drafter.propose(DraftContext(requests=ready, features=features))
+            if len(drafts) != len(ready):
+                raise DraftError(f"propose returned {len(drafts)} drafts for {len(ready)} requests; return one each")
         except Exception as error:
             self._note_failure(error)
             return [NO_DRAFT] * len(requests)
-        return [self._checked(draft, request) for draft, request in zip(drafts, requests, strict=True)]
+        checked = [self._checked(draft, request) for draft, request in zip(drafts, ready, strict=True)]
+        if len(ready) == len(requests):
+            return checked
+        by_id = {request.sequence.seq_id: draft for request, draft in zip(ready, checked, strict=True)}
+        return [by_id.get(request.sequence.seq_id, NO_DRAFT) for request in requests]
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether the drafter knows the sequence; start it again if that failed before."""
+        if self._started.get(sequence.seq_id, True):
+            return True
+        self._started[sequence.seq_id] = self._try_start(sequence)
+        return self._started[sequence.seq_id]
+
+    def _try_start(self, sequence: Sequence) -> bool:
+        try:
+            self.drafter.start(sequence)
+        except Exception as error:
+            self._note_failure(error)
+            return False
+        return True
 
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
         try:
@@ -104,7 +122,7 @@ class GuardedDrafter:
 def check_draft(draft: Draft, *, vocab_size: int) -> None:
     """Raise `DraftError` unless `draft` is a draft and every token and parent of it is possible."""
     if not isinstance(draft, Draft):
-        raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is no bet")
+        raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is nothing to draft")
     if not draft.token_ids:
         return
     for token_id in draft.token_ids:
@@ -127,7 +145,7 @@ def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
 
 
 def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
-    """The part of `draft` within both limits; still a draft, since ancestors are never deeper."""
+    """Cut `draft` to both limits; what remains is a draft, as a node's ancestors are never deeper than itself."""
     if draft.is_chain:
         return draft.first(min(max_tokens, max_depth))
     depths = draft.depths()

@@ -1,22 +1,51 @@
 """Several drafters in order of preference: copying where the text repeats itself, a model where it does not.
 
 SuffixDecoding (arXiv 2411.04975) falls back to a model where its own draft promises little; here the
-list may have any drafters, and how much a draft promises is told by its length.
+list may hold any drafters, and the length of a draft says how much it promises.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Listing
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, KeepsKV, TargetInfo
+from forerun.drafters.base import (
+    DraftContext,
+    Drafter,
+    DrafterConfig,
+    DrafterResolver,
+    DraftRequest,
+    KeepsKV,
+    TargetInfo,
+)
 from forerun.drafters.guard import GuardedDrafter
-from forerun.drafters.member import MemberConfig, naming_member
-from forerun.errors import ConfigError
-from forerun.kv.cache import KVCache
+from forerun.errors import ConfigError, ForerunError, UnknownKeyError
+
+if TYPE_CHECKING:
+    from forerun.kv.cache import KVCache
+
+DEFAULT_MIN_DRAFT_TOKENS = 2
+"""Of a copy that long about one token is expected to be accepted: what a small model's draft gains once its passes are paid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig:
+    """The settings of one of the drafters, and its limits.
+
+    It drafts at most `num_speculative_tokens`. A draft that is `min_draft_tokens` deep, or as deep as
+    its request allows, is good enough, so that no later drafter is asked.
+    """
+
+    method: str
+    drafter: DrafterConfig
+    num_speculative_tokens: int
+    min_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +65,25 @@ class HybridConfig:
                 "{'method': 'suffix'}, the most preferred first; for one alone write its keys in their place"
             )
 
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any], resolver: DrafterResolver) -> HybridConfig:
+        """Resolve the dicts under "drafters": each is a small `speculative_config`.
+
+        Raises:
+            ConfigError: the value is no list, or one of the dicts is wrong; the error says which.
+        """
+        given = keys.get("drafters", ())
+        if not isinstance(given, (list, tuple)):
+            raise ConfigError(f"speculative_config: drafters: got {given!r}; must be a list of dicts, one per drafter")
+        members = []
+        for number, member in enumerate(given):
+            with _naming_member(number):
+                members.append(_resolve_member(member, resolver, is_last=number == len(given) - 1))
+        return cls(drafters=tuple(members))
+
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """The user must say how many."""
+        """None: the user must give the number of tokens."""
         return None
 
     @property
@@ -58,17 +103,56 @@ class HybridConfig:
         """
         members = []
         for number, (name, config) in enumerate(zip(self.names, self.drafters, strict=True)):
-            most = config.num_speculative_tokens
-            with naming_member(number):
-                drafter = config.drafter.build(replace(target, num_speculative_tokens=most))
+            max_tokens = config.num_speculative_tokens
+            with _naming_member(number):
+                drafter = config.drafter.build(replace(target, num_speculative_tokens=max_tokens))
             guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
-            members.append(Member(name, guarded, max_tokens=most, min_draft_tokens=config.min_draft_tokens))
+            members.append(Member(name, guarded, max_tokens=max_tokens, min_draft_tokens=config.min_draft_tokens))
         return Hybrid(members)
+
+
+@contextmanager
+def _naming_member(number: int) -> Iterator[None]:
+    """Let an error say which drafter of the list it is about."""
+    try:
+        yield
+    except ForerunError as error:
+        what = str(error).removeprefix("speculative_config: ")
+        raise type(error)(f"speculative_config: drafters[{number}]: {what}") from error
+
+
+def _resolve_member(given: Any, resolver: DrafterResolver, *, is_last: bool) -> MemberConfig:
+    keys = resolver.read_keys(given)
+    for key in resolver.shared_keys:
+        if key in keys:
+            raise UnknownKeyError(f"{key!r} is for all drafters together; write it beside 'drafters'")
+    if "drafters" in keys or keys.get("method") == "hybrid":
+        raise ConfigError("a hybrid cannot be part of another; write its drafters into the outer list")
+    if is_last and "min_draft_tokens" in keys:
+        raise ConfigError("min_draft_tokens: the last drafter's drafts are taken whatever their length; leave it out")
+    method, drafter = resolver.resolve(keys, other_keys=("num_speculative_tokens", "min_draft_tokens"))
+    most = resolver.max_draft_tokens
+    num_tokens = _integer(keys, "num_speculative_tokens", most=most, default=most)
+    # any draft of the last is good enough; with room for fewer tokens than the default, so many are
+    default = 1 if is_last else min(DEFAULT_MIN_DRAFT_TOKENS, num_tokens)
+    return MemberConfig(
+        method=method,
+        drafter=drafter,
+        num_speculative_tokens=num_tokens,
+        min_draft_tokens=_integer(keys, "min_draft_tokens", most=num_tokens, default=default),
+    )
+
+
+def _integer(keys: Mapping[str, Any], name: str, *, most: int, default: int) -> int:
+    value = keys.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name}: got {value!r}; must be an integer from 1 to {most}; leave it out for {default}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A drafter of a hybrid: what it is called, what it may draft, and when its draft is good enough."""
+    """One of the drafters behind its guard, with its name in statistics and its limits."""
 
     name: str
     guarded: GuardedDrafter
@@ -76,7 +160,7 @@ class Member:
     min_draft_tokens: int
 
     def propose(self, requests: Listing[DraftRequest], context: DraftContext) -> list[Draft]:
-        """A draft with its source for each of `requests`, some of those of the step."""
+        """Draft for some of the step's requests; each draft names its source."""
         return [
             replace(draft, source=self.name) if draft.token_ids else NO_DRAFT
             for draft in self.guarded.propose([self._within_limits(one) for one in requests], context.features)
@@ -93,14 +177,14 @@ class Member:
 
 
 class Hybrid:
-    """Asks its drafters one after the other, each for the sequences that have no good draft yet.
+    """Asks its drafters one after the other, each for the sequences that have no draft that is good enough.
 
-    So a model computes nothing for a sequence that copies; when it is asked again it catches up.
-    Where no draft is good enough the last drafter's stands, and where that is silent the first one's
-    that was not. A drafter that fails is silent, no more.
+    So a model computes nothing for a sequence that copies; when it is asked again it catches up. Where
+    no draft is good enough the last drafter's is taken, and where that is empty the first one that is
+    not. A drafter that fails gives empty drafts.
 
-    Of the scratch blocks all drafters use the same: each drafts for its sequences and is done before
-    the next one starts, and nobody reads there what another has written.
+    All drafters use the same scratch blocks: each has finished its drafts before the next one starts,
+    and none reads there what another has written.
     """
 
     def __init__(self, members: Listing[Member]) -> None:
@@ -113,7 +197,7 @@ class Hybrid:
 
     @property
     def num_member_failures(self) -> int:
-        """What the drafters' guards have caught."""
+        """The number of failures that the drafters' guards have caught."""
         return sum(member.guarded.num_failures for member in self._members)
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
@@ -122,7 +206,7 @@ class Hybrid:
             keeper.use_kv(target_cache, num_blocks=num_blocks)
 
     def start(self, sequence: Sequence) -> None:
-        """Tell all drafters."""
+        """Start the sequence in all drafters."""
         for member in self._members:
             member.guarded.start(sequence)
 
@@ -143,6 +227,6 @@ class Hybrid:
         return chosen
 
     def stop(self, sequence: Sequence) -> None:
-        """Tell all drafters."""
+        """Stop the sequence in all drafters."""
         for member in self._members:
             member.guarded.stop(sequence)

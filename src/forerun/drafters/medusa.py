@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
-from forerun.drafters.features import last_features
-from forerun.drafters.independent import IndependentWriter
-from forerun.drafters.wording import WordedConfig
+from forerun.drafters.neural.forward import last_hidden_states
+from forerun.drafters.neural.parallel import TreeBuilder, make_tree_builder
+from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.models.heads.medusa import MedusaHeads, load_medusa
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaConfig(WordedConfig):
-    """vLLM's keys: the heads' checkpoint, and how their tokens are chosen (`Wording`).
+class MedusaConfig(DraftSamplingConfig):
+    """vLLM's keys: the heads' checkpoint, and how tokens are picked (`DraftSampling`).
 
     Raises:
         ConfigError: a value is out of range.
@@ -32,30 +32,29 @@ class MedusaConfig(WordedConfig):
             ModelError: the heads cannot be loaded or were not made for this target.
         """
         heads = load_medusa(resolve_model(str(self.model)), target.itself)
-        wording = self.wording
-        wording.check_depth(target.num_speculative_tokens, deepest=heads.num_heads)
-        return Medusa(heads, wording.independent_writer(target, heads), block_size=target.block_size)
+        self.sampling.check_depth(target.num_speculative_tokens, deepest=heads.num_heads)
+        return Medusa(heads, make_tree_builder(self.sampling, target, heads), block_size=target.block_size)
 
 
 class Medusa:
-    """Reads one feature of each text, that of its last computed token, and keeps nothing."""
+    """Drafts from the target's hidden state at each sequence's last computed token; keeps no state."""
 
-    def __init__(self, heads: MedusaHeads, writer: IndependentWriter, *, block_size: int) -> None:
+    def __init__(self, heads: MedusaHeads, builder: TreeBuilder, *, block_size: int) -> None:
         self.needs = frozenset(heads.needs)
         self._heads = heads
-        self._writer = writer
+        self._builder = builder
         self._block_size = block_size
 
     def start(self, sequence: Sequence) -> None:
-        """Nothing to know."""
+        """Do nothing: no state is kept."""
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences in one pass."""
         requests = context.requests
         (name,) = self.needs
-        hidden = last_features(context.features[name], requests, block_size=self._block_size)
+        hidden = last_hidden_states(context.features[name], requests, block_size=self._block_size)
         deepest = max(min(request.max_tokens, request.max_depth) for request in requests)
-        return self._writer.write(requests, self._heads.logits(hidden, count=min(deepest, self._writer.depth)))
+        return self._builder.build(requests, self._heads.logits(hidden, count=min(deepest, self._builder.depth)))
 
     def stop(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
+        """Do nothing: no state was kept."""

@@ -12,18 +12,16 @@ from torch import Tensor
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
-from forerun.drafters.features import last_features
-from forerun.drafters.passes import Line, Rows
-from forerun.drafters.predictor import Prediction
-from forerun.drafters.wording import WordedConfig
-from forerun.drafters.writers import Writer
+from forerun.drafters.neural.forward import DraftSequence, Prediction, QueryRows, last_hidden_states
+from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.models.heads.mlp_speculator import MLPSpeculator, load_mlp_speculator
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLPSpeculatorConfig(WordedConfig):
-    """vLLM's keys: the speculator's checkpoint, and how its tokens are chosen (`Wording`).
+class MLPSpeculatorConfig(DraftSamplingConfig):
+    """vLLM's keys: the speculator's checkpoint, and how tokens are picked (`DraftSampling`).
 
     Raises:
         ConfigError: a value is out of range.
@@ -39,68 +37,65 @@ class MLPSpeculatorConfig(WordedConfig):
             ModelError: it cannot be loaded or was not made for this target.
         """
         speculator = load_mlp_speculator(resolve_model(str(self.model)), target.itself)
-        wording = self.wording
-        wording.check_depth(target.num_speculative_tokens, deepest=speculator.num_steps)
-        writer = wording.writer(target, speculator)
-        return MLPSpeculatorDrafter(StepPasses(speculator, block_size=target.block_size), writer)
+        self.sampling.check_depth(target.num_speculative_tokens, deepest=speculator.num_steps)
+        writer = make_writer(self.sampling, target, speculator)
+        return MLPSpeculatorDrafter(SpeculatorPasses(speculator, block_size=target.block_size), writer)
 
 
-class StepPasses:
-    """Passes of a speculator: no KV, and the state of the text's end is the target's own feature."""
+class SpeculatorPasses:
+    """Passes of a speculator, which has no KV: its first state is the target's hidden state at the text's end."""
 
     def __init__(self, speculator: MLPSpeculator, *, block_size: int) -> None:
         self.needs = frozenset(speculator.needs)
         self._speculator = speculator
         self._block_size = block_size
 
-    def line(self, request: DraftRequest) -> Line:
-        """One sequence to draft for."""
-        return Line(
+    def sequence(self, request: DraftRequest) -> DraftSequence:
+        """The sequence of one request."""
+        return DraftSequence(
             request=request,
-            start=len(request.sequence) - 1,
-            table=request.block_ids,
+            num_read=len(request.sequence) - 1,
+            block_ids=request.block_ids,
             max_tokens=request.max_tokens,
             max_depth=request.max_depth,
         )
 
-    def read(self, line: Line, features: Mapping[str, Tensor]) -> Rows:
-        """The last committed token, with the state of the token before it."""
+    def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:
+        """The row of the last committed token, with the state of the token before it."""
         (name,) = self.needs
-        hidden = last_features(features[name], [line.request], block_size=self._block_size)
-        return Rows(
-            line=line,
-            token_ids=line.request.sequence.tokens_from(line.start),
-            start=line.start,
-            num_wanted=1,
+        hidden = last_hidden_states(hidden_states[name], [sequence.request], block_size=self._block_size)
+        return QueryRows(
+            sequence=sequence,
+            token_ids=sequence.request.sequence.tokens_from(sequence.num_read),
+            start=sequence.num_read,
+            num_predicted=1,
             states=self._speculator.begin(hidden),
         )
 
-    def forward(self, listed: Listing[Rows]) -> Prediction:
-        """One step of the speculator; writers go through all lines depth by depth."""
-        first = listed[0]
-        place = first.positions[0] if first.positions else first.start
-        token_ids = [token for rows in listed for token in rows.token_ids]
-        states = torch.cat([rows.states for rows in listed if rows.states is not None])
-        return Prediction(
-            *self._speculator.step(place - first.line.start, torch.tensor(token_ids, device=states.device), states)
-        )
+    def forward(self, all_rows: Listing[QueryRows]) -> Prediction:
+        """Compute one step of the speculator; all rows have the same depth, as writers go depth by depth."""
+        first = all_rows[0]
+        depth = (first.positions[0] if first.positions else first.start) - first.sequence.num_read
+        token_ids = [token for rows in all_rows for token in rows.token_ids]
+        states = torch.cat([rows.states for rows in all_rows if rows.states is not None])
+        return Prediction(*self._speculator.step(depth, torch.tensor(token_ids, device=states.device), states))
 
 
 class MLPSpeculatorDrafter:
-    """Reads one feature of each text, that of its last computed token, and keeps nothing."""
+    """Drafts from the target's hidden state at each sequence's last computed token; keeps no state."""
 
-    def __init__(self, passes: StepPasses, writer: Writer) -> None:
+    def __init__(self, passes: SpeculatorPasses, writer: Writer) -> None:
         self.needs = passes.needs
         self._passes = passes
         self._writer = writer
 
     def start(self, sequence: Sequence) -> None:
-        """Nothing to know."""
+        """Do nothing: no state is kept."""
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences together, a pass for each depth."""
-        lines = [self._passes.line(request) for request in context.requests]
-        return self._writer.write(self._passes, lines, context.features)
+        sequences = [self._passes.sequence(request) for request in context.requests]
+        return self._writer.write(self._passes, sequences, context.features)
 
     def stop(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
+        """Do nothing: no state was kept."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.drafters.base import Drafter, TargetInfo
-from forerun.drafters.kv_drafter import KVDrafter
-from forerun.drafters.predictor import HeadPredictor
-from forerun.drafters.wording import WordedConfig
+from forerun.drafters.neural.forward import HeadPredictor
+from forerun.drafters.neural.kv import KVDrafter
+from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.writers import make_writer
 from forerun.models.heads.mtp import load_mtp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MTPConfig(WordedConfig):
-    """How tokens are chosen (`Wording`); what drafts comes with the target.
+class MTPConfig(DraftSamplingConfig):
+    """The keys of how tokens are picked (`DraftSampling`); the layer that drafts comes with the target.
 
     Raises:
         ConfigError: a value is out of range.
@@ -28,5 +29,5 @@ class MTPConfig(WordedConfig):
         """
         head = load_mtp(target.itself)
         predictor = HeadPredictor(head)
-        writer = self.wording.writer(target, predictor)
+        writer = make_writer(self.sampling, target, predictor)
         return KVDrafter(predictor, target, writer, max_model_len=head.max_model_len)

@@ -1,6 +1,6 @@
-"""N-gram drafts, or prompt lookup: bet that a text which came back goes on as it did before.
+"""N-gram drafts, or prompt lookup: draft what followed the last tokens where they occurred before.
 
-The idea is LLMA's (arXiv 2304.04487) and Prompt Lookup Decoding's (github.com/apoorvumang).
+The idea is that of LLMA (arXiv 2304.04487) and of Prompt Lookup Decoding (github.com/apoorvumang).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold, conf
 from forerun.errors import ConfigError
 
 DEFAULT_LENGTH = 5  # vLLM's, where neither bound is given
-LONGEST_MATCH = 32  # tokens; how far back a match is measured
+LONGEST_MATCH = 32  # tokens; longer matches count as this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramConfig:
-    """Lengths of the n-grams to look up, in tokens, with vLLM's keys and rules; and how far to trust a match.
+    """The lengths (tokens) of the n-grams to look up, with vLLM's keys and rules, and how far to trust a match.
 
-    Where one bound is unset it equals the other; where both are unset they are 5. A draft goes on
-    while all of it stands with chance `draft_confidence_threshold` or more; 0 always drafts K tokens.
+    Where one bound is unset it equals the other; where both are unset they are 5. A draft goes on while
+    the chance that all of it is accepted is `draft_confidence_threshold` or more; 0 always drafts K
+    tokens.
 
     Raises:
         ConfigError: a bound is not a positive integer, or the lower one is above the upper one, or
@@ -55,7 +56,7 @@ class NgramConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """None: how far to bet depends on the text, so the user must say."""
+        """None: the best length depends on the text, so the user must give it."""
         return None
 
     def build(self, target: TargetInfo) -> Drafter:
@@ -98,7 +99,7 @@ class NgramIndex:
             self._packed_tail = (self._packed_tail << self._bits | token_id) & self._mask
 
     def lookup(self) -> int | None:
-        """Where the text last went on after its longest suffix that occurred before, if any did."""
+        """The place behind the latest occurrence of the text's longest suffix that occurred before, or None."""
         for table in reversed(self._tables):
             if len(self.tokens) > table.length:
                 place = table.latest.get(self._packed_tail & table.mask)
@@ -121,11 +122,11 @@ class _Table:
 class NgramDrafter:
     """Copies what followed the latest occurrence of the longest matching n-gram.
 
-    The last n tokens are looked up among prompt and output, longest n first; of equally long
-    matches the latest wins. The tokens after it are the draft, as many as the whole match, however
-    far it reaches back beyond n, makes likely. Where the copy reaches the end of the text it goes on
-    with the tokens it has just drafted, as LZ77 does with a match that overlaps its own output: a
-    text of period d is drafted with period d.
+    The last n tokens are looked up in prompt and output, longest n first; of equally long matches the
+    latest wins. The tokens after it are the draft; its length grows with that of the whole match, which
+    may be longer than n. Where the copy reaches the end of the text it goes on with the tokens just
+    drafted, as LZ77 does with a match that overlaps its own output: a text of period d is drafted with
+    period d.
     """
 
     needs: frozenset[str] = frozenset()
@@ -134,8 +135,8 @@ class NgramDrafter:
         self._vocab_size = target.vocab_size
         self._config = config
         threshold, most = config.draft_confidence_threshold, target.num_speculative_tokens
-        # Length of a match - 1 -> length of the draft it earns.
-        self._earned = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
+        # entry i: the length of a draft after a match of i + 1 tokens
+        self._draft_lengths = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
         self._indexes: dict[int, NgramIndex] = {}
 
     def start(self, sequence: Sequence) -> None:
@@ -146,7 +147,7 @@ class NgramDrafter:
         self._indexes[sequence.seq_id] = index
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return a chain per request, as long as its match earns; none without a match."""
+        """Return a chain per request; its match decides its length, and without one it is empty."""
         return [self._draft(request) for request in context.requests]
 
     def stop(self, sequence: Sequence) -> None:
@@ -159,13 +160,13 @@ class NgramDrafter:
         place = index.lookup()
         if place is None:
             return NO_DRAFT
-        earned = self._earned[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
-        num_tokens = min(earned, request.max_tokens, request.max_depth)
+        length = self._draft_lengths[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
+        num_tokens = min(length, request.max_tokens, request.max_depth)
         return Draft(copy_from(index.tokens, place, num_tokens=num_tokens)) if num_tokens else NO_DRAFT
 
 
 def match_length(tokens: list[int], place: int, *, most: int) -> int:
-    """How many tokens before `place` equal those before the end, `most` at most."""
+    """The number of tokens (at most `most`) before `place` that equal those before the end."""
     offset = len(tokens) - place
     first = max(place - most, 0)
     at = place
@@ -175,7 +176,7 @@ def match_length(tokens: list[int], place: int, *, most: int) -> int:
 
 
 def copy_from(tokens: list[int], place: int, *, num_tokens: int) -> tuple[int, ...]:
-    """The `num_tokens` tokens from `place` on, the text being continued by the copy itself."""
+    """Copy `num_tokens` tokens from `place` on; past the end of the text, from the copy itself."""
     copied = tokens[place : place + num_tokens]
     period = len(tokens) - place
     while len(copied) < num_tokens:

@@ -1,6 +1,6 @@
-"""Suffix decoding (arXiv 2411.04975): bet on what most often followed the text's own ending.
+"""Suffix decoding (arXiv 2411.04975): draft what most often followed the text's ending before.
 
-It looks in the request's own prompt and output, and in a pool of past responses.
+It looks for the ending in the request's own prompt and output and in a pool of past responses.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from forerun.drafters.suffix_tree import NO_TREE, Limits, SpeculationTree, grow
 from forerun.errors import ConfigError
 
 MAX_OCCURRENCES = 64
-"""Occurrences of a match that are counted, the latest ones; it bounds the time of a step."""
+"""The number of a match's latest occurrences that are counted; it bounds the time of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """vLLM's keys of suffix decoding, `suffix_decoding_tree`, and how far to trust a match.
+    """vLLM's keys of suffix decoding, and three more: the pools' tokens, drafts as trees, and how far to trust a match.
 
     `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
     most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
-    `suffix_decoding_min_token_prob` likely. The pool keeps the last
-    `suffix_decoding_max_cached_requests` responses; 0 keeps none. With `suffix_decoding_tree` a draft
-    is the likeliest tree instead of the likeliest chain. A path goes on while all of it stands with
-    chance `draft_confidence_threshold` or more, which unlike the shares counts how often and after
-    how long a match it was seen; 0 turns this off.
+    `suffix_decoding_min_token_prob` likely. The pools keep the latest responses, at most
+    `suffix_decoding_max_cached_requests` of them with at most `suffix_decoding_max_cached_tokens` tokens
+    together; 0 of either keeps none. With `suffix_decoding_tree` a draft is the likeliest tree instead
+    of the likeliest chain. A path goes on while the chance that all of it is accepted is
+    `draft_confidence_threshold` or more; unlike the probabilities, this chance also counts how often
+    the path was seen and after how long a match. 0 turns this off.
 
     Raises:
         ConfigError: a value is out of range.
@@ -39,6 +40,7 @@ class SuffixConfig:
 
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_cached_tokens: int = 2_000_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_tree: bool = False
@@ -47,6 +49,7 @@ class SuffixConfig:
     def __post_init__(self) -> None:
         _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
         _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
+        _check_integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
         check_threshold(self.draft_confidence_threshold)
@@ -57,7 +60,7 @@ class SuffixConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """The tree's depth, as in vLLM: each draft is then as long as its match earns."""
+        """The tree's depth, as in vLLM, so that the match alone decides the length of a draft."""
         return self.suffix_decoding_max_tree_depth
 
     def build(self, target: TargetInfo) -> Drafter:
@@ -78,37 +81,47 @@ def _check_number(name: str, value: float, *, most: float) -> None:
 
 
 class ResponsePools:
-    """Past responses, in one pool per cache salt; over the limit, the oldest response of all goes."""
+    """Past responses, in one pool per cache salt.
 
-    def __init__(self, *, max_responses: int, vocab_size: int) -> None:
+    All pools together hold at most `max_responses` responses and `max_tokens` tokens, so that their
+    memory is bounded however long the responses are. The oldest response of all is dropped first; of a
+    response longer than `max_tokens` its end is kept.
+    """
+
+    def __init__(self, *, max_responses: int, max_tokens: int, vocab_size: int) -> None:
+        self.num_tokens = 0
         self._max_responses = max_responses
+        self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._pools: dict[str | None, SuffixIndex] = {}
-        self._salts: deque[str | None] = deque()  # of each response, oldest first
+        self._responses: deque[tuple[str | None, int]] = deque()  # (salt, number of tokens), oldest first
 
     def pool(self, cache_salt: str | None) -> SuffixIndex | None:
-        """The responses that sequences of this salt may see; None without any."""
+        """The responses that sequences of this salt may see, or None if there are none."""
         return self._pools.get(cache_salt)
 
     def add(self, response: list[int], cache_salt: str | None) -> None:
-        """Keep a response, for sequences of the same salt only."""
-        if not response or not self._max_responses:
+        """Keep a response for sequences of the same salt."""
+        kept = response[max(0, len(response) - self._max_tokens) :]
+        if not kept or not self._max_responses:
             return
+        while len(self._responses) >= self._max_responses or self.num_tokens + len(kept) > self._max_tokens:
+            self._drop_oldest()
         pool = self._pools.get(cache_salt)
         if pool is None:
             pool = self._pools[cache_salt] = SuffixIndex(vocab_size=self._vocab_size)
-        pool.extend(response)
+        pool.extend(kept)
         pool.end_text()
-        self._salts.append(cache_salt)
-        if len(self._salts) > self._max_responses:
-            self._drop_oldest()
+        self._responses.append((cache_salt, len(kept)))
+        self.num_tokens += len(kept)
 
     def _drop_oldest(self) -> None:
-        cache_salt = self._salts.popleft()
+        cache_salt, num_tokens = self._responses.popleft()
         pool = self._pools[cache_salt]
         pool.drop_oldest_text()
         if pool.num_ended_texts == 0:
             del self._pools[cache_salt]
+        self.num_tokens -= num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +133,15 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Higher is better: the score; of equal scores, the one with more context behind it."""
+        """What candidates are compared by: the score, and of equal scores the length of the match."""
         return self.tree.score, self.match_length
 
 
 class SuffixDrafter:
-    """Drafts the best-scored continuation over all match lengths, in its own text and in the pool.
+    """Drafts the continuation with the highest score, over all match lengths and over the own text and the pool.
 
-    For every m, the last m tokens are matched; each match is continued by what followed it most
-    often (`suffix_tree.grow`), and the continuation with the highest score is the draft. Of equal
-    scores the longer match wins, then the request's own text.
+    For every m, the last m tokens are matched, and each match is continued by what followed it most
+    often (`suffix_tree.grow`). Of equal scores the longer match wins, then the request's own text.
     """
 
     needs: frozenset[str] = frozenset()
@@ -138,7 +150,9 @@ class SuffixDrafter:
         self._vocab_size = target.vocab_size
         self._config = config
         self._pools = ResponsePools(
-            max_responses=config.suffix_decoding_max_cached_requests, vocab_size=target.vocab_size
+            max_responses=config.suffix_decoding_max_cached_requests,
+            max_tokens=config.suffix_decoding_max_cached_tokens,
+            vocab_size=target.vocab_size,
         )
         self._texts: dict[int, SuffixIndex] = {}
 
@@ -149,11 +163,11 @@ class SuffixDrafter:
         self._texts[sequence.seq_id] = text
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return a chain or a tree per request, as long as its match earns."""
+        """Return a chain or a tree per request; its match decides its length."""
         return [self._draft(request) for request in context.requests]
 
     def stop(self, sequence: Sequence) -> None:
-        """Forget the sequence, and keep its response for later ones of the same salt."""
+        """Forget the sequence, but keep its response for later sequences of the same salt."""
         self._texts.pop(sequence.seq_id, None)
         self._pools.add(sequence.output_ids, sequence.cache_salt)
 
@@ -174,7 +188,7 @@ class SuffixDrafter:
         return Draft(tree.token_ids, tree.parents if self._config.suffix_decoding_tree else None)
 
     def _best(self, index: SuffixIndex, suffix: list[int], limits: list[Limits], best: _Candidate) -> _Candidate:
-        """The best of `best` and of the continuations that `index` has for matches of every length."""
+        """Return `best`, or a better continuation from the matches in `index`, of any length."""
         longer = len(limits)
         for size in reversed(GRAM_SIZES):
             lengths = range(size, longer)
@@ -189,7 +203,7 @@ class SuffixDrafter:
         return best
 
     def _limits(self, match_length: int, request: DraftRequest) -> Limits:
-        """How far a match of `match_length` tokens may be continued."""
+        """The limits for continuing a match of `match_length` tokens."""
         config = self._config
         max_nodes = int(min(request.max_tokens, config.suffix_decoding_max_spec_factor * match_length))
         return Limits(

@@ -11,18 +11,18 @@ from array import array
 from collections.abc import Iterable
 
 GRAM_SIZES = (1, 3)
-"""Lengths, in tokens, of the grams that can be looked up; rising."""
+"""Lengths (tokens) of the grams that can be looked up, in rising order."""
 
 BREAK = -1
-"""Stands before, between and after texts; equal to no token, so no match and no continuation crosses it."""
+"""A separator before, between and after texts; it equals no token, so no match and no continuation crosses it."""
 
 
 class SuffixIndex:
-    """Texts, oldest first, and the places where their grams were followed by a token.
+    """Texts, oldest first, and for each gram the places behind its occurrences.
 
-    `tokens` holds all texts behind one another, a `BREAK` before each. A *place* is an index into
-    it; what comes before the place is the gram, what stands there and after it the continuation.
-    Since a gram is filed when a token follows it, the end of a text does not find itself.
+    `tokens` holds all texts one behind the other, with a `BREAK` before each. A *place* is an index
+    into `tokens`: the gram ends before it, the continuation begins at it. A gram is added to the index
+    when a token follows it, so the end of a text does not match itself.
     """
 
     def __init__(self, *, vocab_size: int) -> None:
@@ -36,12 +36,12 @@ class SuffixIndex:
         self._num_freed = 0
 
     def __len__(self) -> int:
-        """Tokens of the texts that are not dropped, breaks included."""
+        """The number of tokens of the texts that are not dropped, breaks included."""
         return len(self.tokens) - self._first
 
     @property
     def text_length(self) -> int:
-        """Tokens of the text that is growing."""
+        """The number of tokens of the text that is growing."""
         return len(self.tokens) - self._text_start
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -60,7 +60,7 @@ class SuffixIndex:
         self._packed_tail = packed
 
     def end_text(self) -> None:
-        """Begin a new text after the one that is growing."""
+        """End the text that is growing and begin a new one."""
         self.tokens.append(BREAK)
         for chain in self._chains:
             chain.append(0, 0, is_filed=False)
@@ -68,7 +68,7 @@ class SuffixIndex:
         self.num_ended_texts += 1
 
     def drop_oldest_text(self) -> None:
-        """Forget the oldest ended text, as if it had never been added."""
+        """Remove the oldest ended text, as if it had never been added."""
         end = self.tokens.index(BREAK, self._first + 1)
         packed = 0
         for place in range(self._first + 1, end):
@@ -83,7 +83,7 @@ class SuffixIndex:
             self._free_dropped()
 
     def places(self, suffix: list[int], *, limit: int) -> list[int]:
-        """Places, latest first and at most `limit`, that come after `suffix`, one of `GRAM_SIZES` long."""
+        """The latest places behind `suffix`, latest first and at most `limit`; its length is one of `GRAM_SIZES`."""
         packed = 0
         for token_id in suffix:
             packed = packed << self._bits | token_id
@@ -111,8 +111,8 @@ class SuffixIndex:
 class _Chain:
     """The places of all grams of one size.
 
-    `latest[gram]` is a stamp: a place plus the tokens freed before it, so freeing leaves it valid.
-    `back[place]` is the distance to the place before with the same gram, 0 where there is none.
+    `latest[gram]` is the latest place plus the number of tokens freed so far, so that it stays valid when
+    more are freed. `back[place]` is the distance to the previous place of the same gram, or 0.
     """
 
     __slots__ = ("back", "latest", "mask", "size")
@@ -124,7 +124,7 @@ class _Chain:
         self.back = array("I", [0])
 
     def append(self, packed_tail: int, stamp: int, *, is_filed: bool) -> None:
-        """Make room for the next place, and file it under the gram before it if there is a whole one."""
+        """Append the next place; `is_filed` says whether a whole gram ends before it, under which it is filed."""
         if not is_filed:
             self.back.append(0)
             return
@@ -133,7 +133,7 @@ class _Chain:
         self.latest[gram] = stamp
 
     def drop(self, packed_tail: int, stamp: int) -> None:
-        """Forget a place older than all others; chains that led to it end before it."""
+        """Remove the oldest place; chains that led to it end before it."""
         gram = packed_tail & self.mask
         if self.latest[gram] == stamp:
             del self.latest[gram]

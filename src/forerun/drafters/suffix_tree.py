@@ -12,18 +12,18 @@ from forerun.drafters.suffix_index import BREAK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large a tree may grow, and how unlikely its nodes may be."""
+    """Limits on the size of a tree and on the probability of its nodes."""
 
     max_nodes: int
     max_depth: int
-    max_children: int  # per node, the most frequent ones; 1 grows a chain
-    min_prob: float  # of the path from the root, estimated by the shares
-    min_confidence: float  # of the same, estimated with discounts
+    max_children: int  # per node, the most frequent ones; 1 makes a chain
+    min_prob: float  # of the path from the root, by the shares of occurrences
+    min_confidence: float  # of the same path, by discounted counts
     match_length: int
 
     @property
     def max_score(self) -> int:
-        """No tree scores more: no node adds more than 1, nor do all nodes of one depth together."""
+        """The highest score that a tree can have: all nodes of one depth together add at most 1."""
         return min(self.max_nodes, self.max_depth)
 
 
@@ -44,17 +44,17 @@ NO_TREE = SpeculationTree()
 
 
 def grow(tokens: array[int], places: list[int], limits: Limits) -> SpeculationTree:
-    """Grow the likeliest continuations of a match.
+    """Build the tree of the likeliest continuations of a match.
 
     Args:
         tokens: texts, separated by `BREAK`.
         places: indices into `tokens` of what followed each occurrence of the match, latest first.
         limits: where to stop.
 
-    The probability of a token after a path is the share of the path's occurrences that it follows
-    among those that anything follows; a path's is the product of its tokens'. Of the paths seen so
-    far the likeliest is taken next; equally frequent tokens count in order of their latest occurrence.
-    The confidence in a path is the same with each token's count discounted.
+    The probability of a token after a path is its share among the tokens that followed the path's
+    occurrences; that of a path is the product of its tokens'. The likeliest path known so far is taken
+    next; of equally frequent tokens that with the latest occurrence. The confidence in a path is the
+    same product over discounted counts.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -82,7 +82,7 @@ def grow(tokens: array[int], places: list[int], limits: Limits) -> SpeculationTr
 
 
 def _children(tokens: array[int], places: list[int], max_children: int) -> list[tuple[int, float, list[int]]]:
-    """The most frequent tokens at `places`: token, share of the places, and the places after it."""
+    """The most frequent tokens at `places`, each with its share of the places and the places behind it."""
     end = len(tokens)
     groups: dict[int, list[int]] = {}
     for place in places:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from forerun.drafters.kv_ledger import KVLedger
+from forerun.drafters.neural.kv import KVLedger
 from tests.drafters.texts import sequence
 
 SIZE = 4

@@ -1,4 +1,4 @@
-"""The drafter that never bets: plain decoding."""
+"""No drafter: plain decoding."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 
 
 @dataclass(frozen=True, slots=True)
-class SilentConfig:
-    """No settings; the engine's default, so that plain decoding needs no branch."""
+class NoDrafterConfig:
+    """The settings of `NoDrafter`, of which there are none; the default, so that plain decoding needs no branch."""
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """Room for no draft at all."""
+        """Zero: there are no drafts."""
         return 0
 
-    def build(self, target: TargetInfo) -> Drafter:  # noqa: ARG002 - every drafter is built alike
+    def build(self, target: TargetInfo) -> Drafter:  # noqa: ARG002 - the signature is that of all drafters
         """Make the drafter."""
-        return Silent()
+        return NoDrafter()
 
 
-class Silent:
-    """Gives every sequence an empty draft; `needs` are features that others read."""
+class NoDrafter:
+    """Drafts nothing; `needs` names hidden states of the target that are kept for another reader."""
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
         self.needs = needs
 
     def start(self, sequence: Sequence) -> None:
-        """Keep nothing."""
+        """Do nothing: no state is kept."""
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Return an empty draft for each request."""
         return [NO_DRAFT] * len(context.requests)
 
     def stop(self, sequence: Sequence) -> None:
-        """Nothing was kept."""
+        """Do nothing: no state was kept."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.drafters.tree import DynamicTree, StaticTree, parse_tree
+from forerun.drafters.neural.tree import DynamicTree, StaticTree, parse_tree
 from forerun.errors import ConfigError
 
 

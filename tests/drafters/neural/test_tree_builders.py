@@ -1,4 +1,4 @@
-"""Drafts from independent predictions: what stands in them, and in which order."""
+"""Trees built from one prediction per depth: which tokens they hold, and in which order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.drafters.base import DraftRequest
-from forerun.drafters.choice import Choice
-from forerun.drafters.independent import BestFirstWriter, StaticWriter
-from forerun.drafters.tree import DynamicTree, parse_tree
+from forerun.drafters.neural.parallel import DynamicTreeBuilder, StaticTreeBuilder
+from forerun.drafters.neural.sampling import DraftSampler
+from forerun.drafters.neural.tree import DynamicTree, parse_tree
 from forerun.ops.sampling import SamplingRules
 from tests.drafters.texts import sequence
 
@@ -31,7 +31,7 @@ def request(*, max_tokens=99, max_depth=99, rules=None, seed=0):
 
 
 def static(shape, method="greedy", target_ids=None):
-    return StaticWriter(Choice(method, vocab_size=V, target_ids=target_ids), parse_tree(shape))
+    return StaticTreeBuilder(DraftSampler(method, vocab_size=V, target_ids=target_ids), parse_tree(shape))
 
 
 def paths_of(draft):
@@ -41,7 +41,7 @@ def paths_of(draft):
 def test_a_chain_is_the_likeliest_token_of_each_depth_and_has_no_parents():
     logits = random_logits(3, rows=2)
     chain = static([[0], [0, 0], [0, 0, 0]])
-    for row, draft in enumerate(chain.write([request(), request(seed=1)], logits)):
+    for row, draft in enumerate(chain.build([request(), request(seed=1)], logits)):
         assert draft.parents is None
         assert list(draft.token_ids) == [int(own[row].argmax()) for own in logits]
 
@@ -49,42 +49,44 @@ def test_a_chain_is_the_likeliest_token_of_each_depth_and_has_no_parents():
 def test_the_rank_in_a_static_tree_is_the_rank_in_its_depths_prediction():
     shape = parse_tree([[0], [1], [2], [0, 0], [0, 1], [2, 0], [0, 1, 0]])
     logits = random_logits(3)
-    (draft,) = StaticWriter(Choice("greedy", vocab_size=V, target_ids=None), shape).write([request()], logits)
+    (draft,) = StaticTreeBuilder(DraftSampler("greedy", vocab_size=V, target_ids=None), shape).build(
+        [request()], logits
+    )
     ranked = [own[0].argsort(descending=True).tolist() for own in logits]
     assert paths_of(draft) == [tuple(ranked[level][rank] for level, rank in enumerate(path)) for path in shape.paths]
 
 
 def test_limits_of_a_request_cut_its_draft_and_no_other():
-    writer, logits = static([2, 2]), random_logits(2, rows=3)
-    whole, narrow, shallow = writer.write([request(), request(max_tokens=2), request(max_depth=1)], logits)
+    builder, logits = static([2, 2]), random_logits(2, rows=3)
+    whole, narrow, shallow = builder.build([request(), request(max_tokens=2), request(max_depth=1)], logits)
     assert [len(whole), len(narrow), len(shallow)] == [6, 2, 2]
-    assert whole == writer.write([request()], [own[:1] for own in logits])[0]
+    assert whole == builder.build([request()], [own[:1] for own in logits])[0]
 
 
-@pytest.mark.parametrize("writer", [static([2, 2]), BestFirstWriter(DynamicTree(2, 2), target_ids=None)])
+@pytest.mark.parametrize("builder", [static([2, 2]), DynamicTreeBuilder(DynamicTree(2, 2), target_ids=None)])
 @pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_depth": 0}])
-def test_a_request_that_wants_nothing_gets_nothing(writer, limits):
-    assert len(writer.write([request(**limits)], random_logits(2))[0]) == 0
-    assert len(writer.write([request(**limits)], [])[0]) == 0
+def test_a_request_that_wants_nothing_gets_nothing(builder, limits):
+    assert len(builder.build([request(**limits)], random_logits(2))[0]) == 0
+    assert len(builder.build([request(**limits)], [])[0]) == 0
 
 
 @pytest.mark.parametrize(
-    "writer",
+    "builder",
     [
         static([2, 1], target_ids=torch.tensor([5, 3, 6])),
-        BestFirstWriter(DynamicTree(2, 2), target_ids=torch.tensor([5, 3, 6])),
+        DynamicTreeBuilder(DynamicTree(2, 2), target_ids=torch.tensor([5, 3, 6])),
     ],
 )
-def test_a_reduced_vocabulary_is_told_in_the_targets_tokens(writer):
+def test_tokens_of_a_reduced_vocabulary_are_given_in_the_targets_ids(builder):
     logits = [torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([[9.0, 0.0, 1.0]])]
-    (draft,) = writer.write([request(max_tokens=4)], logits)
+    (draft,) = builder.build([request(max_tokens=4)], logits)
     assert {(3,), (6,), (3, 5), (6, 5)} == set(paths_of(draft))
 
 
-def test_drawn_siblings_differ_and_tell_what_each_was_drawn_from():
+def test_drawn_siblings_differ_and_each_has_the_distribution_it_was_drawn_from():
     rules = SamplingRules(SamplingParams(temperature=1.0), prompt_ids=[1, 2, 3], vocab_size=V)
     logits = random_logits(2)
-    (draft,) = static([3, 2], "probabilistic").write([request(rules=rules)], logits)
+    (draft,) = static([3, 2], "probabilistic").build([request(rules=rules)], logits)
     assert draft.probs.shape == (9, V)
     for parent, children in enumerate(draft.children()):
         probs = logits[0 if parent == 0 else 1][0].softmax(-1)
@@ -99,21 +101,21 @@ def test_drawn_siblings_differ_and_tell_what_each_was_drawn_from():
 def test_greedy_and_sampled_requests_share_a_step():
     rules = SamplingRules(SamplingParams(temperature=1.0), prompt_ids=[1, 2, 3], vocab_size=V)
     logits = random_logits(2, rows=2)
-    greedy, drawn = static([2, 1], "probabilistic").write([request(), request(rules=rules)], logits)
-    assert greedy == static([2, 1]).write([request()], [own[:1] for own in logits])[0]
+    greedy, drawn = static([2, 1], "probabilistic").build([request(), request(rules=rules)], logits)
+    assert greedy == static([2, 1]).build([request()], [own[:1] for own in logits])[0]
     assert drawn.probs is not None
 
 
 @settings(deadline=None, max_examples=80)
 @given(seed=st.integers(0, 10**6), depth=st.integers(1, 4), top_k=st.integers(1, V), max_tokens=st.integers(1, 30))
-def test_the_best_first_tree_holds_the_most_probable_of_all_paths(seed, depth, top_k, max_tokens):
+def test_a_dynamic_tree_holds_the_most_probable_of_all_paths(seed, depth, top_k, max_tokens):
     logits = random_logits(depth, seed=seed)
     logprobs = [own[0].double().log_softmax(-1).tolist() for own in logits]
     best = [sorted(range(V), key=lambda token, own=own: -own[token])[:top_k] for own in logprobs]
     every = [path for length in range(1, depth + 1) for path in itertools.product(*best[:length])]
     score = {path: math.fsum(own[token] for own, token in zip(logprobs, path, strict=False)) for path in every}
     expected = sorted(every, key=score.__getitem__, reverse=True)[:max_tokens]
-    (draft,) = BestFirstWriter(DynamicTree(top_k, depth), target_ids=None).write(
+    (draft,) = DynamicTreeBuilder(DynamicTree(top_k, depth), target_ids=None).build(
         [request(max_tokens=max_tokens)], logits
     )
     found = paths_of(draft)
@@ -121,8 +123,8 @@ def test_the_best_first_tree_holds_the_most_probable_of_all_paths(seed, depth, t
     assert [score[path] for path in found] == pytest.approx([score[path] for path in expected], abs=1e-4)
 
 
-def test_the_best_first_tree_respects_the_depth_of_a_request():
+def test_a_dynamic_tree_respects_the_depth_of_a_request():
     logits = random_logits(4)
-    (draft,) = BestFirstWriter(DynamicTree(2, 4), target_ids=None).write([request(max_depth=2)], logits)
+    (draft,) = DynamicTreeBuilder(DynamicTree(2, 4), target_ids=None).build([request(max_depth=2)], logits)
     assert draft.depth == 2
     assert len(draft) == 6

@@ -1,4 +1,4 @@
-"""What the dicts under "drafters" may say, and what their errors say."""
+"""What the dicts under a hybrid's "drafters" may hold, and what their errors say."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_drafters_of_the_same_method_bear_their_place():
     assert resolve_speculative(hybrid(NGRAM, SUFFIX, NGRAM)).drafter.names == ["ngram[0]", "suffix", "ngram[2]"]
 
 
-def test_no_tokens_means_nobody_drafts():
+def test_no_tokens_means_no_drafter():
     assert resolve_speculative(hybrid(SUFFIX, NGRAM, num_speculative_tokens=0)).describe() == "no speculation"
 
 

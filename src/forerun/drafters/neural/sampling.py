@@ -1,0 +1,180 @@
+"""How a neural drafter picks its tokens from logits, and the keys by which users choose that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.base import DraftRequest
+from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
+from forerun.errors import ConfigError, RequestError
+from forerun.ops.noise import Stream
+from forerun.ops.sampling import draw_token, target_probs, target_tokens
+
+SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
+
+
+class DraftSampler:
+    """Picks draft tokens; `target_ids` [V] maps logits of a reduced vocabulary to the target's of `vocab_size` tokens.
+
+    "greedy" takes the likeliest tokens. "probabilistic" draws by the request's sampling rules, several
+    tokens without replacement, and returns the probabilities, for verifiers that use them. "coupled"
+    draws with the noise that the target will draw with, so that the two agree as often as their
+    distributions overlap (compare arXiv 2408.07978), for the matching verifier. Greedy requests always
+    get the likeliest tokens.
+    """
+
+    def __init__(self, method: str, *, vocab_size: int, target_ids: Tensor | None) -> None:
+        self._method = method
+        self._vocab_size = vocab_size
+        self._target_ids = target_ids
+
+    def sample(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
+        """Pick tokens for each position by its row of `logits` [len(positions), V].
+
+        A position gets no tokens where its request's rules forbid all that can be drafted there.
+        """
+        likeliest = self._likeliest(logits, max(position.num_tokens for position in positions))
+        return [
+            DraftedTokens(best[: position.num_tokens])
+            if self.is_greedy(position.request)
+            else self._draw(row, position)
+            for position, best, row in zip(positions, likeliest, logits, strict=True)
+        ]
+
+    def is_greedy(self, request: DraftRequest) -> bool:
+        """Whether a request's tokens are the likeliest ones, whatever was drafted before them."""
+        return self._method == "greedy" or request.rules is None or request.rules.is_greedy
+
+    def _likeliest(self, logits: Tensor, num_tokens: int) -> list[list[int]]:
+        """The likeliest tokens of each row, the likeliest first."""
+        if num_tokens == 1:
+            found = logits.argmax(-1, keepdim=True)
+        else:
+            found = logits.topk(min(num_tokens, logits.shape[1])).indices
+        if self._target_ids is not None:
+            found = self._target_ids[found]
+        ids: list[list[int]] = found.tolist()
+        return ids
+
+    def _draw(self, row: Tensor, position: DraftPosition) -> DraftedTokens:
+        sequence, rules, path = position.request.sequence, position.request.rules, position.path
+        assert rules is not None, "a request without rules is greedy"
+        row = self._spread(row)
+        try:
+            if self._method == "coupled":
+                token_ids = target_tokens(
+                    rules,
+                    row,
+                    sequence.output_ids,
+                    path,
+                    seed=sequence.seed,
+                    position=len(sequence) + len(path),
+                    count=position.num_tokens,
+                )
+                return DraftedTokens(token_ids)
+            return self._without_replacement(target_probs(rules, row, sequence.output_ids, path), position)
+        except RequestError:  # the rules forbid all that can be drafted here
+            return DraftedTokens([])
+
+    def _without_replacement(self, probs: Tensor, position: DraftPosition) -> DraftedTokens:
+        """Draw until there are enough tokens or none is left."""
+        sequence = position.request.sequence
+        token_ids: list[int] = []
+        drawn_from: list[Tensor] = []
+        for index in range(position.noise_index, position.noise_index + position.num_tokens):
+            # keyed by the draft's first position: the noise of a rejected path is never used again
+            token = draw_token(probs, seed=sequence.seed, position=len(sequence), stream=Stream.DRAFT, index=index)
+            token_ids.append(token)
+            drawn_from.append(probs)
+            probs = probs.clone()
+            probs[token] = 0.0
+            total = probs.sum()
+            if not total > 0:
+                break
+            probs /= total
+        return DraftedTokens(token_ids, drawn_from)
+
+    def _spread(self, row: Tensor) -> Tensor:
+        """Logits [V] over the target's vocabulary; -inf for tokens that the drafter does not have."""
+        if self._target_ids is None:
+            return row
+        wide = row.new_full((self._vocab_size,), -torch.inf)
+        wide[self._target_ids] = row
+        return wide
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSampling:
+    """The sampling method (see `DraftSampler`) and the tree shape of drafts; a `tree` of None means a chain.
+
+    Raises:
+        ConfigError: there is no such method, or a dynamic tree comes with another method than "greedy".
+    """
+
+    method: str = "greedy"
+    tree: StaticTree | DynamicTree | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in SAMPLE_METHODS:
+            raise ConfigError(f"draft_sample_method: got {self.method!r}; may be {', '.join(SAMPLE_METHODS)}")
+        if isinstance(self.tree, DynamicTree) and self.method != "greedy":
+            raise ConfigError(
+                f"draft_sample_method: got {self.method!r} with a dynamic draft_tree, which takes the likeliest tokens; "
+                "must be 'greedy'; or give a static tree"
+            )
+
+    def sampler(self, *, vocab_size: int, target_ids: Tensor | None) -> DraftSampler:
+        """Make the sampler for a network with these logits."""
+        return DraftSampler(self.method, vocab_size=vocab_size, target_ids=target_ids)
+
+    def check_size(self, num_tokens: int) -> None:
+        """Raise `ConfigError` if a static tree has more nodes than the `num_tokens` of a draft."""
+        if isinstance(self.tree, StaticTree) and self.tree.num_nodes > num_tokens:
+            raise ConfigError(
+                f"draft_tree: has {self.tree.num_nodes} nodes, num_speculative_tokens allows {num_tokens}; "
+                "raise it or leave nodes out"
+            )
+
+    def check_depth(self, num_tokens: int, *, deepest: int) -> None:
+        """Raise `ConfigError` if a draft of `num_tokens` can be deeper than the `deepest` that its checkpoint predicts."""
+        if self.tree is None and num_tokens > deepest:
+            raise ConfigError(
+                f"num_speculative_tokens: got {num_tokens}; the checkpoint predicts {deepest} tokens ahead; lower it, "
+                "or give a draft_tree"
+            )
+        if self.tree is not None and self.tree.depth > deepest:
+            raise ConfigError(
+                f"draft_tree: is {self.tree.depth} levels deep; the checkpoint predicts {deepest} tokens ahead; "
+                "leave levels out"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSamplingConfig:
+    """The keys of a `DraftSampling`; the base of the settings of neural drafters.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    draft_sample_method: str = "greedy"
+    draft_tree: Any = None
+
+    def __post_init__(self) -> None:
+        _ = self.sampling
+
+    @property
+    def sampling(self) -> DraftSampling:
+        """The checked method and tree shape."""
+        return DraftSampling(self.draft_sample_method, parse_tree(self.draft_tree))
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The size of a static tree; of other drafts the user must give the number of tokens."""
+        tree = self.sampling.tree
+        return tree.num_nodes if isinstance(tree, StaticTree) else None

@@ -1,0 +1,224 @@
+"""Writers that feed their own tokens back: one forward pass for each token of a chain or each level of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.core.draft import Draft
+from forerun.drafters.base import TargetInfo
+from forerun.drafters.neural.forward import DraftSequence, ForwardPasses, QueryRows
+from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
+from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, GrowingTree, StaticTree
+
+
+class DraftNetwork(Protocol):
+    """A network with logits over the target's vocabulary or a part of it: a `Predictor`, or one without KV."""
+
+    target_ids: Tensor | None  # [V] int64, the target's token of each logit; None: V is its vocabulary
+
+
+class Writer(Protocol):
+    """Writes the drafts of a step, those of all sequences together."""
+
+    num_places: int  # KV places beyond the text that a draft needs
+
+    def write(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft]:
+        """Write one draft per sequence; a sequence that wants none is not read either."""
+        ...
+
+
+def make_writer(sampling: DraftSampling, target: TargetInfo, network: DraftNetwork) -> Writer:
+    """Make the writer of a chain or tree, whichever `sampling` asks for.
+
+    Raises:
+        ConfigError: the tree has more nodes than a draft may have.
+    """
+    sampling.check_size(target.num_speculative_tokens)
+    if isinstance(sampling.tree, DynamicTree):
+        return DynamicTreeWriter(sampling.tree, target_ids=network.target_ids)
+    sampler = sampling.sampler(vocab_size=target.vocab_size, target_ids=network.target_ids)
+    if sampling.tree is None:
+        return ChainWriter(sampler, num_tokens=target.num_speculative_tokens)
+    return StaticTreeWriter(sampler, sampling.tree)
+
+
+@dataclass(slots=True)
+class _GrowingChain:
+    sequence: DraftSequence
+    token_ids: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+
+    def position(self) -> DraftPosition:
+        return DraftPosition(
+            self.sequence.request, tuple(self.token_ids), num_tokens=1, noise_index=len(self.token_ids)
+        )
+
+    def grow(self, drafted: DraftedTokens) -> bool:
+        """Append the drafted token; return whether there was one and the chain may grow further."""
+        self.token_ids += drafted.token_ids
+        self.probs += drafted.probs or []
+        return bool(drafted.token_ids) and len(self.token_ids) < min(self.sequence.max_tokens, self.sequence.max_depth)
+
+    def rows(self, state: Tensor | None) -> QueryRows:
+        """The row of the last token, to be read with `state` [width]."""
+        return QueryRows(
+            sequence=self.sequence,
+            token_ids=self.token_ids[-1:],
+            start=self.sequence.draft_start + len(self.token_ids) - 1,
+            num_predicted=1,
+            states=None if state is None else state[None],
+        )
+
+    def draft(self) -> Draft:
+        return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
+
+
+class ChainWriter:
+    """Writes one token after the other, one forward pass each."""
+
+    def __init__(self, sampler: DraftSampler, *, num_tokens: int) -> None:
+        self.num_places = num_tokens
+        self._sampler = sampler
+
+    def write(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft]:
+        """See `Writer`."""
+        chains = [_GrowingChain(sequence) for sequence in sequences]
+        growing = [chain for chain in chains if chain.sequence.wants_draft]
+        rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
+        while growing:
+            prediction = passes.forward(rows)
+            drafted = self._sampler.sample(prediction.logits, [chain.position() for chain in growing])
+            states = [None] * len(growing) if prediction.states is None else prediction.states
+            grown = [
+                (chain, state)
+                for chain, tokens, state in zip(growing, drafted, states, strict=True)
+                if chain.grow(tokens)
+            ]
+            growing = [chain for chain, _ in grown]
+            rows = [chain.rows(state) for chain, state in grown]
+        return [chain.draft() for chain in chains]
+
+
+@dataclass(slots=True, kw_only=True)
+class _TreeInPasses(GrowingTree):
+    """A growing tree whose nodes the network reads; `columns` maps a node to its number in the order of reading.
+
+    `scores[i]` is the log probability of node i's path; only a dynamic tree keeps them.
+    """
+
+    sequence: DraftSequence
+    scores: list[float] = field(default_factory=list)
+    columns: dict[int, int] = field(default_factory=dict)
+
+    def rows(self, nodes: Listing[int], states: Tensor | None) -> QueryRows:
+        """The rows of nodes whose ancestors have been read, each with its row of `states` [len(nodes), width]."""
+        first = len(self.columns)
+        self.columns |= {node: first + i for i, node in enumerate(nodes)}
+        mask = torch.zeros(len(nodes), len(self.columns), dtype=torch.bool)
+        for row, node in enumerate(nodes):
+            mask[row, [self.columns[above] for above in self.path(node)]] = True
+        draft_start = self.sequence.draft_start
+        return QueryRows(
+            sequence=self.sequence,
+            token_ids=[self.token_ids[node] for node in nodes],
+            start=draft_start + first,
+            num_predicted=len(nodes),
+            states=states,
+            positions=[draft_start + len(self.ranks[node]) - 1 for node in nodes],
+            tree_mask=mask,
+        )
+
+
+Expand = Callable[[_TreeInPasses, list[int], Tensor], list[int]]
+"""Adds children to nodes of a tree by their logits [len(nodes), V]; returns those children that get children too."""
+
+
+def _grow_trees(
+    passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor], expand: Expand
+) -> list[_TreeInPasses]:
+    """Grow a tree after each sequence, one level of all trees in each pass."""
+    trees = [_TreeInPasses(sequence.request, sequence=sequence) for sequence in sequences]
+    growing = [(tree, [-1]) for tree in trees if tree.sequence.wants_draft]
+    rows = [passes.read(tree.sequence, hidden_states) for tree, _ in growing]
+    while growing:
+        prediction = passes.forward(rows)
+        rows, grown, end = [], [], 0
+        for tree, nodes in growing:
+            first, end = end, end + len(nodes)
+            newest = expand(tree, nodes, prediction.logits[first:end])
+            if not newest:
+                continue
+            states = None
+            if prediction.states is not None:
+                row_of = {node: first + i for i, node in enumerate(nodes)}
+                states = prediction.states[[row_of[tree.parents[node]] for node in newest]]
+            rows.append(tree.rows(newest, states))
+            grown.append((tree, newest))
+        growing = grown
+    return trees
+
+
+class StaticTreeWriter:
+    """Writes trees of one shape, one forward pass per level."""
+
+    def __init__(self, sampler: DraftSampler, shape: StaticTree) -> None:
+        self.num_places = shape.num_places
+        self._sampler = sampler
+        self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
+
+    def write(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft]:
+        """See `Writer`."""
+        return [tree.draft() for tree in _grow_trees(passes, sequences, hidden_states, self._expand)]
+
+    def _expand(self, tree: _TreeInPasses, nodes: list[int], logits: Tensor) -> list[int]:
+        positions = [tree.position(node, num_tokens=self._num_children[tree.ranks_of(node)]) for node in nodes]
+        drafted = zip(nodes, self._sampler.sample(logits, positions), strict=True)
+        newest = [child for node, tokens in drafted for child in tree.add(node, tokens)]
+        deepest = tree.sequence.max_depth
+        return [node for node in newest if self._num_children[tree.ranks[node]] and len(tree.ranks[node]) < deepest]
+
+
+class DynamicTreeWriter:
+    """Writes `DynamicTree`s of the likeliest tokens: which nodes they have depends on the tokens' probabilities."""
+
+    def __init__(self, shape: DynamicTree, *, target_ids: Tensor | None) -> None:
+        self.num_places = shape.num_places
+        self._shape = shape
+        self._target_ids = target_ids
+
+    def write(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft]:
+        """See `Writer`."""
+        return [_most_probable(tree) for tree in _grow_trees(passes, sequences, hidden_states, self._expand)]
+
+    def _expand(self, tree: _TreeInPasses, nodes: list[int], logits: Tensor) -> list[int]:
+        found = logits.log_softmax(-1).topk(min(self._shape.top_k, logits.shape[1]))
+        ids = found.indices if self._target_ids is None else self._target_ids[found.indices]
+        newest: list[int] = []
+        for node, token_ids, logprobs in zip(nodes, ids.tolist(), found.values.tolist(), strict=True):
+            newest += tree.add(node, DraftedTokens(token_ids))
+            above = tree.scores[node] if node >= 0 else 0.0
+            tree.scores += [above + logprob for logprob in logprobs]
+        if len(tree.ranks[-1]) >= min(self._shape.depth, tree.sequence.max_depth):
+            return []
+        return sorted(newest, key=lambda node: -tree.scores[node])[: self._shape.top_k]
+
+
+def _most_probable(tree: _TreeInPasses) -> Draft:
+    """A draft of the most probable nodes, the best first; a child is never more probable than its parent."""
+    best = sorted(range(len(tree.scores)), key=lambda node: (-tree.scores[node], node))[: tree.sequence.max_tokens]
+    number = {node: i for i, node in enumerate(best)} | {-1: -1}
+    return Draft(tuple(tree.token_ids[node] for node in best), tuple(number[tree.parents[node]] for node in best))
