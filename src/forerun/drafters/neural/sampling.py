@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
 from forerun.errors import ConfigError, RequestError
-from forerun.ops.noise import Stream
+from forerun.core.random_bits import Stream
 from forerun.ops.sampling import draw_token, target_probs, target_tokens
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
