@@ -68,6 +68,7 @@ def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:
         generation.slot.commit(tail)
     elif verdict.error is not None:
         generation.finish("error", verdict.error)
+        generation.error_kind = verdict.error_kind
     else:
         committed.accepted = verdict.accepted
         accepted = [work.draft.token_ids[node] for node in verdict.accepted]

@@ -10,6 +10,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.stats import SpeculationStats
 from forerun.core.verdict import Origin
 from forerun.engine.text import CompletionText
+from forerun.errors import ErrorKind
 from forerun.kv.slots import Slot
 from forerun.ops.sampling import SamplingRules
 
@@ -40,6 +41,7 @@ class Generation:
     hidden_states_path: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error_kind: ErrorKind | None = None  # of finish_reason "error"
 
     @property
     def finished(self) -> bool:

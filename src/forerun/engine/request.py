@@ -18,7 +18,7 @@ from forerun.engine.generation import Generation
 from forerun.engine.grammars import Grammars
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.text import CompletionText
-from forerun.errors import RequestError
+from forerun.errors import ErrorKind, RequestError
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.slots import Slot
 from forerun.models.tokenizer import TextStream, Tokenizer
@@ -42,6 +42,7 @@ class Request:
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
+    error_kind: ErrorKind | None = None
 
     @property
     def finished(self) -> bool:
@@ -65,6 +66,7 @@ class Request:
             num_cached_tokens=self.generations[0].num_cached_tokens,
             speculation=total,
             error=self.error,
+            error_kind=self.error_kind,
             kv_transfer_params=None if path is None else {"hidden_states_path": path},
         )
 

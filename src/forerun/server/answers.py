@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.engine.request import Request
-from forerun.server.engine_thread import EngineError, EngineThread, Event
+from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
 from forerun.server.errors import ApiError, failed_while_running
 
 
@@ -45,12 +45,14 @@ class Answers:
         """
         while self._unfinished:
             event = await self._events.get()
+            if isinstance(event, EngineEndedError):
+                raise ApiError(503, str(event))
             if isinstance(event, EngineError):
-                raise ApiError(500, "the engine failed on a step with this request in it; its log has the reason")
+                raise ApiError(500, f"{event}; the server's log has the reason")
             if isinstance(event, RequestOutput):
                 self._outputs[self._unfinished.pop(event.request_id)] = event
                 if event.error is not None:
-                    raise failed_while_running(event.error)
+                    raise failed_while_running(event.error, event.error_kind)
             elif event.finish_reason != "error":
                 yield self._unfinished[event.request_id], event
 
@@ -70,5 +72,5 @@ class Answers:
         self._is_closed = True
         self._when_closed()
         if self._unfinished:
-            with suppress(EngineError):  # it has ended, and holds nothing
+            with suppress(EngineEndedError):  # it has ended, and holds nothing
                 self._engine.abort(list(self._unfinished))

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forerun.errors import RequestError, UnknownKeyError
+from forerun.errors import ErrorKind, RequestError, UnknownKeyError
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def refused(error: RequestError | UnknownKeyError) -> ApiError:
     return ApiError(400, str(error), param=named.group(1) if named else None)
 
 
-def failed_while_running(message: str) -> ApiError:
-    """For a request that the engine ended with an error: the caller's fault where its rules leave no token."""
-    return ApiError(400 if message.startswith("sampling:") else 500, message)
+def failed_while_running(message: str, kind: ErrorKind | None) -> ApiError:
+    """For a request that the engine ended with an error of that kind: 400 for the client's, else 500."""
+    return ApiError(400 if kind is ErrorKind.REQUEST else 500, message)
 
 
 def malformed(errors: Sequence[Any]) -> ApiError:

@@ -93,7 +93,7 @@ class Shape(ABC):
         if not self.model.saves_hidden_states:
             return {}
         for output in outputs:
-            await self.model.in_thread(partial(self.model.llm.engine.finish_files, output))
+            await self.model.finish_files(output)
         return {"kv_transfer_params": outputs[0].kv_transfer_params}
 
     def _finished_choice(

@@ -147,10 +147,8 @@ def _samples(metric: Metric) -> Iterator[tuple[dict[str, str], float]]:
             yield {}, metric.value
 
 
-def expose(server: ServerMetrics | None, engine: Iterable[Metric]) -> bytes:
-    """Everything in Prometheus' text format; before a model is loaded there is nothing."""
-    if server is None:
-        return b""
+def expose(server: ServerMetrics, engine: Iterable[Metric]) -> bytes:
+    """Everything in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(engine, server.labels))
     return generate_latest(registry) + generate_latest(server.registry)

@@ -180,7 +180,7 @@ def listen(host: str, port: int) -> socket.socket:
 def banner(model: ServedModel) -> str:
     """What is served and how, a line for each."""
     llm, options = model.llm, model.options
-    pool, cache = llm.engine.parts.pool, llm.engine.parts.runner.cache
+    kv_bytes, kv_tokens = model.kv_memory
     speculative = llm.speculative
     drafter = (llm.settings.speculative_config or {}).get("model")
     rows = {
@@ -190,7 +190,7 @@ def banner(model: ServedModel) -> str:
         "num_speculative_tokens": speculative.num_speculative_tokens,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "device": f"{llm.device}, {f'native kernels ({llm.kernels.level})' if llm.kernels else 'torch'}",
-        "KV memory": f"{cache.num_bytes / 2**20:.1f} MiB, {pool.num_blocks * cache.block_size} tokens",
+        "KV memory": f"{kv_bytes / 2**20:.1f} MiB, {kv_tokens} tokens",
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.settings.max_num_seqs,
         "tool calls": _tool_calls(model),

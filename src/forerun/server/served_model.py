@@ -12,12 +12,15 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from forerun.core.metrics import Metric
+from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
+from forerun.engine.engine import Engine
 from forerun.engine.request import Request as EngineRequest
 from forerun.errors import ModelError
 from forerun.llm import LLM
 from forerun.server.answers import Answers
-from forerun.server.engine_thread import EngineError, EngineThread
+from forerun.server.engine_thread import EngineEndedError, EngineThread
 from forerun.server.errors import ApiError
 from forerun.server.limits import RETRY_AFTER_S, Admission
 from forerun.server.metrics import ServerMetrics
@@ -28,6 +31,7 @@ from forerun.server.tools.formats import FORMATS, format_of
 
 T = TypeVar("T")
 
+MOST_METRICS_WAIT_S = 10.0  # for a step to end; a scraper gives up about then
 NUM_INTAKE_THREADS = 4
 NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
 
@@ -49,7 +53,7 @@ class ServedModel:
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
         self.metrics = ServerMetrics(self.name)
-        self.engine = EngineThread(llm.engine, observe=self.metrics.observe)
+        self.engine = EngineThread(llm.engine, observe=self.metrics.observe, step_timeout=options.step_timeout)
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
         self.templates = Templates()
@@ -114,6 +118,23 @@ class ServedModel:
                 code="model_not_found",
             )
 
+    async def engine_metrics(self) -> list[Metric]:
+        """The engine's counters and gauges; none after its end, and while a step does not let it answer."""
+        try:
+            return await asyncio.wait_for(self.engine.ask(Engine.metrics), MOST_METRICS_WAIT_S)
+        except (EngineEndedError, TimeoutError):
+            return []
+
+    async def finish_files(self, output: RequestOutput) -> None:
+        """Wait until the hidden states of an ended request are in their files; see `Engine.finish_files`."""
+        await self.in_thread(partial(self.llm.engine.finish_files, output))
+
+    @property
+    def kv_memory(self) -> tuple[int, int]:
+        """The KV memory: (bytes, tokens)."""
+        pool, cache = self.llm.engine.parts.pool, self.llm.engine.parts.runner.cache
+        return cache.num_bytes, pool.num_blocks * cache.block_size
+
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run something that may take long."""
         return await _run(self._threads, function)
@@ -136,8 +157,8 @@ class ServedModel:
             return Answers(self.engine, requests, streams=streams, when_closed=leave)
         except BaseException as error:
             leave()
-            if isinstance(error, EngineError):
-                raise ApiError(503, "the engine has ended; restart the server") from error
+            if isinstance(error, EngineEndedError):
+                raise ApiError(503, str(error)) from error
             raise
 
     def _accept(self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None) -> list[EngineRequest]:
