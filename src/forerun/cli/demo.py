@@ -115,7 +115,9 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
     if console.is_terminal:
         console.print(LEGEND)
     llm.reset_stats()
-    painter = TokenPainter(console, llm.get_tokenizer().decode)
+    from forerun.models.tokenizer import TextStream  # here, as a command's options must not wait for it
+
+    painter = TokenPainter(console, TextStream(llm.get_tokenizer(), prompt_ids).push)
     speculated = _answer(llm, prompt_ids, with_drafts, salt="speculated", show=painter)
     console.print()
     speculation = llm.stats.speculation.copy()

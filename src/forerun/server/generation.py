@@ -6,13 +6,13 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta
+from forerun.models.tokenizer import TextStream
 from forerun.server.answers import Answers
 from forerun.server.errors import ApiError
 from forerun.server.origins import Origins, joined, speculation_metrics
@@ -37,7 +37,6 @@ class Shape(ABC):
         self.model = model
         self._body = body
         self._num_completions, self._wants_origins = body.num_completions, bool(body.own.origins)
-        self._decode = partial(_decode, model, skip_special_tokens=body.skip_special_tokens is not False)
         self._origins: dict[int, Origins] = {}
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
 
@@ -109,7 +108,8 @@ class Shape(ABC):
             choice["token_ids"] = completion.token_ids
         if self._wants_origins:
             mine = [delta for p, delta in steps if (p, delta.index) == (place, completion.index)]
-            choice["forerun"] = joined([self._origins_of(choice["index"]).of(delta) for delta in mine])
+            origins = self._origins_of(choice["index"], output.prompt_token_ids)
+            choice["forerun"] = joined([origins.of(delta) for delta in mine])
         return choice
 
     async def _events(self, answers: Answers) -> AsyncGenerator[bytes, None]:
@@ -155,15 +155,17 @@ class Shape(ABC):
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
         if self._wants_origins:
-            choice["forerun"] = self._origins_of(index).of(delta)
+            choice["forerun"] = self._origins_of(index, answers.prompt_ids[place]).of(delta)
         return choice
 
     def _index(self, place: int, index: int) -> int:
         return place * self._num_completions + index
 
-    def _origins_of(self, index: int) -> Origins:
+    def _origins_of(self, index: int, prompt_ids: list[int]) -> Origins:
         if index not in self._origins:
-            self._origins[index] = Origins(self._decode, drafter=self.model.llm.speculative.method)
+            skips = self._body.skip_special_tokens is not False
+            text = TextStream(self.model.llm.get_tokenizer(), prompt_ids, skip_special_tokens=skips)
+            self._origins[index] = Origins(text.push, drafter=self.model.llm.speculative.method)
         return self._origins[index]
 
     def _metrics(self, outputs: list[RequestOutput], steps: list[StreamDelta]) -> dict[str, Any]:
@@ -191,7 +193,3 @@ def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
 
 def _usage(num_read: int, num_written: int) -> dict[str, int]:
     return {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
-
-
-def _decode(model: ServedModel, ids: Any, *, skip_special_tokens: bool) -> str:
-    return model.llm.get_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
