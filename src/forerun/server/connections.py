@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 from typing import Any
 
 import h11
@@ -12,11 +11,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forerun.server.errors import ApiError
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows, which has no such limits
+    resource = None  # type: ignore[assignment]
+
+LENGTHS = {b"content-length", b"transfer-encoding"}
 OTHER_FILES = 256  # that the process may have open: the model's, its own, and connections being closed
 
 
 def room_for(most: int) -> int:
     """How many connections, of `most`, the limit on open files has room for; it is raised as far as may be."""
+    if resource is None:
+        return most
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + OTHER_FILES
     if resource.RLIM_INFINITY != soft < wanted:
@@ -68,6 +75,17 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()
+
+    def handle_events(self) -> None:
+        """Begin to answer; a request of two lengths is the connection's last.
+
+        Another server before this one may believe the Content-Length where this one goes by the
+        Transfer-Encoding: what follows on the connection may then be no request (RFC 9112, section 6.3).
+        """
+        super().handle_events()
+        if self.cycle is not None and {name for name, _ in self.cycle.scope["headers"]} >= LENGTHS:
+            self.cycle.scope["headers"] = [header for header in self.headers if header[0] != b"connection"]
+            self.cycle.scope["headers"].append((b"connection", b"close"))
 
     def on_response_complete(self) -> None:
         """The next request is awaited, without haste."""

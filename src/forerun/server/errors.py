@@ -60,6 +60,11 @@ def failed_while_running(message: str, kind: ErrorKind | None) -> ApiError:
     return ApiError(400 if kind is ErrorKind.REQUEST else 500, message)
 
 
+def cut_off() -> ApiError:
+    """503 for a request that did not end before the server did."""
+    return ApiError(503, "the server is shutting down, and --shutdown-timeout is over; send the request again later")
+
+
 def malformed(errors: Sequence[Any]) -> ApiError:
     """400 for a body that does not have the shape that the endpoint takes; nothing of the body is repeated."""
     first = errors[0]
@@ -121,5 +126,6 @@ def install(app: FastAPI) -> None:
         return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(Exception)
-    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:
+    async def on_bug(request: Request, _error: Exception) -> JSONResponse:
+        logger.error("request %s failed; its traceback follows", getattr(request.state, "request_id", "without id"))
         return ApiError(500, "the server failed on this request; its log has the reason").response()

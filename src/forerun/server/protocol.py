@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from forerun.server.limits import (
     LARGEST_BIAS,
@@ -159,13 +159,22 @@ class TextPart(BaseModel):
     text: str
 
 
+def _only_text(content: Any) -> Any:
+    """Say of a part that is no text what it is, which a union of types would not."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind is not None and kind != "text":
+            raise ValueError(f"got a part of type {kind!r:.40}; this model reads text only; send parts of type 'text'")
+    return content
+
+
 class Message(BaseModel):
     """One message of a conversation; fields that are not here go to the template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text)] = None
     tool_calls: Calls | None = None
 
     def for_template(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.server.app import build_app
+from forerun.server.app import Edge, build_app
 from forerun.server.connections import Connection, Patience, room_for
 from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
@@ -28,6 +28,7 @@ from forerun.server.served_model import ServedModel
 from forerun.server.tools.formats import FORMATS
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
+FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
 
@@ -52,7 +53,7 @@ class Server:
         self._loading: threading.Thread | None = None
         self._patience = Patience(most=options.max_connections, seconds=options.client_timeout)
         config = uvicorn.Config(
-            self.app,
+            Edge(self.app),
             http=partial(Connection, patience=self._patience),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
@@ -132,7 +133,16 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, but a signal that was obeyed is not raised again: the process ends with 0."""
+    """uvicorn, but a signal that was obeyed is not raised again (the process ends with 0), and no answer ends raw."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what runs finish; what does not in time is cancelled, and gets a moment to tell its client."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_S)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+
+from forerun.server.errors import cut_off
 
 T = TypeVar("T")
 
@@ -28,7 +30,10 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Events as they come, until the client goes, whether there is something to send or not; then `end` is called."""
+    """Events as they come, until the client goes, whether there is something to send or not; then `end` is called.
+
+    A stream that the server's shutdown cuts off ends with an error event and [DONE].
+    """
 
     def __init__(self, events: AsyncGenerator[bytes, None], *, end: Callable[[], None]) -> None:
         super().__init__(
@@ -41,10 +46,21 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events."""
+        has_begun = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
-            await _unless_gone(receive, self.stream_response(send))
+            await _unless_gone(receive, self.stream_response(noting_send))
         except (DisconnectError, OSError):
             pass  # sending to a client that went away may say so first
+        except asyncio.CancelledError:
+            if not has_begun:
+                raise
+            await send({"type": "http.response.body", "body": event(cut_off().body) + DONE, "more_body": False})
         finally:
             self._end()
             await self._events.aclose()
