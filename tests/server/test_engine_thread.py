@@ -34,9 +34,9 @@ class Reader:
 
 @asynccontextmanager
 async def running(llm, observed=None, **options):
-    def observe(output, now):
+    def observe(deltas, finished, now):
         if observed is not None:
-            observed.append(output)
+            observed.extend(finished)
 
     engine = EngineThread(llm.engine, **({"observe": observe} | options))
     engine.start()
@@ -86,7 +86,7 @@ def test_an_aborted_request_takes_part_in_no_further_step():
     assert idle
     assert all(isinstance(event, StreamDelta) for event in events)
     assert sum(len(event.token_ids) for event in events) < LONG.max_tokens
-    assert [o.finished[0].outputs[0].finish_reason for o in observed if o.finished] == ["abort", "length"]
+    assert [output.outputs[0].finish_reason for output in observed] == ["abort", "length"]
     assert llm.engine.parts.pool.num_free == llm.engine.parts.pool.num_blocks
 
 
@@ -318,7 +318,7 @@ def test_an_abort_that_fails_does_not_end_the_engine():
 
 
 def test_metrics_that_cannot_be_counted_harm_nobody():
-    def observe(_output, _now):
+    def observe(*_step):
         raise RuntimeError("no")
 
     async def run():

@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from forerun.errors import ModelError, RequestError
-from forerun.server.constraints import _warned
 from forerun.server.errors import failed_while_running
 from forerun.server.limits import MOST_BODY_BYTES
 from forerun.server.options import ServerOptions
+from forerun.server.request_params import _warned
 from forerun.server.serve import Server
 from tests.server.served import CHAT, PROMPT, Served, chat_llm, offline
 

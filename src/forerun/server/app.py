@@ -16,7 +16,6 @@ from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.limits import BodyGuard
 from forerun.server.options import ServerOptions
-from forerun.server.replies import ERRORS
 
 REQUEST_ID = b"x-request-id"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # others are replaced: ids go into headers and logs
@@ -35,7 +34,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
         title="forerun",
         version=forerun.__version__,
         dependencies=[Depends(keys)],
-        responses=ERRORS,
+        responses=errors.ERRORS,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
         docs_url=None,

@@ -32,8 +32,8 @@ def room_for(most: int) -> int:
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - OTHER_FILES))
 
 
-class Patience:
-    """What a server's connections share.
+class ConnectionLimits:
+    """Limits that a server's connections share, and those of them that wait.
 
     Args:
         most: connections that may be open.
@@ -54,17 +54,17 @@ class Connection(H11Protocol):
     one that has owed us longest gives way, so that there is always room for a request that comes at once.
     """
 
-    def __init__(self, *args: Any, patience: Patience, **settings: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._patience = patience
+        self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait, in the place of another if need be."""
         super().connection_made(transport)
-        if len(self.connections) > self._patience.most:
-            longest = next(iter(self._patience.waiting), self)
+        if len(self.connections) > self._limits.most:
+            longest = next(iter(self._limits.waiting), self)
             longest.end(ApiError(503, "there are too many connections; try again later"))
         if not transport.is_closing():
             self._begin_to_wait()
@@ -84,14 +84,14 @@ class Connection(H11Protocol):
         """
         super().handle_events()
         if self.cycle is not None and {name for name, _ in self.cycle.scope["headers"]} >= LENGTHS:
-            self.cycle.scope["headers"] = [header for header in self.headers if header[0] != b"connection"]
-            self.cycle.scope["headers"].append((b"connection", b"close"))
+            others = [header for header in self.headers if header[0] != b"connection"]
+            self.cycle.scope["headers"] = [*others, (b"connection", b"close")]
 
     def on_response_complete(self) -> None:
         """The next request is awaited, without haste."""
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._patience.waiting.setdefault(self)
+            self._limits.waiting.setdefault(self)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection on which no request came; what its client has not read by now, it never will."""
@@ -102,7 +102,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         super().pause_writing()
-        self._departure = self._departure or self.loop.call_later(self._patience.seconds, self.transport.abort)
+        self._departure = self._departure or self.loop.call_later(self._limits.seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """It does again."""
@@ -116,9 +116,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def end(self, reason: ApiError) -> None:
-        """Close the connection; who has begun a request, or has only just come, is told why."""
-        is_told = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
-        if is_told and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+        """Close the connection; answer first if a request has begun or the connection is new."""
+        is_answered = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
+        if is_answered and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             self._write(reason)
         self._stop_waiting()
         if self.transport.get_write_buffer_size():
@@ -135,15 +135,15 @@ class Connection(H11Protocol):
 
     @property
     def _is_waiting(self) -> bool:
-        return self in self._patience.waiting
+        return self in self._limits.waiting
 
     def _begin_to_wait(self) -> None:
-        self._patience.waiting.setdefault(self)
+        self._limits.waiting.setdefault(self)
         if self._arrival is None:
-            self._arrival = self.loop.call_later(self._patience.seconds, self._lose_patience)
+            self._arrival = self.loop.call_later(self._limits.seconds, self._give_up)
 
     def _stop_waiting(self) -> None:
-        self._patience.waiting.pop(self, None)
+        self._limits.waiting.pop(self, None)
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
@@ -153,5 +153,5 @@ class Connection(H11Protocol):
             self._departure.cancel()
             self._departure = None
 
-    def _lose_patience(self) -> None:
-        self.end(ApiError(408, f"the request did not arrive within {self._patience.seconds:g} s; send it faster"))
+    def _give_up(self) -> None:
+        self.end(ApiError(408, f"the request did not arrive within {self._limits.seconds:g} s; send it faster"))

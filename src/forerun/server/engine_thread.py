@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from forerun.core.outputs import RequestOutput, StreamDelta
-from forerun.engine.engine import Engine, StepOutput
+from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ STOPPED = "the server is shutting down; send the request again later"
 
 Event = StreamDelta | RequestOutput | EngineError
 Command = Callable[[], None]
+Observe = Callable[[Sequence[StreamDelta], Sequence[RequestOutput], float], None]
+"""Takes the deltas of a step, the requests that ended with it, and the time of its end (monotonic, s)."""
 
 
 class Reader(Protocol):
@@ -59,14 +61,11 @@ class EngineThread:
     behind cannot be cleared away the engine ends. `failure` says whether the engine is well.
 
     Args:
-        observe: called on the engine's thread with what each step gave and with requests that were
-            aborted, and the time (monotonic, s).
+        observe: called on the engine's thread with what each step gave, and with requests that were aborted.
         step_timeout: seconds that a step may take before `failure` reports it.
     """
 
-    def __init__(
-        self, engine: Engine, *, observe: Callable[[StepOutput, float], None], step_timeout: float = math.inf
-    ) -> None:
+    def __init__(self, engine: Engine, *, observe: Observe, step_timeout: float = math.inf) -> None:
         self.engine = engine
         self._observe = observe
         self._step_timeout = step_timeout
@@ -220,7 +219,7 @@ class EngineThread:
             self._survive()
             return
         self._num_failures, self._failure = 0, None
-        self._note(output)
+        self._note(output.deltas, output.finished)
         for delta in output.deltas:
             reader = self._readers.get(delta.request_id)
             if reader is not None and reader.streams:
@@ -248,11 +247,11 @@ class EngineThread:
     def _abort(self, request_ids: Iterable[str]) -> None:
         ended = [output for request_id in request_ids if (output := self.engine.abort(request_id)) is not None]
         if ended:
-            self._note(StepOutput(finished=ended))
+            self._note([], ended)
 
-    def _note(self, output: StepOutput) -> None:
+    def _note(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput]) -> None:
         try:
-            self._observe(output, time.monotonic())
+            self._observe(deltas, finished, time.monotonic())
         except Exception:
             logger.exception("a step could not be counted in the metrics")
 

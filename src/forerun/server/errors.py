@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from forerun.errors import ErrorKind, RequestError, UnknownKeyError
@@ -20,6 +21,25 @@ logger = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what a RequestError's message begins with
 SHOWN_CAUSES = 3  # of a value that fits none of several types
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than 200."""
+
+    error: ErrorDetails
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+"""Answers of every endpoint, for /openapi.json."""
 
 
 class ApiError(HTTPException):

@@ -21,7 +21,7 @@ import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.server.app import Edge, build_app
-from forerun.server.connections import Connection, Patience, room_for
+from forerun.server.connections import Connection, ConnectionLimits, room_for
 from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
@@ -51,10 +51,10 @@ class Server:
         self._report = report
         self._failure: BaseException | None = None
         self._loading: threading.Thread | None = None
-        self._patience = Patience(most=options.max_connections, seconds=options.client_timeout)
+        self._limits = ConnectionLimits(most=options.max_connections, seconds=options.client_timeout)
         config = uvicorn.Config(
             Edge(self.app),
-            http=partial(Connection, patience=self._patience),  # type: ignore[arg-type]
+            http=partial(Connection, limits=self._limits),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -73,10 +73,10 @@ class Server:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
         """
-        self._patience.most = room_for(self._options.max_connections)
-        if self._patience.most < self._options.max_connections:
+        self._limits.most = room_for(self._options.max_connections)
+        if self._limits.most < self._options.max_connections:
             self._report(
-                f"--max-connections: {self._patience.most}, as many as the limit on open files (ulimit -n) leaves"
+                f"--max-connections: {self._limits.most}, as many as the limit on open files (ulimit -n) leaves"
             )
         with listen(self._options.host, self._options.port) as sock:
             self.port: int = sock.getsockname()[1]

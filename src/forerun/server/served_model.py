@@ -5,29 +5,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TypeVar
 
 from fastapi import Request
 
 from forerun.core.metrics import Metric
-from forerun.core.outputs import RequestOutput
+from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request as EngineRequest
 from forerun.errors import ModelError
 from forerun.llm import LLM
-from forerun.server.answers import Answers
-from forerun.server.engine_thread import EngineEndedError, EngineThread
-from forerun.server.errors import ApiError
+from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
+from forerun.server.errors import ApiError, failed_while_running
 from forerun.server.limits import RETRY_AFTER_S, Admission
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.templates import Templates
-from forerun.server.tools.base import ToolFormat
-from forerun.server.tools.formats import FORMATS, format_of
+from forerun.server.tools.formats import FORMATS, ToolFormat, format_of
 
 T = TypeVar("T")
 
@@ -139,9 +138,9 @@ class ServedModel:
         """Run something that may take long."""
         return await _run(self._threads, function)
 
-    async def answer(
+    async def submit(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
-    ) -> Answers:
+    ) -> Submission:
         """Put prompts into the engine.
 
         Raises:
@@ -154,7 +153,7 @@ class ServedModel:
         threads = self._threads if sampling.structured_outputs is None else self._grammar_threads
         try:
             requests = await _run(threads, lambda: self._accept(tokenise, sampling, cache_salt))
-            return Answers(self.engine, requests, streams=streams, when_closed=leave)
+            return Submission(self.engine, requests, streams=streams, when_closed=leave)
         except BaseException as error:
             leave()
             if isinstance(error, EngineEndedError):
@@ -173,6 +172,70 @@ class ServedModel:
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
+
+
+class Submission:
+    """The prompts of one HTTP request in the engine, and what it gives to them; read from the event loop.
+
+    Must be closed, whatever happens: that frees what the engine still holds for it.
+    """
+
+    def __init__(
+        self, engine: EngineThread, requests: Sequence[EngineRequest], *, streams: bool, when_closed: Callable[[], None]
+    ) -> None:
+        self.streams = streams
+        self.prompts = [request.prompt or "" for request in requests]
+        self.prompt_ids = [request.prompt_ids for request in requests]
+        self._requests = requests
+        self._engine = engine
+        self._when_closed = when_closed
+        self._unfinished = {request.request_id: place for place, request in enumerate(requests)}
+        self._outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._is_closed = False
+        engine.submit(requests, self)
+
+    def take(self, event: Event) -> None:
+        """Take what the engine gives (see `Reader`)."""
+        self._events.put_nowait(event)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, StreamDelta]]:
+        """(place of the prompt, delta) as steps give them, until all completions have ended.
+
+        Raises:
+            ApiError: the engine failed, or ended one of the requests with an error.
+        """
+        while self._unfinished:
+            event = await self._events.get()
+            if isinstance(event, EngineEndedError):
+                raise ApiError(503, str(event))
+            if isinstance(event, EngineError):
+                raise ApiError(500, f"{event}; the server's log has the reason")
+            if isinstance(event, RequestOutput):
+                self._outputs[self._unfinished.pop(event.request_id)] = event
+                if event.error is not None:
+                    raise failed_while_running(event.error, event.error_kind)
+            elif event.finish_reason != "error":
+                yield self._unfinished[event.request_id], event
+
+    def prompt_logprobs(self, place: int) -> list[TokenLogprobs | None]:
+        """Of a prompt's tokens, where they are asked for; whole from the prompt's first delta on."""
+        return self._requests[place].prompt_logprobs or []
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """Each prompt's whole output, once `deltas` is exhausted."""
+        return [output for output in self._outputs if output is not None]
+
+    def close(self) -> None:
+        """Abort what runs and let others in; doing so again changes nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._when_closed()
+        if self._unfinished:
+            with suppress(EngineEndedError):  # it has ended, and holds nothing
+                self._engine.abort(list(self._unfinished))
 
 
 async def _run(threads: Executor, function: Callable[[], T]) -> T:

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
 
 import forerun
 from forerun.server.auth import open_to_all
 from forerun.server.errors import ApiError
 from forerun.server.metrics import CONTENT_TYPE, expose
-from forerun.server.replies import ModelCard, ModelList, Version, reply
+from forerun.server.protocol import reply
 from forerun.server.served_model import ServedModel, served_model
 
 router = APIRouter()
+
+
+class Version(BaseModel):
+    """GET /version."""
+
+    version: str
+
+
+class ModelCard(BaseModel):
+    """GET /v1/models/NAME."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    forerun: dict[str, Any]
+
+
+class ModelList(BaseModel):
+    """GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
 
 
 @router.get("/health", response_class=Response)
