@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -172,3 +174,9 @@ def test_a_request_of_one_length_keeps_its_connection(plain):
 def test_where_open_files_are_not_limited_there_is_room_for_all(monkeypatch):
     monkeypatch.setattr("forerun.server.connections.resource", None)
     assert room_for(5000) == 5000
+
+
+def test_nothing_here_needs_a_module_that_windows_has_not():
+    hidden = "import sys; sys.modules |= dict.fromkeys(('resource', 'fcntl', 'pwd', 'grp', 'termios'))"
+    program = f"{hidden}; import forerun.server.connections, forerun.server.templates, forerun.server.template_program"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The engine in a thread of its own: requests go in, what each step gives comes out to the event loop."""
+"""The engine in a thread of its own: requests go in, what each step gives comes out on the event loop."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Observe = Callable[[Sequence[StreamDelta], Sequence[RequestOutput], float], None
 
 
 class Reader(Protocol):
-    """Takes what the engine gives to a request; called on the event loop."""
+    """Takes the events of a request; called on the event loop."""
 
     streams: bool
-    """Whether it wants deltas, or only the whole at the end."""
+    """Whether it takes deltas, or only the whole output at the end."""
 
     def take(self, event: Event) -> None:
         """Take a delta, the whole output, or the failure that ends it."""

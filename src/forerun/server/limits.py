@@ -108,7 +108,7 @@ class BodyGuard:
 
 
 def _announced(scope: Scope) -> int:
-    """The body's length, as far as the headers tell it."""
+    """The body's length, as far as the headers say it."""
     return int(Headers(scope=scope).get("content-length", "0"))  # checked by h11
 
 

@@ -34,7 +34,7 @@ class ServerOptions:
     client_timeout: int = 60
     """Seconds that a client may take to send a request, or to take in more of an answer."""
     per_request_spec_decode_metrics: SpecMetrics = "summary"
-    """How much answers tell about their drafts: none, summary or detailed (each step)."""
+    """How much answers report about their drafts: none, summary or detailed (each step)."""
     tool_call_parser: ToolCallParser | None = None
     """Form in which the model writes tool calls: hermes, llama3_json or mistral; by default what its template shows."""
     enable_tokenizer_info_endpoint: bool = False

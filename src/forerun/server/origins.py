@@ -1,4 +1,4 @@
-"""How tokens came to be: per token for a page that colours them, per request in vLLM's words."""
+"""Where tokens came from: for each token its origin and its span of the text, for each request vLLM's counts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def speculation_metrics(
     """
     at_least = [stats.num_drafts, *stats.accepted_per_position]  # steps that accepted j tokens or more
     at_least += [0] * (num_speculative_tokens + 2 - len(at_least))
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "mean_acceptance_length": 1 + stats.num_accepted_tokens / max(1, stats.num_drafts),
         "draft_acceptance_rate": stats.acceptance_rate or 0.0,
         "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(num_speculative_tokens + 1)],
@@ -107,6 +107,6 @@ def speculation_metrics(
     }
     if steps is not None:
         drafted = [step for step in steps if step.num_draft_tokens]
-        told["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
-        told["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
-    return told
+        counts["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
+        counts["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
+    return counts

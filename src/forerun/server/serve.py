@@ -111,7 +111,7 @@ class Server:
                 self._failure = error
                 self.stop()
                 return
-            with suppress(RuntimeError):  # the loop is closed: the server was told to stop meanwhile
+            with suppress(RuntimeError):  # the loop is closed: the server was stopped meanwhile
                 loop.call_soon_threadsafe(self._begin, app, model)
 
         self._loading = threading.Thread(target=load, name="forerun-loading", daemon=True)
@@ -136,7 +136,7 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn, but a signal that was obeyed is not raised again (the process ends with 0), and no answer ends raw."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let what runs finish; what does not in time is cancelled, and gets a moment to tell its client."""
+        """Let what runs finish; what does not in time is cancelled, and gets a moment to answer."""
         await super().shutdown(sockets)
         if self.force_exit:
             for task in self.server_state.tasks:
@@ -213,7 +213,7 @@ def banner(model: ServedModel) -> str:
 
 
 def _tool_calls(model: ServedModel) -> str:
-    """How tools are told and their calls written."""
+    """How the model learns of tools, and writes their calls."""
     name = next((name for name, form in FORMATS.items() if form is model.tool_format), None)
     if name is None:
         return "not read: the chat template's form is not known here; --tool-call-parser sets one"

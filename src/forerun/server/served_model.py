@@ -1,4 +1,4 @@
-"""The loaded model as the endpoints see it: names, prompts on their way into the engine, its tokenizer."""
+"""The loaded model as the endpoints see it: its names and tokenizer, and how requests get into the engine and out."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from forerun.server.tools.formats import FORMATS, ToolFormat, format_of
 
 T = TypeVar("T")
 
-MOST_METRICS_WAIT_S = 10.0  # for a step to end; a scraper gives up about then
+MOST_METRICS_WAIT_S = 3.0  # for a step to end; scrapers give up after 5 s or 10 s, and should get the rest
 NUM_INTAKE_THREADS = 4
 NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
 
 Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
-"""Gives each prompt's text (None: it came as token ids) and token ids."""
+"""Returns (text, token ids) of each prompt; the text is None for a prompt that came as token ids."""
 
 
 class ServedModel:

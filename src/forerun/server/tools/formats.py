@@ -184,7 +184,7 @@ SIGNS = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": ', "llama3_json"),
 )
-"""What stands in a chat template -> the form it teaches (None: one that is not known here); the first counts."""
+"""Text in a chat template -> the form that the template teaches, or None for one that is not known here; the first match counts."""
 
 
 def format_of(tool_template: str | None) -> str | None:
