@@ -21,11 +21,11 @@ class SlowSteps:
 
     def __init__(self, llm, seconds=0.02):
         self.num = 0
-        self._step, self._seconds = llm.engine.step, seconds
+        self._step, self.seconds = llm.engine.step, seconds
         llm.engine.step = self
 
     def __call__(self):
-        time.sleep(self._seconds)
+        time.sleep(self.seconds)
         self.num += 1
         return self._step()
 
@@ -244,6 +244,20 @@ def test_what_does_not_finish_in_time_is_cut_off_with_an_error(told_twice, caplo
     assert [record for record in caplog.records if record.exc_info] == []
     for connection in (streamed, whole):
         connection.close()
+
+
+def test_what_is_cut_off_need_not_wait_for_a_long_step():
+    llm = chat_llm()
+    steps = SlowSteps(llm, 0.01)
+    with served(llm, shutdown_timeout=1) as server:
+        connection = begin(server, LONG | {"stream": True})
+        stream = connection.getresponse()
+        until(lambda: steps.num > 1)
+        steps.seconds = 6
+        server.server.stop()
+        assert server.events(stream.read().decode())[-1]["error"]["type"] == "service_unavailable_error"
+        assert server.model.engine._thread.is_alive()
+    connection.close()
 
 
 def test_one_that_waits_for_its_grammar_is_cut_off_with_an_error(monkeypatch, caplog):

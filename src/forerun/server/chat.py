@@ -46,7 +46,7 @@ class AssistantMessage(BaseModel):
 
 
 class MessageChoice(Choice):
-    """One that answers a conversation."""
+    """A choice that answers a conversation."""
 
     message: AssistantMessage
 
@@ -99,7 +99,7 @@ async def create_chat_completion(
 
 
 def _of_tools(error: RequestError) -> RequestError:
-    """A complaint about a grammar that was made of tools, about these."""
+    """The error of a grammar that was made of tools, with the tools as its subject."""
     return RequestError(str(error).replace("structural_tag:", "tools:", 1))
 
 

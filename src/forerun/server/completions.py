@@ -22,7 +22,7 @@ router = APIRouter()
 
 
 class TextChoice(Choice):
-    """One that continues a prompt."""
+    """A choice that continues a prompt."""
 
     text: str
 

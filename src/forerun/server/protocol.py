@@ -260,7 +260,7 @@ class TextPart(BaseModel):
 
 
 def _only_text(content: Any) -> Any:
-    """Say of a part that is no text what it is, which a union of types would not."""
+    """Refuse parts that are no text in a sentence that names them; the union of types below has none."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if kind is not None and kind != "text":

@@ -21,10 +21,10 @@ SAME_NAME = (
     *("bad_words", "allowed_token_ids", "seed", "min_tokens", "stop", "stop_token_ids"),
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
 )
-"""Fields that mean the same in both; null is the default."""
+"""Fields with the same name and meaning in requests and in `SamplingParams`; null is the default."""
 
 CONSTRAINING = ("guided", "grammar", "structural", "json_schema", "regex", "ebnf", "logits_processor")
-"""Fields whose names begin so say what the answer must look like."""
+"""Beginnings of the names of fields that say what the answer must look like."""
 
 STRUCTURING = ("response_format", "structured_outputs")
 """Fields that say what the answer must match and that are served."""

@@ -222,7 +222,7 @@ def _usage(num_read: int, num_written: int) -> dict[str, int]:
 
 
 class DisconnectError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has gone."""
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -247,11 +247,11 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events."""
-        has_begun = False
+        is_open = False
 
         async def noting_send(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
+            nonlocal is_open
+            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
             await send(message)
 
         try:
@@ -259,7 +259,7 @@ class EventStream(StreamingResponse):
         except (DisconnectError, OSError):
             pass  # sending to a client that went away may say so first
         except asyncio.CancelledError:
-            if not has_begun:
+            if not is_open:
                 raise
             await send({"type": "http.response.body", "body": event(cut_off().body) + DONE, "more_body": False})
         finally:

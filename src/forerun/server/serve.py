@@ -51,7 +51,7 @@ class Server:
         self._report = report
         self._failure: BaseException | None = None
         self._loading: threading.Thread | None = None
-        self._limits = ConnectionLimits(most=options.max_connections, seconds=options.client_timeout)
+        self._limits = ConnectionLimits(max_connections=options.max_connections, client_timeout=options.client_timeout)
         config = uvicorn.Config(
             Edge(self.app),
             http=partial(Connection, limits=self._limits),  # type: ignore[arg-type]
@@ -73,10 +73,10 @@ class Server:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
         """
-        self._limits.most = room_for(self._options.max_connections)
-        if self._limits.most < self._options.max_connections:
+        self._limits.max_connections = room_for(self._options.max_connections)
+        if self._limits.max_connections < self._options.max_connections:
             self._report(
-                f"--max-connections: {self._limits.most}, as many as the limit on open files (ulimit -n) leaves"
+                f"--max-connections: {self._limits.max_connections}, as many as the limit on open files (ulimit -n) leaves"
             )
         with listen(self._options.host, self._options.port) as sock:
             self.port: int = sock.getsockname()[1]
@@ -119,8 +119,10 @@ class Server:
         try:
             yield
         finally:  # also where a second signal does not let the rest end
-            if app.state.model is not None:
-                app.state.model.close()
+            if (
+                app.state.model is not None
+            ):  # in a thread: a step may be long, and answers that are cut off must get out
+                await asyncio.to_thread(app.state.model.close)
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
         gc.collect()
@@ -133,7 +135,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, but a signal that was obeyed is not raised again (the process ends with 0), and no answer ends raw."""
+    """uvicorn, but a signal that was obeyed is not raised again (the process ends with 0), and answers that it cuts off say so."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what runs finish; what does not in time is cancelled, and gets a moment to answer."""

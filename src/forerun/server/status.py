@@ -84,7 +84,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> JSONResponse:
-    """What the endpoints take."""
+    """The OpenAPI description of all endpoints."""
     return JSONResponse(request.app.openapi())
 
 

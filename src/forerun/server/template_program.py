@@ -34,7 +34,7 @@ def lay_out(arguments: dict[str, Any]) -> dict[str, str]:
 
 
 def limit() -> None:
-    """Take as much power as possible from this process."""
+    """Set the limits that this system has."""
     if resource is None:
         return
     for name, most in (("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0), ("RLIMIT_AS", MOST_BYTES)):

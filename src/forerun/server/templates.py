@@ -25,7 +25,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Templates:
-    """Lays conversations out, in as many processes as threads ask at once."""
+    """Lays conversations out in other processes, one for each thread that asks at the same time."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []  # several threads pop and append, which are atomic
@@ -92,7 +92,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
-    """The program's answer; where there is none, it is of no use any more."""
+    """The program's answer; where this raises, the process cannot be used again."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
