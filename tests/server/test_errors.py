@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from forerun.errors import ModelError, RequestError
+from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.server.errors import failed_while_running
 from forerun.server.limits import MOST_BODY_BYTES
 from forerun.server.options import ServerOptions
@@ -196,6 +196,17 @@ def test_whose_mistake_an_error_is_stands_in_its_kind_and_not_in_its_words():
     assert failed_while_running(text, RequestError(text).kind).status_code == 400
     assert failed_while_running(text, ModelError(text).kind).status_code == 500
     assert failed_while_running(text, None).status_code == 500
+
+
+@pytest.mark.parametrize("error", [ModelError, ConfigError])
+def test_an_error_of_the_servers_kind_is_500_without_its_reason(plain, monkeypatch, error):
+    def fail(*_args):
+        raise error("prompt: secret")
+
+    monkeypatch.setattr(plain.model, "check_name", fail)
+    status, answered = refusal(plain, "/v1/completions", TEXT)
+    assert (status, answered["type"], answered["param"]) == (500, "server_error", None)
+    assert "secret" not in answered["message"]
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "text\n"])

@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from forerun.errors import ErrorKind, RequestError, UnknownKeyError
+from forerun.errors import ErrorKind, ForerunError
 
 logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what a RequestError's message begins with
+PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what the message of such an error begins with
 SHOWN_CAUSES = 3  # of a value that fits none of several types
 
 
@@ -69,8 +69,8 @@ class ApiError(HTTPException):
         return JSONResponse(self.body, status_code=self.status_code, headers=dict(self.headers or {}))
 
 
-def refused(error: RequestError | UnknownKeyError) -> ApiError:
-    """400 for a value that the engine does not take; its message begins with the value's name."""
+def refused(error: ForerunError) -> ApiError:
+    """400 for a value that the engine does not take; `param` is the value's name, with which all such messages begin."""
     named = PARAM.match(str(error))
     return ApiError(400, str(error), param=named.group(1) if named else None)
 
@@ -125,12 +125,10 @@ def install(app: FastAPI) -> None:
     async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
         return error.response()
 
-    @app.exception_handler(RequestError)
-    async def on_request_error(_request: Request, error: RequestError) -> JSONResponse:
-        return refused(error).response()
-
-    @app.exception_handler(UnknownKeyError)
-    async def on_unknown_key(_request: Request, error: UnknownKeyError) -> JSONResponse:
+    @app.exception_handler(ForerunError)
+    async def on_forerun_error(_request: Request, error: ForerunError) -> JSONResponse:
+        if error.kind is ErrorKind.SERVER:
+            raise error  # for `on_bug`, and for the log
         return refused(error).response()
 
     @app.exception_handler(RequestValidationError)

@@ -7,7 +7,8 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -97,17 +98,24 @@ class ResponseBuilder(ABC):
             submission.close()
 
     async def _whole(self, submission: Submission) -> dict[str, Any]:
-        steps = [(place, delta) async for place, delta in submission.deltas()]
+        steps = list[StreamDelta]()
+        origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
+        async for place, delta in submission.deltas():  # spread over the steps, as the event loop has others to serve
+            if self._reports_steps:
+                steps.append(delta)
+            if self._wants_origins:
+                index = self._index(place, delta.index)
+                origins[index].append(self._origins_of(index, submission.prompt_ids[place]).of(delta))
         outputs = submission.outputs
         saved = await self._saved(outputs)
-        choices = [self._finished_choice(p, o, c, steps) for p, o in enumerate(outputs) for c in o.outputs]
+        choices = [self._finished_choice(p, o, c, origins) for p, o in enumerate(outputs) for c in o.outputs]
         return {
             **self._head,
             "object": self.whole_object,
             "choices": choices,
             "usage": usage_of(outputs),
             **self.prompt_ids_of(submission),
-            **self._metrics(outputs, [delta for _, delta in steps]),
+            **self._metrics(outputs, steps),
             **saved,
         }
 
@@ -120,7 +128,11 @@ class ResponseBuilder(ABC):
         return {"kv_transfer_params": outputs[0].kv_transfer_params}
 
     def _finished_choice(
-        self, place: int, output: RequestOutput, completion: CompletionOutput, steps: list[tuple[int, StreamDelta]]
+        self,
+        place: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        origins: Mapping[int, Sequence[dict[str, Any]]],
     ) -> dict[str, Any]:
         choice = {
             "index": self._index(place, completion.index),
@@ -131,9 +143,7 @@ class ResponseBuilder(ABC):
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
         if self._wants_origins:
-            mine = [delta for p, delta in steps if (p, delta.index) == (place, completion.index)]
-            origins = self._origins_of(choice["index"], output.prompt_token_ids)
-            choice["forerun"] = joined([origins.of(delta) for delta in mine])
+            choice["forerun"] = joined(origins[choice["index"]])
         return choice
 
     async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:
