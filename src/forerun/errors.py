@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import ClassVar
+
+
+class ErrorKind(StrEnum):
+    """Who must change something where an error comes up while a request is served."""
+
+    REQUEST = "request"  # the client: its request cannot be served
+    SERVER = "server"  # the operator: the server, its settings or its model
 
 
 class ForerunError(Exception):
     """A mistake that the user can mend; the CLI prints it on one line and exits with code 2."""
+
+    kind: ClassVar[ErrorKind] = ErrorKind.SERVER
 
     def __init__(self, message: str) -> None:
         # what was got may be shown over several lines, as arrays are
@@ -21,6 +32,8 @@ class ConfigError(ForerunError, ValueError):
 class UnknownKeyError(ConfigError, TypeError):
     """A keyword or configuration key that does not exist."""
 
+    kind = ErrorKind.REQUEST
+
 
 class ModelError(ForerunError):
     """A model folder, its weights, its tokenizer or its architecture cannot be used."""
@@ -28,6 +41,8 @@ class ModelError(ForerunError):
 
 class RequestError(ForerunError, ValueError):
     """A prompt or a sampling value that this model cannot serve."""
+
+    kind = ErrorKind.REQUEST
 
 
 class DraftError(ForerunError):

@@ -22,7 +22,9 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    special_token_ids: frozenset[int] = frozenset()
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -90,7 +90,7 @@ def paint(deltas: Sequence[StreamDelta], words: Sequence[str], *, colour: bool =
     """What the painter prints where token i is the text `words[i]`."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=colour, color_system="standard" if colour else None, width=20)
-    painter = TokenPainter(console, lambda ids: "".join(words[token_id] for token_id in ids))
+    painter = TokenPainter(console, words.__getitem__)
     for each in deltas:
         painter(each)
     return file.getvalue()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -150,3 +152,31 @@ def test_there_are_no_more_connections_than_open_files():
         assert before[1] == resource.RLIM_INFINITY or room_for(before[1]) == before[1] - OTHER_FILES
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_request_of_two_lengths_is_the_last_of_its_connection(plain):
+    """RFC 9112, section 6.3: a proxy may believe the other length, and what follows would be smuggled past it."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with connected(plain, head + chunked + GET) as sock:
+        answer = rest(sock)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer.lower()
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_request_of_one_length_keeps_its_connection(plain):
+    with connected(plain, GET + GET.replace(b"Host: x", b"Host: x\r\nConnection: close")) as sock:
+        assert rest(sock).count(b"HTTP/1.1 200") == 2
+
+
+def test_where_open_files_are_not_limited_there_is_room_for_all(monkeypatch):
+    monkeypatch.setattr("forerun.server.connections.resource", None)
+    assert room_for(5000) == 5000
+
+
+def test_nothing_here_needs_a_module_that_windows_has_not():
+    hidden = "import sys; sys.modules |= dict.fromkeys(('resource', 'fcntl', 'pwd', 'grp', 'termios'))"
+    program = f"{hidden}; import forerun.server.connections, forerun.server.templates, forerun.server.template_program"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
 
 from forerun import SamplingParams
 from forerun.core.outputs import RequestOutput, StreamDelta
-from forerun.server.engine_thread import EngineError, EngineThread
+from forerun.engine.engine import Engine
+from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread
 from tests.contract.drafters import NGRAM
 from tests.engines import tiny_llm
 
@@ -31,8 +33,12 @@ class Reader:
 
 
 @asynccontextmanager
-async def running(llm, observed=None):
-    engine = EngineThread(llm.engine, observe=lambda output, now: observed is not None and observed.append(output))
+async def running(llm, observed=None, **options):
+    def observe(deltas, finished, now):
+        if observed is not None:
+            observed.extend(finished)
+
+    engine = EngineThread(llm.engine, **({"observe": observe} | options))
     engine.start()
     try:
         yield engine
@@ -72,14 +78,15 @@ def test_an_aborted_request_takes_part_in_no_further_step():
                 await asyncio.sleep(0.001)
             engine.abort(["a", "never was"])
             idle = await engine.ask(lambda engine: not engine.has_work)
-            count = len(reader.events)
-            await asyncio.sleep(0.02)
-            return idle, len(reader.events) - count
+            other = submit(engine, "b")
+            await other.ended.wait()
+            return idle, reader.events
 
-    idle, num_late = asyncio.run(run())
+    idle, events = asyncio.run(run())
     assert idle
-    assert num_late == 0
-    assert [output.finished[0].outputs[0].finish_reason for output in observed if output.finished] == ["abort"]
+    assert all(isinstance(event, StreamDelta) for event in events)
+    assert sum(len(event.token_ids) for event in events) < LONG.max_tokens
+    assert [output.outputs[0].finish_reason for output in observed] == ["abort", "length"]
     assert llm.engine.parts.pool.num_free == llm.engine.parts.pool.num_blocks
 
 
@@ -123,7 +130,7 @@ def test_an_engine_that_cannot_be_cleared_ends_and_says_so():
             readers = [submit(engine, name) for name in "abc"]
             await asyncio.gather(*(reader.ended.wait() for reader in readers))
             assert all(isinstance(reader.events[-1], EngineError) for reader in readers)
-            assert engine.failure is not None
+            assert engine.failure == "the engine has ended after an error"
             with pytest.raises(EngineError):
                 submit(engine, "d")
             with pytest.raises(EngineError):
@@ -175,3 +182,180 @@ def test_requests_may_be_accepted_from_many_threads():
             return [reader.events[-1].outputs[0].token_ids for reader in readers]
 
     assert all(found == expected.outputs[0].token_ids for found in asyncio.run(run()))
+
+
+# --- nothing ends the thread ----------------------------------------------------------------------
+
+
+class LongStep:
+    """Holds the engine's next step until `release`; `began` is set when it is in it."""
+
+    def __init__(self, llm):
+        self.began, self._goes_on, self._step = threading.Event(), threading.Event(), llm.engine.step
+        llm.engine.step = self
+
+    def __call__(self):
+        self.began.set()
+        assert self._goes_on.wait(10)
+        return self._step()
+
+    def release(self):
+        self._goes_on.set()
+
+
+async def serves(engine, request_id="afterwards"):
+    """Whether a request is served to its end."""
+    reader = submit(engine, request_id)
+    await asyncio.wait_for(reader.ended.wait(), 10)
+    return isinstance(reader.events[-1], RequestOutput) and engine.failure is None
+
+
+def test_a_question_given_up_during_a_long_step_does_not_end_the_engine(caplog):
+    llm = tiny_llm()
+    step = LongStep(llm)
+
+    async def run():
+        async with running(llm) as engine:
+            running_one = submit(engine, "a")
+            await asyncio.to_thread(step.began.wait, 10)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.ask(Engine.metrics), 0.01)
+            step.release()
+            await asyncio.wait_for(running_one.ended.wait(), 10)
+            return isinstance(running_one.events[-1], RequestOutput) and await serves(engine)
+
+    assert asyncio.run(run())
+    assert caplog.records == []
+
+
+def test_a_question_given_up_while_it_is_answered_does_not_end_the_engine(caplog):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def question(_engine):
+        began.set()
+        return goes_on.wait(10)
+
+    async def run():
+        async with running(tiny_llm()) as engine:
+            asking = asyncio.ensure_future(engine.ask(question))
+            await asyncio.to_thread(began.wait, 10)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            goes_on.set()
+            return await serves(engine)
+
+    assert asyncio.run(run())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError])
+def test_a_question_that_raises_raises_for_whoever_asks(error):
+    def question(_engine):
+        raise error("no")
+
+    async def run():
+        async with running(tiny_llm()) as engine:
+            asking = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(asked(engine)))
+            return await asking, await serves(engine)
+
+    async def asked(engine):
+        try:
+            await engine.ask(question)
+        except BaseException as raised:
+            return type(raised)
+
+    assert asyncio.run(run()) == (error, True)
+
+
+def test_a_request_that_cannot_be_queued_fails_alone(caplog):
+    llm = tiny_llm()
+    enqueue = llm.engine.enqueue
+
+    def failing(request):
+        if request.request_id == "bad":
+            raise RuntimeError("no")
+        enqueue(request)
+
+    llm.engine.enqueue = failing
+
+    async def run():
+        async with running(llm) as engine:
+            other = submit(engine, "a")
+            reader = Reader()
+            engine.submit([engine.engine.accept(name, PROMPT, GREEDY) for name in ("good", "bad")], reader)
+            await asyncio.wait_for(reader.ended.wait(), 10)
+            await asyncio.wait_for(other.ended.wait(), 10)
+            return reader.events, other.events[-1], await serves(engine)
+
+    events, other, is_well = asyncio.run(run())
+    assert [type(event) for event in events] == [EngineError]
+    assert isinstance(other, RequestOutput)
+    assert is_well
+    assert [record.getMessage() for record in caplog.records] == ["a command to the engine failed; the engine goes on"]
+    assert llm.engine.parts.pool.num_free == llm.engine.parts.pool.num_blocks
+
+
+def test_an_abort_that_fails_does_not_end_the_engine():
+    llm = tiny_llm()
+    abort, failures = llm.engine.abort, []
+
+    def failing_once(request_id):
+        if not failures:
+            failures.append(request_id)
+            raise RuntimeError("no")
+        return abort(request_id)
+
+    llm.engine.abort = failing_once
+
+    async def run():
+        async with running(llm) as engine:
+            submit(engine, "a", LONG)
+            engine.abort(["a"])
+            return await serves(engine)
+
+    assert asyncio.run(run())
+    assert failures == ["a"]
+
+
+def test_metrics_that_cannot_be_counted_harm_nobody():
+    def observe(*_step):
+        raise RuntimeError("no")
+
+    async def run():
+        async with running(tiny_llm(), observe=observe) as engine:
+            return await serves(engine)
+
+    assert asyncio.run(run())
+
+
+def test_a_step_that_hangs_is_reported_until_it_ends(caplog):
+    llm = tiny_llm()
+    step = LongStep(llm)
+
+    async def run():
+        async with running(llm, step_timeout=0.05) as engine:
+            reader = submit(engine, "a")
+            await asyncio.to_thread(step.began.wait, 10)
+            await asyncio.sleep(0.1)
+            hanging = engine.failure
+            step.release()
+            await asyncio.wait_for(reader.ended.wait(), 10)
+            while engine.failure is not None:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)
+            return hanging, engine.failure
+
+    hanging, afterwards = asyncio.run(run())
+    assert "--step-timeout" in hanging
+    assert afterwards is None  # and an engine that waits for work does not hang
+    assert "a step of the engine took" in caplog.text
+
+
+def test_who_comes_after_the_end_is_told_why():
+    async def run():
+        async with running(tiny_llm()) as engine:
+            engine.stop()
+            with pytest.raises(EngineEndedError, match="shutting down"):
+                submit(engine, "a")
+
+    asyncio.run(run())

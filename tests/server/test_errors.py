@@ -8,9 +8,11 @@ import threading
 
 import pytest
 
-from forerun.server.constraints import _warned
+from forerun.errors import ConfigError, ModelError, RequestError
+from forerun.server.errors import failed_while_running
 from forerun.server.limits import MOST_BODY_BYTES
 from forerun.server.options import ServerOptions
+from forerun.server.request_params import _warned
 from forerun.server.serve import Server
 from tests.server.served import CHAT, PROMPT, Served, chat_llm, offline
 
@@ -173,6 +175,49 @@ def test_rules_that_leave_no_token_are_the_callers_fault(plain, stream):
         status, error = refusal(plain, "/v1/completions", TEXT | fields)
         assert status == 400
         assert "forbid every token" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_takes_too_much_work_while_it_runs_is_the_callers_fault(plain, stream):
+    schema = {"type": "object", "properties": {f"p{place}": {"type": "integer"} for place in range(2000)}}
+    fields = {"max_tokens": 40, "structured_outputs": {"json": schema}, "temperature": 1, "seed": 1}
+    if stream:
+        *_, last = plain.stream("/v1/completions", TEXT | fields)
+        error = last["error"]
+    else:
+        status, error = refusal(plain, "/v1/completions", TEXT | fields)
+        assert status == 400
+    assert error["type"] == "invalid_request_error"
+    assert "too much work" in error["message"]
+
+
+def test_whose_mistake_an_error_is_stands_in_its_kind_and_not_in_its_words():
+    text = "sampling: structured_outputs: anything"
+    assert failed_while_running(text, RequestError(text).kind).status_code == 400
+    assert failed_while_running(text, ModelError(text).kind).status_code == 500
+    assert failed_while_running(text, None).status_code == 500
+
+
+@pytest.mark.parametrize("error", [ModelError, ConfigError])
+def test_an_error_of_the_servers_kind_is_500_without_its_reason(plain, monkeypatch, error):
+    def fail(*_args):
+        raise error("prompt: secret")
+
+    monkeypatch.setattr(plain.model, "check_name", fail)
+    status, answered = refusal(plain, "/v1/completions", TEXT)
+    assert (status, answered["type"], answered["param"]) == (500, "server_error", None)
+    assert "secret" not in answered["message"]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "text\n"])
+def test_a_part_that_is_no_text_is_refused_in_a_clear_sentence(plain, kind):
+    content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:,"}}]
+    body = TALK | {"messages": [{"role": "user", "content": content}]}
+    status, error = refusal(plain, "/v1/chat/completions", body)
+    assert (status, error["param"]) == (400, "messages")
+    assert error["message"] == (
+        f"messages.0.content: got a part of type {kind!r}; this model reads text only; send parts of type 'text'"
+    )
 
 
 def test_an_unknown_field_is_ignored_with_one_warning(plain, caplog):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.server import constraints, protocol
+from forerun.server import protocol, request_params
 from tests.server.served import CHAT, PROMPT, generate
 
 BODIES = {
@@ -65,7 +65,7 @@ def broken(draw, path):
     """The JSON text of a valid body with one to three fields lost, added or changed, on the outside or within."""
     valid, model = BODIES[path]
     body = dict(valid)
-    names = [*model.model_fields, *constraints.UNSERVED, *constraints.STRUCTURING, "guided_json", "unknown"]
+    names = [*model.model_fields, *request_params.UNSERVED, *request_params.STRUCTURING, "guided_json", "unknown"]
     for name in draw(st.lists(st.sampled_from(sorted(set(names))), min_size=1, max_size=3)):
         if name in INNER and draw(st.booleans()):
             keys = st.sampled_from(sorted(INNER[name])) | st.text(max_size=5)

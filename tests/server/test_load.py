@@ -21,11 +21,11 @@ class SlowSteps:
 
     def __init__(self, llm, seconds=0.02):
         self.num = 0
-        self._step, self._seconds = llm.engine.step, seconds
+        self._step, self.seconds = llm.engine.step, seconds
         llm.engine.step = self
 
     def __call__(self):
-        time.sleep(self._seconds)
+        time.sleep(self.seconds)
         self.num += 1
         return self._step()
 
@@ -226,13 +226,85 @@ def test_a_server_that_is_told_to_stop_lets_what_runs_finish():
         assert answer.result().usage.completion_tokens == 50
 
 
-def test_what_does_not_finish_in_time_is_cut_off():
+@pytest.mark.parametrize("told_twice", [False, True])
+def test_what_does_not_finish_in_time_is_cut_off_with_an_error(told_twice, caplog):
     llm = chat_llm(max_model_len=250)
     steps = SlowSteps(llm, 0.1)
     with served(llm, shutdown_timeout=1) as server:
-        connection = begin(server, LONG | {"max_tokens": 240})
+        streamed, whole = (begin(server, LONG | {"max_tokens": 240, "stream": stream}) for stream in (True, False))
+        stream = streamed.getresponse()
         until(lambda: steps.num > 1)
+        server.server._server.force_exit = told_twice
+    *chunks, last = server.events(stream.read().decode())
+    answer = whole.getresponse()
+    assert chunks
+    assert last["error"]["type"] == "service_unavailable_error"
+    assert "--shutdown-timeout" in last["error"]["message"]
+    assert (answer.status, json.loads(answer.read())) == (503, last)
+    assert [record for record in caplog.records if record.exc_info] == []
+    for connection in (streamed, whole):
+        connection.close()
+
+
+def test_what_is_cut_off_need_not_wait_for_a_long_step():
+    llm = chat_llm()
+    steps = SlowSteps(llm, 0.01)
+    with served(llm, shutdown_timeout=1) as server:
+        connection = begin(server, LONG | {"stream": True})
+        stream = connection.getresponse()
+        until(lambda: steps.num > 1)
+        steps.seconds = 6
+        server.server.stop()
+        assert server.events(stream.read().decode())[-1]["error"]["type"] == "service_unavailable_error"
+        assert server.model.engine._thread.is_alive()
     connection.close()
+
+
+def test_one_that_waits_for_its_grammar_is_cut_off_with_an_error(monkeypatch, caplog):
+    llm = chat_llm()
+    accept, may_compile = llm.engine.accept, threading.Event()
+
+    def slow(*arguments, **options):
+        may_compile.wait(30)
+        return accept(*arguments, **options)
+
+    monkeypatch.setattr(llm.engine, "accept", slow)
+    with served(llm, shutdown_timeout=1) as server:
+        connection = begin(server, LONG)
+        until(lambda: server.model.admission.num_inside == 1)
+    may_compile.set()
+    answer = connection.getresponse()
+    assert answer.status == 503
+    assert [record for record in caplog.records if record.exc_info] == []
+    connection.close()
+
+
+def test_a_scrape_that_a_long_step_outlasts_ends_nothing(monkeypatch):
+    """The fault: one GET /metrics during a step of more than ten seconds, and the engine was gone for good."""
+    monkeypatch.setattr("forerun.server.served_model.MOST_METRICS_WAIT_S", 0.01)
+    llm = chat_llm()
+    steps = SlowSteps(llm, 0.3)
+    with served(llm) as server, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(server.post, "/v1/completions", LONG | {"max_tokens": 4})
+        until(lambda: llm.engine.has_work)
+        for _ in range(3):
+            status, _, text = server.send("GET", "/metrics")
+            assert status == 200
+            assert "vllm:e2e_request_latency_seconds" in text
+        assert len(answer.result()["choices"][0]["text"]) > 0
+        assert steps.num == 4
+        assert server.send("GET", "/health")[0] == 200
+
+
+def test_health_reports_a_step_that_hangs_and_recovers():
+    llm = chat_llm()
+    SlowSteps(llm, 2.5)
+    with served(llm, step_timeout=1) as server, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(server.post, "/v1/completions", LONG | {"max_tokens": 1})
+        until(lambda: server.send("GET", "/health")[0] == 503)
+        assert "--step-timeout" in server.send("GET", "/health")[2]["error"]["message"]
+        assert answer.result()["choices"]
+        assert server.send("GET", "/health")[0] == 200
 
 
 def test_a_server_that_is_told_so_twice_ends_its_engine_at_once():

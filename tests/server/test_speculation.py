@@ -102,6 +102,14 @@ def _text(choice):
     return choice["text"] if message is None else message["content"]
 
 
+def test_origins_of_many_choices_belong_to_the_right_ones(drafting):
+    body = BODY | {"prompt": [PROMPT, "abc"], "n": 2, "temperature": 1, "seed": 1, "forerun": {"origins": True}}
+    choices = drafting.post("/v1/completions", body)["choices"]
+    assert len({choice["text"] for choice in choices}) == 4
+    for choice in choices:
+        assert "".join(piece["text"] for piece in choice["forerun"]["pieces"]) == choice["text"]
+
+
 def test_origins_are_not_told_unasked(drafting):
     assert "forerun" not in answer(drafting)["choices"][0]
 

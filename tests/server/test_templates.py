@@ -141,6 +141,34 @@ def test_one_that_has_died_is_replaced(templates):
     assert render(templates, "a") == "a"
 
 
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "raise ModuleNotFoundError",  # Windows
+        "RLIMIT_CORE = RLIMIT_FSIZE = RLIMIT_AS = 0\ndef setrlimit(*_): raise ValueError('may not')",  # macOS
+        "RLIMIT_CORE = 0\ndef setrlimit(*_): raise OSError",
+    ],
+)
+def test_limits_that_the_system_does_not_have_are_left_out(tmp_path, monkeypatch, resource):
+    (tmp_path / "resource.py").write_text(resource)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    templates = Templates()
+    assert render(templates, "{{ messages[0].role }}") == "user"
+    templates.close()
+
+
+def test_where_there_are_no_timers_the_server_ends_what_hangs(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import signal\ndel signal.setitimer")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.delattr("signal.setitimer")
+    monkeypatch.setattr("forerun.server.templates.MOST_WALL_SECONDS", 3.0)
+    templates = Templates()
+    assert render(templates, "{{ messages[0].role }}") == "user"
+    with pytest.raises(TemplateError, match="too long"):
+        render(templates, HANG)
+    templates.close()
+
+
 def test_a_model_whose_template_hangs_harms_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("forerun.server.templates.MOST_SECONDS", MOST_SECONDS)
     template = "{% if messages[0].content == 'hang' %}" + HANG + "{% endif %}" + CHAT_TEMPLATE

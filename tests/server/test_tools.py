@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from forerun.server.replies import ChatCompletion
+from forerun.server.chat import ChatCompletion
 from tests.contract.drafters import CASES
 from tests.server.served import CHAT, NAME, served
 from tests.server.tool_models import MISTRAL, TOOLS, UNKNOWN, fits, saying, tool, tool_llm, tool_target

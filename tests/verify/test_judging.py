@@ -7,6 +7,7 @@ import torch
 
 from forerun.core.draft import Draft
 from forerun.core.verdict import Verdict
+from forerun.errors import ErrorKind
 from forerun.verify.judging import SeededChance
 from forerun.verify.registry import VERIFIERS
 from forerun.verify.synthetic import SyntheticConfig
@@ -39,7 +40,8 @@ def test_a_failing_rule_ends_its_own_sequence_only(verifier, draft):
     broken, sound = judged_of(draft, logits_processors=[failing]), judged_of(first_row=4, seed=9)
     verdicts = verifier.verify(logits, [sound, broken, sound])
     alone = verifier.verify(logits, [sound])[0]
-    assert verdicts[1] == Verdict((), 0, error="logits_processors: failing raised RuntimeError: no")
+    assert verdicts[1].error == "logits_processors: failing raised RuntimeError: no"
+    assert verdicts[1].error_kind is ErrorKind.REQUEST
     assert [verdicts[0], verdicts[2]] == [alone, alone]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from forerun.cli.streaming import Answer, Show, hide, read_answer
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.core.verdict import Origin
-from forerun.engine.pieces import TokenPieces
+from forerun.server.origins import TokenSpans
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -107,17 +107,20 @@ def demo(
 
 
 class TokenPainter:
-    """Prints the deltas of one completion with the text of accepted draft tokens in colour."""
+    """Prints the deltas of one completion, each token's text in the style of its origin.
 
-    def __init__(self, console: Console, decode: Callable[[Sequence[int]], str]) -> None:
+    `push` returns the text that became certain with the next token, as `TextStream.push` does.
+    """
+
+    def __init__(self, console: Console, push: Callable[[int], str]) -> None:
         self._console = console
-        self._pieces: TokenPieces[Origin] = TokenPieces(decode)
+        self._spans: TokenSpans[Origin] = TokenSpans(push)
 
     def __call__(self, delta: StreamDelta) -> None:
-        """Print a delta's text."""
-        pieces = self._pieces.cut(delta.text, zip(delta.token_ids, delta.origins, strict=True))
-        for accepted, run in groupby(pieces, key=lambda piece: piece[1] is Origin.ACCEPTED):
-            text = "".join(piece for piece, _ in run)
+        """Print what a delta brought."""
+        spans = self._spans.cut(delta.text, zip(delta.token_ids, delta.origins, strict=True))
+        for accepted, run in groupby(spans, key=lambda span: span[1] is Origin.ACCEPTED):
+            text = "".join(span for span, _ in run)
             self._console.out(text, style=ACCEPTED_STYLE if accepted else None, end="", highlight=False)
 
 
@@ -137,7 +140,9 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
     if console.is_terminal:
         console.print(LEGEND)
     llm.reset_stats()
-    painter = TokenPainter(console, llm.get_tokenizer().decode)
+    from forerun.models.tokenizer import TextStream  # here, as a command's options must not wait for it
+
+    painter = TokenPainter(console, TextStream(llm.get_tokenizer(), prompt_ids).push)
     speculated = _answer(llm, prompt_ids, with_drafts, salt="speculated", show=painter)
     console.print()
     speculation = llm.stats.speculation.copy()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from forerun.core.stats import SpeculationStats
 from forerun.core.verdict import Origin
+from forerun.errors import ErrorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class RequestOutput:
 
     `prompt_logprobs[0]` is None (nothing precedes the first token). `speculation` sums the
     statistics of all completions. `error` holds the reason where a completion ended in "error", or where
-    its hidden states could not be saved. `kv_transfer_params["hidden_states_path"]` is the first
+    its hidden states could not be saved, and `error_kind` whose mistake it is. `kv_transfer_params["hidden_states_path"]` is the first
     completion's file; None where the engine saves no hidden states.
     """
 
@@ -77,6 +78,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     error: str | None = None
+    error_kind: ErrorKind | None = None
     kv_transfer_params: dict[str, str] | None = None
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
+from forerun.errors import ErrorKind
 
 UNKNOWN_TOKEN = -1
 """A row's token that only the executor knows yet: its step's result has not been applied."""
@@ -189,13 +190,14 @@ class SequenceResult:
 
     `accepted` are the nodes of the draft that stand, from the root down, and `token_ids` their tokens and
     the target's own after them; both are empty where nothing was judged. `draft` is what the next step may
-    verify. `error`, if set, says why the sequence could not be judged.
+    verify. `error`, if set, says why the sequence could not be judged, and `error_kind` whose mistake that is.
     """
 
     accepted: tuple[int, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     draft: Draft = NO_DRAFT
     error: str | None = None
+    error_kind: ErrorKind | None = None
     logprobs: RowLogprobs | None = None  # of `token_ids`, where they are asked for
     prompt_logprobs: RowLogprobs | None = None  # of the prompt tokens that this step's rows predict
 

@@ -46,6 +46,7 @@ def commit(
     committed = None
     if result.error is not None:
         generation.finish("error", result.error)
+        generation.error_kind = result.error_kind
     elif result.token_ids:
         committed = _append_tokens(generation, draft, result)
         generation.stats.record(draft, result.accepted)

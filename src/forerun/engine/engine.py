@@ -29,7 +29,7 @@ from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, StatsLog
-from forerun.errors import RequestError
+from forerun.errors import ErrorKind, RequestError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 
@@ -186,6 +186,7 @@ class Engine:
             failure = self._parts.files.finish(completion.hidden_states_path)
             if failure is not None:
                 output.error = f"hidden states: cannot write {completion.hidden_states_path} ({failure}); check the disk and shared_storage_path"
+                output.error_kind = ErrorKind.SERVER
                 completion.hidden_states_path = None
         if output.outputs[0].hidden_states_path is None:
             output.kv_transfer_params = None
@@ -338,7 +339,7 @@ class Engine:
         """Hand out a request that has ended; an error in one completion ends the others with it."""
         failed = next((g for g in request.generations if g.finish_reason == "error"), None)
         if failed is not None:
-            request.error = str(failed.stop_reason)
+            request.error, request.error_kind = str(failed.stop_reason), failed.error_kind
             others = [generation for generation in request.generations if not generation.finished]
             output.finished.append(self._end(request, "error", request.error))
             output.deltas += [delta(generation, None) for generation in others]

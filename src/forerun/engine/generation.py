@@ -11,6 +11,7 @@ from forerun.core.stats import SpeculationStats
 from forerun.core.step import PlannedSequence, SequenceSpec
 from forerun.core.verdict import Origin
 from forerun.engine.text import CompletionText
+from forerun.errors import ErrorKind
 from forerun.kv.block_table import BlockTable
 
 
@@ -46,6 +47,7 @@ class Generation:
     is_known: bool = False  # to the executor
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error_kind: ErrorKind | None = None  # of finish_reason "error"
 
     @property
     def prompt_ids(self) -> list[int]:

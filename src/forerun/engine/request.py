@@ -17,7 +17,7 @@ from forerun.core.step import EndedSequence, SequenceSpec
 from forerun.engine.client import EngineRequest
 from forerun.engine.generation import Generation
 from forerun.engine.text import CompletionText, TokenText
-from forerun.errors import RequestError
+from forerun.errors import ErrorKind, RequestError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.block_table import BlockTable
@@ -76,6 +76,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs_to_send: list[TokenLogprobs | None] | None = None
     error: str | None = None
+    error_kind: ErrorKind | None = None
 
     @property
     def finished(self) -> bool:
@@ -100,6 +101,7 @@ class Request:
             num_cached_tokens=self.generations[0].num_cached_tokens,
             speculation=total,
             error=self.error,
+            error_kind=self.error_kind,
             kv_transfer_params=None if path is None else {"hidden_states_path": path},
         )
 

@@ -227,7 +227,7 @@ class LocalExecutor:
             if verdict is None:
                 result = SequenceResult()
             elif verdict.error is not None:
-                result = SequenceResult(error=verdict.error)
+                result = SequenceResult(error=verdict.error, error_kind=verdict.error_kind)
             else:
                 drafted, accepted = step.drafts[i].token_ids, verdict.accepted
                 token_ids = (

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import Depends, FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import forerun
 from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.limits import BodyGuard
 from forerun.server.options import ServerOptions
-from forerun.server.replies import ERRORS
+
+REQUEST_ID = b"x-request-id"
+SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # others are replaced: ids go into headers and logs
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -28,7 +34,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
         title="forerun",
         version=forerun.__version__,
         dependencies=[Depends(keys)],
-        responses=ERRORS,
+        responses=errors.ERRORS,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own route would answer without a key; `status` has one that does not
         docs_url=None,
@@ -43,3 +49,37 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
     if options.enable_tokenizer_info_endpoint:
         app.include_router(tokenization.info_router)
     return app
+
+
+class Edge:
+    """What all requests get, whatever becomes of them: an id, and an answer when the shutdown cuts them off.
+
+    The id is the client's x-request-id, if that is sane, else a new one; `request.state.request_id` holds
+    it, and the answer's header repeats it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
+        request_id = given if SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        has_begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, request_id)]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if not has_begun:
+                await errors.cut_off().response()(scope, receive, send_with_id)

@@ -37,9 +37,9 @@ class Keys:
         return any(matches)
 
     def check(self, scope: Scope) -> None:
-        """Raise `ApiError` (401) unless the request bears a key, or what answers it is open to all.
+        """Raise `ApiError` (401) unless the request bears a key, or its endpoint is open to all.
 
-        The decision hangs on the function that will answer, not on the path as it was written.
+        The function that will answer decides, not the spelling of the path.
         """
         if not self._digests or getattr(scope.get("endpoint"), OPEN, False):
             return

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.errors import RequestError
-from forerun.server.answers import Answers
-from forerun.server.constraints import refuse_unserved, wanted_structure
+from forerun.server.conversation import check_template_variables, lay_out
 from forerun.server.errors import ApiError
-from forerun.server.generation import Shape
-from forerun.server.logprobs import chat_logprobs
-from forerun.server.protocol import ChatBody, ConversationBody
-from forerun.server.replies import ChatCompletion, reply
-from forerun.server.sampling import sampling_params
-from forerun.server.served_model import ServedModel, served_model
-from forerun.server.tools.call_writer import CallWriter
-from forerun.server.tools.presentation import as_text
-from forerun.server.tools.use import ToolUse, offered, tool_use
+from forerun.server.openai_logprobs import chat_logprobs
+from forerun.server.protocol import ChatBody, reply
+from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
+from forerun.server.responses import Choice, ResponseBuilder, Usage
+from forerun.server.served_model import ServedModel, Submission, served_model
+from forerun.server.tools.tool_use import CallWriter, ToolUse, tool_use
 
 router = APIRouter()
+
+
+class FunctionCall(BaseModel):
+    """A function, and what it is called with: the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of one of the request's tools."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(BaseModel):
+    """What the model says in a conversation; `tool_calls` is left out where there are none."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: list[ToolCall] = []
+
+
+class MessageChoice(Choice):
+    """A choice that answers a conversation."""
+
+    message: AssistantMessage
+
+
+class ChatCompletion(BaseModel):
+    """POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[MessageChoice]
+    usage: Usage
 
 
 @router.post("/v1/chat/completions", responses=reply(ChatCompletion, may_stream=True))
@@ -38,9 +76,9 @@ async def create_chat_completion(
     wanted = wanted_structure(body)
     if use is not None and model.hides_calls:
         body.skip_special_tokens = False
-    shape = ChatShape(body, model, use)
+    builder = ChatBuilder(body, model, use)
     try:
-        answers = await model.answer(
+        submission = await model.submit(
             lambda: [(None, lay_out(body, model))],
             sampling_params(
                 body,
@@ -50,18 +88,18 @@ async def create_chat_completion(
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             ),
             num_prompts=1,
-            streams=shape.wants_steps,
+            streams=builder.wants_steps,
             cache_salt=body.cache_salt,
         )
     except RequestError as error:
         if use is None:
             raise
         raise _of_tools(error) from error
-    return await shape.respond(request, answers)
+    return await builder.respond(request, submission)
 
 
 def _of_tools(error: RequestError) -> RequestError:
-    """A complaint about a grammar that was made of tools, about these."""
+    """The error of a grammar that was made of tools, with the tools as its subject."""
     return RequestError(str(error).replace("structural_tag:", "tools:", 1))
 
 
@@ -74,39 +112,7 @@ def _max_tokens(body: ChatBody) -> int | None:
     return most
 
 
-def check_template_variables(body: ConversationBody, model: ServedModel) -> None:
-    """Raise `ApiError` unless the model's template reads every variable that is given."""
-    for name in body.chat_template_kwargs or {}:
-        if name not in model.template_variables:
-            known = ", ".join(sorted(model.template_variables)) or "none"
-            raise ApiError(
-                400,
-                f"chat_template_kwargs: the template has no variable {name!r:.80}; it has: {known}",
-                param="chat_template_kwargs",
-            )
-
-
-def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
-    """Token ids of the conversation; its tools go to the template, or into texts where that reads none.
-
-    Raises:
-        ApiError: 400, tools and choice do not fit.
-    """
-    messages = [message.for_template() for message in body.messages]
-    tools = [tool.for_template() for tool in offered(body)]
-    if model.tool_template is None and model.tool_format is not None:
-        messages, tools = as_text(messages, tools, model.tool_format), []
-    return model.llm.get_tokenizer().apply_chat_template(
-        messages,
-        tools=tools or None,
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        continue_final_message=bool(body.continue_final_message),
-        render=model.templates.render,
-        **(body.chat_template_kwargs or {}),
-    )
-
-
-class ChatShape(Shape):
+class ChatBuilder(ResponseBuilder):
     """Messages of the assistant."""
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -127,7 +133,7 @@ class ChatShape(Shape):
         message = writer.message(completion.text)
         return {"message": message, "finish_reason": writer.finish_reason(completion.finish_reason), **logprobs}
 
-    def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
+    def chunk_choice(self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
         """A step's text; the first says whose."""
         logprobs = {"logprobs": self._logprobs(delta.token_ids, delta.logprobs)}
         if self._tools is None:
@@ -140,9 +146,9 @@ class ChatShape(Shape):
         message = opening | writer.delta(delta.text, finished=delta.finish_reason is not None)
         return {"delta": message, "finish_reason": writer.finish_reason(delta.finish_reason), **logprobs}
 
-    def prompt_ids_of(self, answers: Answers) -> dict[str, Any]:
+    def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:
         """The one prompt's tokens, where they are asked for."""
-        return {"prompt_token_ids": answers.prompt_ids[0]} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": submission.prompt_ids[0]} if self._body.return_token_ids else {}
 
     def _logprobs(self, token_ids: list[int], rows: list[TokenLogprobs] | None) -> dict[str, Any] | None:
         if not self._body.logprobs:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
-from forerun.server.answers import Answers
-from forerun.server.constraints import refuse_unserved, wanted_structure
 from forerun.server.errors import ApiError
-from forerun.server.generation import Shape
-from forerun.server.logprobs import completion_logprobs
-from forerun.server.protocol import CompletionBody
-from forerun.server.replies import Completion, reply
-from forerun.server.sampling import sampling_params
-from forerun.server.served_model import ServedModel, served_model
+from forerun.server.openai_logprobs import completion_logprobs
+from forerun.server.protocol import CompletionBody, reply
+from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
+from forerun.server.responses import Choice, ResponseBuilder, Usage
+from forerun.server.served_model import ServedModel, Submission, served_model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 router = APIRouter()
+
+
+class TextChoice(Choice):
+    """A choice that continues a prompt."""
+
+    text: str
+
+
+class Completion(BaseModel):
+    """POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
 
 
 @router.post("/v1/completions", responses=reply(Completion, may_stream=True))
@@ -31,8 +46,8 @@ async def create_completion(
     model.check_name(body.model)
     refuse_unserved(body)
     _check(body)
-    shape = CompletionShape(body, model)
-    answers = await model.answer(
+    builder = CompletionBuilder(body, model)
+    submission = await model.submit(
         lambda: [_tokens(prompt, body, model) for prompt in body.prompts],
         sampling_params(
             body,
@@ -43,10 +58,10 @@ async def create_completion(
             prompt_logprobs=body.logprobs if body.echo else None,
         ),
         num_prompts=len(body.prompts),
-        streams=shape.wants_steps,
+        streams=builder.wants_steps,
         cache_salt=body.cache_salt,
     )
-    return await shape.respond(request, answers)
+    return await builder.respond(request, submission)
 
 
 def _check(body: CompletionBody) -> None:
@@ -73,7 +88,7 @@ def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -
     return model.llm.get_tokenizer().decode(known, skip_special_tokens=False), prompt
 
 
-class CompletionShape(Shape):
+class CompletionBuilder(ResponseBuilder):
     """Text completions."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -99,21 +114,21 @@ class CompletionShape(Shape):
             choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
 
-    def chunk_choice(self, place: int, delta: StreamDelta, answers: Answers, *, is_first: bool) -> dict[str, Any]:
+    def chunk_choice(self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool) -> dict[str, Any]:
         """A step's text and logprobs; the first of an echoed prompt begins with the prompt's."""
         body, key = self._body, (place, delta.index)
         echoes = body.echo and is_first
-        text = answers.prompts[place] + delta.text if echoes else delta.text
+        text = submission.prompts[place] + delta.text if echoes else delta.text
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if body.logprobs is not None:
             token_ids = delta.token_ids
             rows: list[TokenLogprobs | None] = [*(delta.logprobs or ())]
             if echoes:
-                token_ids, rows = answers.prompt_ids[place] + token_ids, answers.prompt_logprobs(place) + rows
+                token_ids, rows = submission.prompt_ids[place] + token_ids, submission.prompt_logprobs(place) + rows
             choice["logprobs"] = self._logprobs(token_ids, rows, offset=self._offsets[key])
             self._offsets[key] += sum(map(len, choice["logprobs"]["tokens"]))
         if body.return_token_ids and is_first:
-            choice["prompt_token_ids"] = answers.prompt_ids[place]
+            choice["prompt_token_ids"] = submission.prompt_ids[place]
         return choice
 
     def _logprobs(

@@ -1,10 +1,9 @@
-"""Connections that wait for their clients: for how long, and how many."""
+"""Connections: how many may be open, and how long a client may take to send and to read."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
 from typing import Any
 
 import h11
@@ -12,11 +11,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forerun.server.errors import ApiError
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows, which has no such limits
+    resource = None  # type: ignore[assignment]
+
+LENGTHS = {b"content-length", b"transfer-encoding"}
 OTHER_FILES = 256  # that the process may have open: the model's, its own, and connections being closed
 
 
 def room_for(most: int) -> int:
-    """How many connections, of `most`, the limit on open files has room for; it is raised as far as may be."""
+    """How many of `most` connections the limit on open files allows; raises that limit as far as the system lets it."""
+    if resource is None:
+        return most
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + OTHER_FILES
     if resource.RLIM_INFINITY != soft < wanted:
@@ -25,82 +32,93 @@ def room_for(most: int) -> int:
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - OTHER_FILES))
 
 
-class Patience:
-    """What a server's connections share.
+class ConnectionLimits:
+    """The limits that all connections of a server share, and the connections that wait for their clients.
 
     Args:
-        most: connections that may be open.
-        seconds: in which a client must have sent a request, and taken in more of an answer.
+        max_connections: connections that may be open.
+        client_timeout: seconds that a client may take to send a request, or to read more of an answer.
     """
 
-    def __init__(self, *, most: int, seconds: float) -> None:
-        self.most, self.seconds = most, seconds
-        self.waiting: dict[Connection, None] = {}  # the longest first
+    def __init__(self, *, max_connections: int, client_timeout: float) -> None:
+        self.max_connections, self.client_timeout = max_connections, client_timeout
+        self.waiting: dict[Connection, None] = {}  # in order, the longest first
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which is not kept for a client that sends or reads too slowly.
+    """uvicorn's connection, closed for a client that sends or reads too slowly.
 
-    A client owes us bytes from the moment it connects, or has its last answer, to the end of its next
-    request. Its time runs from the first of them, so that a drop now and then does not prolong it;
-    between two requests only uvicorn's keep-alive counts. Where there are too many connections, the
-    one that has owed us longest gives way, so that there is always room for a request that comes at once.
+    A connection waits for its client from the moment it opens, or has answered, to the end of the next request.
+    The client's time runs from the first byte of that request, so that a byte now and then does not prolong
+    it; between two requests only uvicorn's keep-alive counts. Where there are too many connections, the
+    one that has waited longest is closed, so that there is always room for a request that comes at once.
     """
 
-    def __init__(self, *args: Any, patience: Patience, **settings: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._patience = patience
+        self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait, in the place of another if need be."""
+        """Begin to wait; close the connection that waits longest if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self._patience.most:
-            longest = next(iter(self._patience.waiting), self)
+        if len(self.connections) > self._limits.max_connections:
+            longest = next(iter(self._limits.waiting), self)
             longest.end(ApiError(503, "there are too many connections; try again later"))
         if not transport.is_closing():
             self._begin_to_wait()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the first of a request begin its time, the last end it."""
+        """Take bytes; the first of a request start its time, the last stop it."""
         self._begin_to_wait()
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()
 
+    def handle_events(self) -> None:
+        """Begin to answer; a request of two lengths is the connection's last.
+
+        Another server before this one may believe the Content-Length where this one goes by the
+        Transfer-Encoding: what follows on the connection may then be no request (RFC 9112, section 6.3).
+        """
+        super().handle_events()
+        if self.cycle is not None and {name for name, _ in self.cycle.scope["headers"]} >= LENGTHS:
+            others = [header for header in self.headers if header[0] != b"connection"]
+            self.cycle.scope["headers"] = [*others, (b"connection", b"close")]
+
     def on_response_complete(self) -> None:
-        """The next request is awaited, without haste."""
+        """Wait for the next request; its time starts with its first byte."""
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._patience.waiting.setdefault(self)
+            self._limits.waiting.setdefault(self)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which no request came; what its client has not read by now, it never will."""
+        """Close a connection on which no request came, at once if its client has stopped reading."""
         super().timeout_keep_alive_handler()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Start the time of a client that does not read."""
         super().pause_writing()
-        self._departure = self._departure or self.loop.call_later(self._patience.seconds, self.transport.abort)
+        self._departure = self._departure or self.loop.call_later(self._limits.client_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Stop the time of a client that reads again."""
         super().resume_writing()
         self._stop_departing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Stop all timers."""
         self._stop_waiting()
         self._stop_departing()
         super().connection_lost(exc)
 
     def end(self, reason: ApiError) -> None:
-        """Close the connection; who has begun a request, or has only just come, is told why."""
-        is_told = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
-        if is_told and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+        """Close the connection; answer first if a request has begun or the connection is new."""
+        is_answered = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
+        if is_answered and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             self._write(reason)
         self._stop_waiting()
         if self.transport.get_write_buffer_size():
@@ -117,15 +135,15 @@ class Connection(H11Protocol):
 
     @property
     def _is_waiting(self) -> bool:
-        return self in self._patience.waiting
+        return self in self._limits.waiting
 
     def _begin_to_wait(self) -> None:
-        self._patience.waiting.setdefault(self)
+        self._limits.waiting.setdefault(self)
         if self._arrival is None:
-            self._arrival = self.loop.call_later(self._patience.seconds, self._lose_patience)
+            self._arrival = self.loop.call_later(self._limits.client_timeout, self._give_up)
 
     def _stop_waiting(self) -> None:
-        self._patience.waiting.pop(self, None)
+        self._limits.waiting.pop(self, None)
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
@@ -135,5 +153,5 @@ class Connection(H11Protocol):
             self._departure.cancel()
             self._departure = None
 
-    def _lose_patience(self) -> None:
-        self.end(ApiError(408, f"the request did not arrive within {self._patience.seconds:g} s; send it faster"))
+    def _give_up(self) -> None:
+        self.end(ApiError(408, f"the request did not arrive within {self._limits.client_timeout:g} s; send it faster"))

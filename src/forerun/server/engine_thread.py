@@ -1,9 +1,10 @@
-"""The engine in a thread of its own: requests go in, what each step gives comes out to the event loop."""
+"""The engine in a thread of its own: requests go in, what each step gives comes out on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +14,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from forerun.core.outputs import RequestOutput, StreamDelta
-from forerun.engine.engine import Engine, StepOutput
-from forerun.engine.request import Request
+from forerun.engine.client import EngineClient, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +24,28 @@ FAILURES_IN_A_ROW = 3  # failed steps, with none between that worked, that make 
 
 
 class EngineError(Exception):
-    """The engine failed on a step, or has ended; nothing about the reason goes to clients."""
+    """The engine failed a request. The message is for its client and says nothing of the reason, which is in the log."""
+
+
+class EngineEndedError(EngineError):
+    """The engine takes no requests any more, and gives nothing to those that it has."""
+
+
+ENDED = "the engine has ended after an error; restart the server"
+STOPPED = "the server is shutting down; send the request again later"
 
 
 Event = StreamDelta | RequestOutput | EngineError
 Command = Callable[[], None]
+Observe = Callable[[Sequence[StreamDelta], Sequence[RequestOutput], float], None]
+"""Takes the deltas of a step, the requests that ended with it, and the time of its end (monotonic, s)."""
 
 
 class Reader(Protocol):
-    """Takes what the engine gives to a request; called on the event loop."""
+    """Takes the events of a request; called on the event loop."""
 
     streams: bool
-    """Whether it wants deltas, or only the whole at the end."""
+    """Whether it takes deltas, or only the whole output at the end."""
 
     def take(self, event: Event) -> None:
         """Take a delta, the whole output, or the failure that ends it."""
@@ -43,43 +53,67 @@ class Reader(Protocol):
 
 
 class EngineThread:
-    """Owns an engine: after `start` nothing else calls it, but for `Engine.accept` and `Engine.finish_files`.
+    """Owns an engine: after `start` nothing else calls it, but for what any thread may (see `EngineClient`).
 
-    A step that fails ends the requests in flight and no others; the loop goes on. Where even that
-    cannot be, or steps keep failing, `failure` says so.
+    Nothing that is asked of it ends the thread: a command that fails is logged and fails its own
+    request at most. A step that fails ends the requests in flight and no others. Where what such a step left
+    behind cannot be cleared away the engine ends. `failure` says whether the engine is well.
 
     Args:
-        observe: called on the engine's thread with what each step gave and with requests that were
-            aborted, and the time (monotonic, s).
+        observe: called on the engine's thread with what each step gave, and with requests that were aborted.
+        step_timeout: seconds that a step may take before `failure` reports it.
     """
 
-    def __init__(self, engine: Engine, *, observe: Callable[[StepOutput, float], None]) -> None:
+    def __init__(self, engine: EngineClient, *, observe: Observe, step_timeout: float = math.inf) -> None:
         self.engine = engine
-        self.failure: str | None = None
         self._observe = observe
+        self._step_timeout = step_timeout
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._readers: dict[str, Reader] = {}  # touched by the engine's thread only, as all below
         self._events: list[tuple[Reader, Event]] = []
         self._num_failures = 0
+        self._failure: str | None = None
+        self._busy_since: float | None = None  # monotonic; None while the engine waits for work
         self._is_over = False
+        self._reason = STOPPED  # what requests are answered once it is
         self._gate = threading.Lock()  # nobody's command slips in behind the last one carried out
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
+
+    @property
+    def failure(self) -> str | None:
+        """What is wrong with the engine: it has ended, its last steps failed, or a step hangs; None if it is well."""
+        since = self._busy_since
+        if self._failure is None and since is not None and time.monotonic() - since > self._step_timeout:
+            return f"a step of the engine has taken more than {self._step_timeout:g} s (--step-timeout) and goes on"
+        return self._failure
 
     def start(self) -> None:
         """Begin; what comes out goes to the event loop that is running now."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request], reader: Reader) -> None:
-        """Queue requests that `Engine.accept` has made."""
+    def submit(self, requests: Sequence[EngineRequest], reader: Reader) -> None:
+        """Queue requests that the engine has accepted; all of them, or none and `reader` gets an `EngineError`.
 
-        def enqueue() -> None:
-            for request in requests:
-                self._readers[request.request_id] = reader
-                self.engine.enqueue(request)
+        Raises:
+            EngineEndedError: the engine has ended.
+        """
 
-        self._send(enqueue)
+        request_ids = [request.request_id for request in requests]
+
+        def queue() -> None:
+            try:
+                for request_id in request_ids:
+                    self.engine.submit(request_id)
+            except Exception:
+                self._events.append((reader, EngineError("the engine failed to take this request in")))
+                self._hand_out()
+                self._abort(request_ids)
+                raise
+            self._readers.update(dict.fromkeys(request_ids, reader))
+
+        self._send(queue)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests before the next step; those that have ended are left alone."""
@@ -91,18 +125,20 @@ class EngineThread:
 
         self._send(end)
 
-    async def ask(self, question: Callable[[Engine], T]) -> T:
-        """The engine's answer to a question, between two steps.
+    async def ask(self, question: Callable[[EngineClient], T]) -> T:
+        """The engine's answer to a question, between two steps; a caller that is cancelled meanwhile is forgotten.
 
         Raises:
-            EngineError: the engine has ended.
+            EngineEndedError: the engine has ended.
         """
         answer: Future[T] = Future()
 
         def reply() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(question(self.engine))
-            except Exception as error:
+            except BaseException as error:  # whatever it is, it is the caller's
                 answer.set_exception(error)
 
         self._send(reply)
@@ -121,7 +157,7 @@ class EngineThread:
     def _send(self, command: Command) -> None:
         with self._gate:
             if self._is_closed:
-                raise EngineError("the engine has ended")
+                raise EngineEndedError(self._reason)
             self._commands.put(command)
 
     def _run(self) -> None:
@@ -130,37 +166,59 @@ class EngineThread:
                 self._obey()
                 if self.engine.has_work and not self._is_over:
                     self._step()
-            self._abort(self._readers)
-        except Exception:
-            self.failure = "the engine has ended after an error"
-            logger.exception("the engine ends: what a failed step left behind could not be cleared away")
+        except BaseException:
+            self._end("the engine ends after an error that nothing was there to contain")
         finally:
             self._close()
 
-    def _close(self) -> None:
-        """Take no more commands, and fail the requests of those that are left."""
+    def _end(self, report: str) -> None:
+        """Log the exception that is handled, and end the engine for it."""
+        logger.exception(report)
+        self._failure, self._reason = "the engine has ended after an error", ENDED
+        self._is_over = True
+        self._take_no_more()
+
+    def _take_no_more(self) -> None:
         with self._gate:
             self._is_closed = True
+
+    def _close(self) -> None:
+        """Take no more commands, carry out those that are left, and end the requests in flight."""
+        self._busy_since = None
+        self._take_no_more()
         while not self._commands.empty():
-            with suppress(Exception):
+            with suppress(Exception):  # the engine may be broken, which the log has said by now
                 self._commands.get()()
-        self._fail_all(EngineError("the engine has ended"))
+        with suppress(Exception):
+            self._abort(self._readers)
+        self._fail_all(EngineEndedError(self._reason))
 
     def _obey(self) -> None:
         """Carry out the commands that are there; without work wait for one."""
         if not self.engine.has_work:
-            self._commands.get()()
+            self._busy_since = None
+            command = self._commands.get()
+            self._busy_since = time.monotonic()
+            self._carry_out(command)
         while not self._commands.empty():
-            self._commands.get()()
+            self._carry_out(self._commands.get())
+
+    def _carry_out(self, command: Command) -> None:
+        """Carry out a command; one that fails is logged and harms no other."""
+        try:
+            command()
+        except BaseException:
+            logger.exception("a command to the engine failed; the engine goes on")
 
     def _step(self) -> None:
+        start = self._busy_since = time.monotonic()
         try:
             output = self.engine.step()
         except Exception:
             self._survive()
             return
-        self._num_failures, self.failure = 0, None
-        self._observe(output, time.monotonic())
+        self._num_failures, self._failure = 0, None
+        self._note(output.deltas, output.finished)
         for delta in output.deltas:
             reader = self._readers.get(delta.request_id)
             if reader is not None and reader.streams:
@@ -170,20 +228,31 @@ class EngineThread:
             if reader is not None:
                 self._events.append((reader, finished))
         self._hand_out()
+        if (seconds := time.monotonic() - start) > self._step_timeout:
+            logger.warning("a step of the engine took %.0f s", seconds)
 
     def _survive(self) -> None:
         """After a failed step: end the requests in flight, so that the next ones find a clean engine."""
         logger.exception("a step of the engine failed; %d requests in flight end with it", len(self._readers))
         self._num_failures += 1
         if self._num_failures >= FAILURES_IN_A_ROW:
-            self.failure = f"the engine's last {self._num_failures} steps failed"
-        self._abort(self._readers)
-        self._fail_all(EngineError("the engine failed on a step"))
+            self._failure = f"the engine's last {self._num_failures} steps failed"
+        try:
+            self._abort(self._readers)
+        except Exception:
+            self._end("the engine ends: what the failed step left behind cannot be cleared away")
+        self._fail_all(EngineError("the engine failed on a step with this request in it"))
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         ended = [output for request_id in request_ids if (output := self.engine.abort(request_id)) is not None]
         if ended:
-            self._observe(StepOutput(finished=ended), time.monotonic())
+            self._note([], ended)
+
+    def _note(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput]) -> None:
+        try:
+            self._observe(deltas, finished, time.monotonic())
+        except Exception:
+            logger.exception("a step could not be counted in the metrics")
 
     def _fail_all(self, failure: EngineError) -> None:
         self._events += ((reader, failure) for reader in dict.fromkeys(self._readers.values()))
@@ -194,7 +263,8 @@ class EngineThread:
         """Give the event loop what came up: one wake-up per step, however many requests there are."""
         if self._events:
             events, self._events = self._events, []
-            self._loop.call_soon_threadsafe(_deliver, events)
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+                self._loop.call_soon_threadsafe(_deliver, events)
 
 
 def _deliver(events: Sequence[tuple[Reader, Event]]) -> None:

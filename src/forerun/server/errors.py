@@ -11,15 +11,35 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from forerun.errors import RequestError, UnknownKeyError
+from forerun.errors import ErrorKind, ForerunError
 
 logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what a RequestError's message begins with
+PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what the message of such an error begins with
 SHOWN_CAUSES = 3  # of a value that fits none of several types
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than 200."""
+
+    error: ErrorDetails
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+"""Answers of every endpoint, for /openapi.json."""
 
 
 class ApiError(HTTPException):
@@ -49,15 +69,20 @@ class ApiError(HTTPException):
         return JSONResponse(self.body, status_code=self.status_code, headers=dict(self.headers or {}))
 
 
-def refused(error: RequestError | UnknownKeyError) -> ApiError:
-    """400 for a value that the engine does not take; its message begins with the value's name."""
+def refused(error: ForerunError) -> ApiError:
+    """400 for a value that the engine does not take; `param` is the value's name, with which all such messages begin."""
     named = PARAM.match(str(error))
     return ApiError(400, str(error), param=named.group(1) if named else None)
 
 
-def failed_while_running(message: str) -> ApiError:
-    """For a request that the engine ended with an error: the caller's fault where its rules leave no token."""
-    return ApiError(400 if message.startswith("sampling:") else 500, message)
+def failed_while_running(message: str, kind: ErrorKind | None) -> ApiError:
+    """For a request that the engine ended with an error of that kind: 400 for the client's, else 500."""
+    return ApiError(400 if kind is ErrorKind.REQUEST else 500, message)
+
+
+def cut_off() -> ApiError:
+    """503 for a request that did not end before the server did."""
+    return ApiError(503, "the server is shutting down, and --shutdown-timeout is over; send the request again later")
 
 
 def malformed(errors: Sequence[Any]) -> ApiError:
@@ -100,12 +125,10 @@ def install(app: FastAPI) -> None:
     async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
         return error.response()
 
-    @app.exception_handler(RequestError)
-    async def on_request_error(_request: Request, error: RequestError) -> JSONResponse:
-        return refused(error).response()
-
-    @app.exception_handler(UnknownKeyError)
-    async def on_unknown_key(_request: Request, error: UnknownKeyError) -> JSONResponse:
+    @app.exception_handler(ForerunError)
+    async def on_forerun_error(_request: Request, error: ForerunError) -> JSONResponse:
+        if error.kind is ErrorKind.SERVER:
+            raise error  # for `on_bug`, and for the log
         return refused(error).response()
 
     @app.exception_handler(RequestValidationError)
@@ -121,5 +144,6 @@ def install(app: FastAPI) -> None:
         return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(Exception)
-    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:
+    async def on_bug(request: Request, _error: Exception) -> JSONResponse:
+        logger.error("request %s failed; its traceback follows", getattr(request.state, "request_id", "without id"))
         return ApiError(500, "the server failed on this request; its log has the reason").response()

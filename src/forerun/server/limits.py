@@ -1,4 +1,4 @@
-"""What one request may ask for, and how many may wait."""
+"""Limits: what one request may ask for, how large bodies may be, and how many completions may wait."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Admission:
 
 
 class BodyGuard:
-    """Lets bodies in: of who bears a key, no larger than one may be, and not too many at once.
+    """Refuses bodies without a key, bodies that are too large, and too many at once.
 
-    It is asked when the endpoint that was found begins to read: what is refused is not read at all.
+    It checks when the endpoint begins to read, so a body that is refused is not read at all.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
@@ -108,7 +108,7 @@ class BodyGuard:
 
 
 def _announced(scope: Scope) -> int:
-    """The body's length, as far as the headers tell it."""
+    """The body's length, as far as the headers say it."""
     return int(Headers(scope=scope).get("content-length", "0"))  # checked by h11
 
 

@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from forerun.core.metrics import Counter, Gauge, Metric, Vector
-from forerun.core.outputs import RequestOutput
-from forerun.engine.engine import StepOutput
+from forerun.core.outputs import RequestOutput, StreamDelta
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics", "expose"]
 
@@ -57,20 +56,20 @@ class ServerMetrics:
         self._histograms = {name: histogram.labels(**self.labels) for name, histogram in made.items()}
         self._last_times: dict[tuple[str, int], float] = {}  # of the last tokens, by request and completion
 
-    def observe(self, output: StepOutput, now: float) -> None:
-        """Note what a step gave; `now` is its end (monotonic, s)."""
-        if output.deltas:
-            self._note("vllm:iteration_tokens_total", sum(len(delta.token_ids) for delta in output.deltas))
-        for delta in output.deltas:
+    def observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
+        """Count a step: its deltas, the requests that ended with it, and the time of its end (monotonic, s)."""
+        if deltas:
+            self._note("vllm:iteration_tokens_total", sum(len(delta.token_ids) for delta in deltas))
+        for delta in deltas:
             key = (delta.request_id, delta.index)
             if key in self._last_times:
                 self._note("vllm:inter_token_latency_seconds", now - self._last_times[key])
             self._last_times[key] = now
-        for finished in output.finished:
-            for completion in finished.outputs:
-                self._last_times.pop((finished.request_id, completion.index), None)
-            if all(completion.finish_reason in SERVED for completion in finished.outputs):
-                self._note_finished(finished)
+        for output in finished:
+            for completion in output.outputs:
+                self._last_times.pop((output.request_id, completion.index), None)
+            if all(completion.finish_reason in SERVED for completion in output.outputs):
+                self._note_finished(output)
 
     def _note(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
@@ -147,10 +146,8 @@ def _samples(metric: Metric) -> Iterator[tuple[dict[str, str], float]]:
             yield {}, metric.value
 
 
-def expose(server: ServerMetrics | None, engine: Iterable[Metric]) -> bytes:
-    """Everything in Prometheus' text format; before a model is loaded there is nothing."""
-    if server is None:
-        return b""
+def expose(server: ServerMetrics, engine: Iterable[Metric]) -> bytes:
+    """Everything in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(engine, server.labels))
     return generate_latest(registry) + generate_latest(server.registry)

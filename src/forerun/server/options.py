@@ -34,13 +34,15 @@ class ServerOptions:
     client_timeout: int = 60
     """Seconds that a client may take to send a request, or to take in more of an answer."""
     per_request_spec_decode_metrics: SpecMetrics = "summary"
-    """How much answers tell about their drafts: none, summary or detailed (each step)."""
+    """How much answers report about their drafts: none, summary or detailed (each step)."""
     tool_call_parser: ToolCallParser | None = None
     """Form in which the model writes tool calls: hermes, llama3_json or mistral; by default what its template shows."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info, which shows the chat template."""
     shutdown_timeout: int = 30
     """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
+    step_timeout: int = 300
+    """Seconds that one step of the engine may take; /health answers 503 while one takes longer."""
     disable_log_stats: bool = False
     """Write no line on throughput and acceptance every ten seconds."""
 
@@ -55,5 +57,7 @@ class ServerOptions:
             raise ConfigError(f"client_timeout: got {self.client_timeout}; must be 1 second or more")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout: got {self.shutdown_timeout}; must be 0 seconds or more")
+        if self.step_timeout < 1:
+            raise ConfigError(f"step_timeout: got {self.step_timeout}; must be 1 second or more")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key: got an empty one; give a key, or leave it out to serve without keys")

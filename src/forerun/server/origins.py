@@ -1,42 +1,79 @@
-"""How tokens came to be: per token for a page that colours them, per request in vLLM's words."""
+"""Where tokens came from: for each token its origin and its span of the text, for each request vLLM's counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.core.verdict import Origin
-from forerun.engine.pieces import TokenPieces
+
+Note = TypeVar("Note")
+
+
+class TokenSpans(Generic[Note]):
+    """Cuts the text of a stream at its tokens' borders, each span with what is known of its token.
+
+    Text belongs to the token with which it became certain: a character of several tokens to the last of them.
+    A delta's text may lag behind its tokens (half a stop string), so spans wait until their text is out.
+
+    Args:
+        push: returns the text that became certain with the next token, as `TextStream.push` does; called
+            once for each token.
+    """
+
+    def __init__(self, push: Callable[[int], str]) -> None:
+        self._push = push
+        self._waiting: deque[tuple[str, Note]] = deque()
+        self._last: Note | None = None  # of the last token
+
+    def cut(self, text: str, tokens: Iterable[tuple[int, Note]]) -> list[tuple[str, Note]]:
+        """Add a delta's tokens, (id, note) each, and cut its text; the spans join to `text` where there are tokens."""
+        for token_id, note in tokens:
+            self._last = note
+            if span := self._push(token_id):
+                self._waiting.append((span, note))
+        spans = []
+        while text and self._waiting:
+            span, note = self._waiting.popleft()
+            if len(span) > len(text):
+                self._waiting.appendleft((span[len(text) :], note))
+            spans.append((text[: len(span)], note))
+            text = text[len(span) :]
+        if text and self._last is not None:
+            spans.append((text, self._last))
+        return spans
 
 
 class Origins:
     """The `forerun` object of one choice: its tokens' origins, and its text cut at their borders.
 
+    `push` gives the text of each token, see `TokenSpans`; `drafter` is the drafter's name where a delta has none.
     `origins` has one entry per token: accepted, recovered or bonus. `pieces` join to the choice's
     text; each names its token's origin, and for tokens of a step with a draft the drafter and the
     position (from 0) in or after the draft. Text may lag behind tokens, and so do pieces.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], *, drafter: str) -> None:
+    def __init__(self, push: Callable[[int], str], *, drafter: str) -> None:
         self._drafter = drafter
-        self._pieces: TokenPieces[dict[str, Any]] = TokenPieces(decode)
+        self._spans: TokenSpans[dict[str, Any]] = TokenSpans(push)
 
     def of(self, delta: StreamDelta) -> dict[str, Any]:
-        """What to tell of a delta."""
+        """The `forerun` object of a chunk with this delta."""
         drafter = (delta.drafter or self._drafter) if delta.num_draft_tokens else None
         notes: list[dict[str, Any]] = [
             {"origin": origin.value, "drafter": drafter, "position": None if drafter is None else position}
             for position, origin in enumerate(delta.origins)
         ]
-        pieces = self._pieces.cut(delta.text, zip(delta.token_ids, notes, strict=True))
+        spans = self._spans.cut(delta.text, zip(delta.token_ids, notes, strict=True))
         return {
             "origins": [origin.value for origin in delta.origins],
             "drafter": drafter,
             "num_draft_tokens": delta.num_draft_tokens,
             "num_accepted_tokens": sum(origin is Origin.ACCEPTED for origin in delta.origins),
-            "pieces": [{"text": text, **note} for text, note in pieces],
+            "pieces": [{"text": text, **note} for text, note in spans],
         }
 
 
@@ -59,7 +96,7 @@ def speculation_metrics(
     """
     at_least = [stats.num_drafts, *stats.accepted_per_position]  # steps that accepted j tokens or more
     at_least += [0] * (num_speculative_tokens + 2 - len(at_least))
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "mean_acceptance_length": 1 + stats.num_accepted_tokens / max(1, stats.num_drafts),
         "draft_acceptance_rate": stats.acceptance_rate or 0.0,
         "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(num_speculative_tokens + 1)],
@@ -70,6 +107,6 @@ def speculation_metrics(
     }
     if steps is not None:
         drafted = [step for step in steps if step.num_draft_tokens]
-        told["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
-        told["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
-    return told
+        counts["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
+        counts["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
+    return counts

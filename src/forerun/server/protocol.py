@@ -1,20 +1,22 @@
 """The bodies of requests: OpenAI's fields, vLLM's further ones, and our own `forerun` object.
 
 Types are strict (no "5" for 5), null means left out, and fields that are not here are kept in
-`model_extra` for `constraints.refuse_unserved` to judge.
+`model_extra` for `request_params.refuse_unserved` to judge.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from forerun.server.limits import (
     LARGEST_BIAS,
     MOST_BAD_WORD_CHARACTERS,
     MOST_BAD_WORDS,
     MOST_BIASES,
+    MOST_CALLS,
     MOST_COMPLETIONS,
     MOST_LOGPROBS,
     MOST_MESSAGES,
@@ -22,8 +24,9 @@ from forerun.server.limits import (
     MOST_STOP_CHARACTERS,
     MOST_STOPS,
     MOST_TOKEN_IDS,
+    MOST_TOOL_DEPTH,
+    MOST_TOOLS,
 )
-from forerun.server.tools.bodies import Calls, ToolChoice, Tools
 
 INT64 = 2**63
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -33,22 +36,8 @@ Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
 BadWord = Annotated[str, Field(max_length=MOST_BAD_WORD_CHARACTERS)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
-
-
-class ErrorDetails(BaseModel):
-    """What is wrong, and what to change."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """Every answer other than 200."""
-
-    error: ErrorDetails
 
 
 class Body(BaseModel):
@@ -71,7 +60,7 @@ class StreamOptions(BaseModel):
 class ForerunFields(BaseModel):
     """What only this server understands, in a namespace of its own.
 
-    `origins` asks for how each token came to be: see `origins.Origins`.
+    `origins` asks how each token came to be: see `origins.Origins`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -152,11 +141,131 @@ class CompletionBody(GenerationBody):
                 return list(self.prompt)  # type: ignore[arg-type]
 
 
+# --- tools -----------------------------------------------------------------------------------------
+
+
+def _arguments(given: Any) -> Any:
+    """JSON text as the object that it is."""
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON ({error}); must be the text of a JSON object") from None
+    if not isinstance(given, dict):
+        raise ValueError("must be the text of a JSON object")
+    return _not_too_deep(given)
+
+
+def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise ValueError("its type must be 'object'")
+    return _not_too_deep(schema)
+
+
+def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [value]
+    for _ in range(MOST_TOOL_DEPTH):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for inner in level if isinstance(inner, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(f"nested too deeply; must be at most {MOST_TOOL_DEPTH} levels")
+
+
+class FunctionBody(BaseModel):
+    """A function that the model may call; fields that are not here go to the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """A tool."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates expect it, parameters always there."""
+        given = self.function
+        described = {} if given.description is None else {"description": given.description}
+        schema = {"type": "object", "properties": {}} if given.parameters is None else given.parameters
+        more = given.model_extra or {}
+        return {"type": self.type, "function": {"name": given.name, **described, "parameters": schema, **more}}
+
+
+class NamedFunction(BaseModel):
+    """A function by its name."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """The one tool that is to be called."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class CalledFunction(BaseModel):
+    """A function and what it was called with; the arguments come as JSON text."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+class CallBody(BaseModel):
+    """A call of an earlier turn."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates expect it, with its arguments as an object."""
+        known = {} if self.id is None else {"id": self.id}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {**known, "type": self.type, "function": function}
+
+
+Tools = Annotated[list[ToolBody], Field(max_length=MOST_TOOLS)]
+Calls = Annotated[list[CallBody], Field(max_length=MOST_CALLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+# --- conversations ---------------------------------------------------------------------------------
+
+
 class TextPart(BaseModel):
     """A piece of a message's text."""
 
     type: Literal["text"]
     text: str
+
+
+def _only_text(content: Any) -> Any:
+    """Refuse parts that are no text in a sentence that names them; the union of types below has none."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind is not None and kind != "text":
+            raise ValueError(f"got a part of type {kind!r:.40}; this model reads text only; send parts of type 'text'")
+    return content
 
 
 class Message(BaseModel):
@@ -165,7 +274,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text)] = None
     tool_calls: Calls | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -216,3 +325,12 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     tokens: list[TokenId]
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+def reply(model: type[BaseModel], *, may_stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    """A route's `responses` for /openapi.json: JSON like the model, and events where a request asks for them."""
+    stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}} if may_stream else {}
+    return {200: {"model": model, **stream}}

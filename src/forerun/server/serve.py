@@ -20,14 +20,15 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.server.app import build_app
-from forerun.server.connections import Connection, Patience, room_for
+from forerun.server.app import Edge, build_app
+from forerun.server.connections import Connection, ConnectionLimits, room_for
 from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
 from forerun.server.tools.formats import FORMATS
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
+FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
 
@@ -50,10 +51,10 @@ class Server:
         self._report = report
         self._failure: BaseException | None = None
         self._loading: threading.Thread | None = None
-        self._patience = Patience(most=options.max_connections, seconds=options.client_timeout)
+        self._limits = ConnectionLimits(max_connections=options.max_connections, client_timeout=options.client_timeout)
         config = uvicorn.Config(
-            self.app,
-            http=partial(Connection, patience=self._patience),  # type: ignore[arg-type]
+            Edge(self.app),
+            http=partial(Connection, limits=self._limits),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -72,10 +73,10 @@ class Server:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
         """
-        self._patience.most = room_for(self._options.max_connections)
-        if self._patience.most < self._options.max_connections:
+        self._limits.max_connections = room_for(self._options.max_connections)
+        if self._limits.max_connections < self._options.max_connections:
             self._report(
-                f"--max-connections: {self._patience.most}, as many as the limit on open files (ulimit -n) leaves"
+                f"--max-connections: {self._limits.max_connections}, as many as the limit on open files (ulimit -n) leaves"
             )
         with listen(self._options.host, self._options.port) as sock:
             self.port: int = sock.getsockname()[1]
@@ -110,7 +111,7 @@ class Server:
                 self._failure = error
                 self.stop()
                 return
-            with suppress(RuntimeError):  # the loop is closed: the server was told to stop meanwhile
+            with suppress(RuntimeError):  # the loop is closed: the server was stopped meanwhile
                 loop.call_soon_threadsafe(self._begin, app, model)
 
         self._loading = threading.Thread(target=load, name="forerun-loading", daemon=True)
@@ -118,8 +119,10 @@ class Server:
         try:
             yield
         finally:  # also where a second signal does not let the rest end
-            if app.state.model is not None:
-                app.state.model.close()
+            if (
+                app.state.model is not None
+            ):  # in a thread: a step may be long, and answers that are cut off must get out
+                await asyncio.to_thread(app.state.model.close)
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
         gc.collect()
@@ -132,7 +135,16 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, but a signal that was obeyed is not raised again: the process ends with 0."""
+    """uvicorn, but a signal that was obeyed is not raised again (the process ends with 0), and answers that it cuts off say so."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what runs finish; what does not in time is cancelled, and gets a moment to answer."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_S)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,7 +192,7 @@ def listen(host: str, port: int) -> socket.socket:
 def banner(model: ServedModel) -> str:
     """What is served and how, a line for each."""
     llm, options = model.llm, model.options
-    pool, cache = llm.engine.parts.pool, llm.executor.cache
+    kv_bytes, kv_tokens = model.kv_memory
     speculative = llm.speculative
     drafter = (llm.settings.speculative_config or {}).get("model")
     rows = {
@@ -190,7 +202,7 @@ def banner(model: ServedModel) -> str:
         "num_speculative_tokens": speculative.num_speculative_tokens,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "device": f"{llm.device}, {f'native kernels ({llm.kernels.level})' if llm.kernels else 'torch'}",
-        "KV memory": f"{cache.num_bytes / 2**20:.1f} MiB, {pool.num_blocks * cache.block_size} tokens",
+        "KV memory": f"{kv_bytes / 2**20:.1f} MiB, {kv_tokens} tokens",
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.settings.max_num_seqs,
         "tool calls": _tool_calls(model),
@@ -203,7 +215,7 @@ def banner(model: ServedModel) -> str:
 
 
 def _tool_calls(model: ServedModel) -> str:
-    """How tools are told and their calls written."""
+    """How the model learns of tools, and writes their calls."""
     name = next((name for name, form in FORMATS.items() if form is model.tool_format), None)
     if name is None:
         return "not read: the chat template's form is not known here; --tool-call-parser sets one"

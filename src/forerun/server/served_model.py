@@ -1,38 +1,40 @@
-"""The loaded model as the endpoints see it: names, prompts on their way into the engine, its tokenizer."""
+"""The loaded model as the endpoints see it: its names and tokenizer, and how requests get into the engine and out."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TypeVar
 
 from fastapi import Request
 
+from forerun.core.metrics import Metric
+from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.request import Request as EngineRequest
+from forerun.engine.client import EngineClient, EngineRequest
 from forerun.errors import ModelError
 from forerun.llm import LLM
-from forerun.server.answers import Answers
-from forerun.server.engine_thread import EngineError, EngineThread
-from forerun.server.errors import ApiError
+from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
+from forerun.server.errors import ApiError, failed_while_running
 from forerun.server.limits import RETRY_AFTER_S, Admission
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.templates import Templates
-from forerun.server.tools.base import ToolFormat
-from forerun.server.tools.formats import FORMATS, format_of
+from forerun.server.tools.formats import FORMATS, ToolFormat, format_of
 
 T = TypeVar("T")
 
+MOST_METRICS_WAIT_S = 3.0  # for a step to end; scrapers give up after 5 s or 10 s, and should get the rest
 NUM_INTAKE_THREADS = 4
 NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
 
 Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
-"""Gives each prompt's text (None: it came as token ids) and token ids."""
+"""Returns (text, token ids) of each prompt; the text is None for a prompt that came as token ids."""
 
 
 class ServedModel:
@@ -49,7 +51,7 @@ class ServedModel:
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
         self.metrics = ServerMetrics(self.name)
-        self.engine = EngineThread(llm.engine, observe=self.metrics.observe)
+        self.engine = EngineThread(llm.engine, observe=self.metrics.observe, step_timeout=options.step_timeout)
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
         self.templates = Templates()
@@ -114,13 +116,31 @@ class ServedModel:
                 code="model_not_found",
             )
 
+    async def engine_metrics(self) -> list[Metric]:
+        """The engine's counters and gauges; none after its end, and while a step does not let it answer."""
+        try:
+            snapshot = await asyncio.wait_for(self.engine.ask(EngineClient.snapshot), MOST_METRICS_WAIT_S)
+        except (EngineEndedError, TimeoutError):
+            return []
+        return snapshot.metrics()
+
+    async def finish_files(self, output: RequestOutput) -> None:
+        """Wait until the hidden states of an ended request are in their files; see `Engine.finish_files`."""
+        await self.in_thread(partial(self.llm.engine.finish_files, output))
+
+    @property
+    def kv_memory(self) -> tuple[int, int]:
+        """The KV memory: (bytes, tokens)."""
+        pool, cache = self.llm.engine.parts.pool, self.llm.executor.cache
+        return cache.num_bytes, pool.num_blocks * cache.block_size
+
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run something that may take long."""
         return await _run(self._threads, function)
 
-    async def answer(
+    async def submit(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
-    ) -> Answers:
+    ) -> Submission:
         """Put prompts into the engine.
 
         Raises:
@@ -132,19 +152,51 @@ class ServedModel:
         self.admission.enter(num_completions)
         threads = self._threads if sampling.structured_outputs is None else self._grammar_threads
         try:
-            requests = await _run(threads, lambda: self._accept(tokenise, sampling, cache_salt))
-            return Answers(self.engine, requests, streams=streams, when_closed=leave)
+            accepting = asyncio.ensure_future(_run(threads, lambda: self._accept(tokenise, sampling, cache_salt)))
+            try:
+                requests = await asyncio.shield(accepting)
+            except asyncio.CancelledError:  # the thread goes on, and nobody will submit what it accepts
+                accepting.add_done_callback(self._withdraw_accepted)
+                raise
+            try:
+                return Submission(self.engine, requests, streams=streams, when_closed=leave)
+            except BaseException:
+                self._withdraw(requests)
+                raise
         except BaseException as error:
             leave()
-            if isinstance(error, EngineError):
-                raise ApiError(503, "the engine has ended; restart the server") from error
+            if isinstance(error, EngineEndedError):
+                raise ApiError(503, str(error)) from error
             raise
 
     def _accept(self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None) -> list[EngineRequest]:
-        return [
-            self.engine.engine.accept(f"{next(self._ids)}", ids, sampling, prompt=text, cache_salt=cache_salt)
-            for text, ids in tokenise()
-        ]
+        """Accept the prompts of one HTTP request, all or none; they share its turn at the running places."""
+        requests: list[EngineRequest] = []
+        try:
+            for text, ids in tokenise():
+                request_id = f"{next(self._ids)}"
+                request = EngineRequest(
+                    request_id=request_id,
+                    prompt_ids=ids,
+                    sampling=sampling,
+                    prompt=text,
+                    cache_salt=cache_salt,
+                    group=requests[0].request_id if requests else request_id,
+                )
+                self.engine.engine.accept(request)
+                requests.append(request)
+        except BaseException:
+            self._withdraw(requests)
+            raise
+        return requests
+
+    def _withdraw(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            self.engine.engine.withdraw(request.request_id)
+
+    def _withdraw_accepted(self, accepting: asyncio.Future[list[EngineRequest]]) -> None:
+        if not accepting.cancelled() and accepting.exception() is None:
+            self._withdraw(accepting.result())
 
     def close(self) -> None:
         """End the engine's thread and the others."""
@@ -152,6 +204,72 @@ class ServedModel:
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
+
+
+class Submission:
+    """The prompts of one HTTP request in the engine, and what it gives to them; read from the event loop.
+
+    Must be closed, whatever happens: that frees what the engine still holds for it.
+    """
+
+    def __init__(
+        self, engine: EngineThread, requests: Sequence[EngineRequest], *, streams: bool, when_closed: Callable[[], None]
+    ) -> None:
+        self.streams = streams
+        self.prompts = [request.prompt or "" for request in requests]
+        self.prompt_ids = [list(request.prompt_ids) for request in requests]
+        self._prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in requests]
+        self._engine = engine
+        self._when_closed = when_closed
+        self._unfinished = {request.request_id: place for place, request in enumerate(requests)}
+        self._outputs: list[RequestOutput | None] = [None] * len(requests)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._is_closed = False
+        engine.submit(requests, self)
+
+    def take(self, event: Event) -> None:
+        """Take what the engine gives (see `Reader`)."""
+        self._events.put_nowait(event)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, StreamDelta]]:
+        """(place of the prompt, delta) as steps give them, until all completions have ended.
+
+        Raises:
+            ApiError: the engine failed, or ended one of the requests with an error.
+        """
+        while self._unfinished:
+            event = await self._events.get()
+            if isinstance(event, EngineEndedError):
+                raise ApiError(503, str(event))
+            if isinstance(event, EngineError):
+                raise ApiError(500, f"{event}; the server's log has the reason")
+            if event.prompt_logprobs is not None:
+                self._prompt_logprobs[self._unfinished[event.request_id]] = event.prompt_logprobs
+            if isinstance(event, RequestOutput):
+                self._outputs[self._unfinished.pop(event.request_id)] = event
+                if event.error is not None:
+                    raise failed_while_running(event.error, event.error_kind)
+            elif event.finish_reason != "error":
+                yield self._unfinished[event.request_id], event
+
+    def prompt_logprobs(self, place: int) -> list[TokenLogprobs | None]:
+        """Of a prompt's tokens, where they are asked for; whole from the prompt's first delta on."""
+        return self._prompt_logprobs[place]
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """Each prompt's whole output, once `deltas` is exhausted."""
+        return [output for output in self._outputs if output is not None]
+
+    def close(self) -> None:
+        """Abort what runs and let others in; doing so again changes nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._when_closed()
+        if self._unfinished:
+            with suppress(EngineEndedError):  # it has ended, and holds nothing
+                self._engine.abort(list(self._unfinished))
 
 
 async def _run(threads: Executor, function: Callable[[], T]) -> T:

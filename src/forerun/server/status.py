@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
 
 import forerun
-from forerun.core.metrics import Metric
-from forerun.engine.engine import Engine
 from forerun.server.auth import open_to_all
-from forerun.server.engine_thread import EngineError
 from forerun.server.errors import ApiError
 from forerun.server.metrics import CONTENT_TYPE, expose
-from forerun.server.replies import ModelCard, ModelList, Version, reply
+from forerun.server.protocol import reply
 from forerun.server.served_model import ServedModel, served_model
-
-MOST_WAIT_S = 10.0  # for a step to end; a scraper gives up about then
 
 router = APIRouter()
 
 
+class Version(BaseModel):
+    """GET /version."""
+
+    version: str
+
+
+class ModelCard(BaseModel):
+    """GET /v1/models/NAME."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    forerun: dict[str, Any]
+
+
+class ModelList(BaseModel):
+    """GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
 @router.get("/health", response_class=Response)
+@router.head("/health", include_in_schema=False)
 @open_to_all
 async def health(model: Annotated[ServedModel, Depends(served_model)]) -> Response:
-    """200 with no body: the model is loaded and the engine runs; else 503."""
+    """200 with no body: the model is loaded, the engine runs, and no step hangs; else 503."""
     if model.engine.failure is not None:
         raise ApiError(503, f"{model.engine.failure}; the server's log has the reason")
     return Response()
@@ -56,23 +77,15 @@ async def show_model(name: str, model: Annotated[ServedModel, Depends(served_mod
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     model: ServedModel | None = request.app.state.model
-    return Response(expose(model.metrics if model else None, await _engine_metrics(model)), media_type=CONTENT_TYPE)
+    if model is None:
+        return Response(media_type=CONTENT_TYPE)
+    return Response(expose(model.metrics, await model.engine_metrics()), media_type=CONTENT_TYPE)
 
 
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> JSONResponse:
-    """What the endpoints take."""
+    """The OpenAPI description of all endpoints."""
     return JSONResponse(request.app.openapi())
-
-
-async def _engine_metrics(model: ServedModel | None) -> list[Metric]:
-    """The engine's own; none before it is there, after its end, and while it does not answer."""
-    if model is None:
-        return []
-    try:
-        return await asyncio.wait_for(model.engine.ask(Engine.metrics), MOST_WAIT_S)
-    except (EngineError, TimeoutError):
-        return []
 
 
 def _card(model: ServedModel) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,14 @@ from jinja2 import TemplateError
 from forerun.server import template_program
 
 MOST_SECONDS = 5.0  # of CPU, for one conversation
+MOST_WALL_SECONDS = 10.0  # where no CPU time can be measured, as on Windows
 MOST_TEXT_BYTES = 16 << 20  # of one conversation's text, as JSON
 ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")  # of ours; not our keys
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Templates:
-    """Lays conversations out, in as many processes as threads ask at once."""
+    """Lays conversations out in other processes, one for each thread that asks at the same time."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []  # several threads pop and append, which are atomic
@@ -88,7 +92,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
-    """The program's answer; where there is none, it is of no use any more."""
+    """The program's answer; where this raises, the process cannot be used again."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -96,15 +100,36 @@ def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
         process.stdin.flush()
     except BrokenPipeError:
         pass  # it died, and the empty answer says so
-    line = process.stdout.readline(MOST_TEXT_BYTES)
+    with _deadline(process) as is_over:
+        line = process.stdout.readline(MOST_TEXT_BYTES)
     if line.endswith(b"\n"):
         answer: dict[str, str] = json.loads(line)
         return answer
     if line:
         raise TemplateError("it makes too long a text of them")
-    if process.wait() > 0:
+    if process.wait() > 0 and not is_over.is_set():
         raise RuntimeError("the program that runs chat templates has failed; it says why on standard error")
     raise TemplateError("it takes too long or too much memory")
+
+
+@contextmanager
+def _deadline(process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """Kill a process that takes too long, where it cannot see to that itself; the event says that it was."""
+    is_over = threading.Event()
+    if hasattr(signal, "setitimer"):
+        yield is_over
+        return
+
+    def kill() -> None:
+        is_over.set()
+        process.kill()
+
+    timer = threading.Timer(MOST_WALL_SECONDS, kill)
+    timer.start()
+    try:
+        yield is_over
+    finally:
+        timer.cancel()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,16 +6,31 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
-from forerun.server.chat import check_template_variables, lay_out
-from forerun.server.constraints import refuse_unserved
+from forerun.server.conversation import check_template_variables, lay_out
 from forerun.server.errors import ApiError
-from forerun.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
-from forerun.server.replies import Text, Tokens, reply
+from forerun.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
+from forerun.server.request_params import refuse_unserved
 from forerun.server.served_model import ServedModel, served_model
 
 router = APIRouter()
 info_router = APIRouter()
+
+
+class Tokens(BaseModel):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(BaseModel):
+    """POST /detokenize."""
+
+    prompt: str
 
 
 @router.post("/tokenize", responses=reply(Tokens))

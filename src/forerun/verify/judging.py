@@ -74,7 +74,7 @@ class IndependentVerifier:
             return self.judge(one.draft, target, chance)
         except ForerunError as error:
             if not len(one.draft):
-                return Verdict((), 0, error=str(error))
+                return Verdict((), 0, error=str(error), error_kind=error.kind)
             return self._verdict(logits, replace(one, draft=NO_DRAFT), most_likely)
 
 

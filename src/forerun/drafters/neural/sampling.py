@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.core.random_bits import Stream
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
 from forerun.errors import ConfigError, RequestError
-from forerun.core.random_bits import Stream
 from forerun.ops.sampling import draw_token, target_probs, target_tokens
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")

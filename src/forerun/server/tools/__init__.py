@@ -1,1 +1,1 @@
-"""Tools: how they are asked for, told to the model, and how its calls are forced and read."""
+"""Tools: the forms of their calls, and how calls are forced, read and answered."""

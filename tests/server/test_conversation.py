@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from forerun.server.conversation import as_text
 from forerun.server.tools.formats import FORMATS
-from forerun.server.tools.presentation import as_text
 
 USER = {"role": "user", "content": "How warm is it?"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

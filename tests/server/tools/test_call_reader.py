@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.server.tools.base import Arguments, CallBegin, Content
+from forerun.server.tools.call_reader import Arguments, CallBegin, Content
 from forerun.server.tools.formats import FORMATS
 
 NAMES = frozenset({"add", "get_weather"})

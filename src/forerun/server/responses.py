@@ -1,0 +1,304 @@
+"""Answers over HTTP: one way from what the engine gives to JSON, whole or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+from starlette.types import Message, Receive, Scope, Send
+
+from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta
+from forerun.models.tokenizer import TextStream
+from forerun.server.errors import ApiError, cut_off
+from forerun.server.origins import Origins, joined, speculation_metrics
+from forerun.server.protocol import GenerationBody
+from forerun.server.served_model import ServedModel, Submission
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one each time
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
+
+
+class Usage(BaseModel):
+    """Tokens read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Choice(BaseModel):
+    """One of an answer's completions."""
+
+    index: int
+    finish_reason: str
+    stop_reason: int | str | None
+    logprobs: dict[str, Any] | None
+
+
+class ResponseBuilder(ABC):
+    """Writes the answer of one endpoint from what the engine gives, whole or streamed; one object per HTTP request.
+
+    A choice's index is its prompt's place times n plus its own index.
+    """
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, body: GenerationBody, model: ServedModel) -> None:
+        self.model = model
+        self._body = body
+        self._num_completions, self._wants_origins = body.num_completions, bool(body.own.origins)
+        self._origins: dict[int, Origins] = {}
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+
+    @abstractmethod
+    def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        """A whole choice, but for what all endpoints add; it may give another reason for the end."""
+
+    @abstractmethod
+    def chunk_choice(self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool) -> dict[str, Any]:
+        """A chunk's only choice, but for what all endpoints add; it may give another reason for the end."""
+
+    def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:  # noqa: ARG002
+        """What a whole answer says of its prompts outside of its choices."""
+        return {}
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether the answer is made of single steps."""
+        return bool(self._body.stream or self._wants_origins or self._reports_steps)
+
+    @property
+    def _reports_steps(self) -> bool:
+        return self.model.options.per_request_spec_decode_metrics == "detailed"
+
+    async def respond(self, request: Request, submission: Submission) -> Response:
+        """The answer; the engine's part of it is released when it has been given, or the client goes."""
+        if self._body.stream:
+            return EventStream(self._events(submission), end=submission.close)
+        try:
+            return JSONResponse(await unless_gone(request, self._whole(submission)))
+        except DisconnectError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            submission.close()
+
+    async def _whole(self, submission: Submission) -> dict[str, Any]:
+        steps = list[StreamDelta]()
+        origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
+        async for place, delta in submission.deltas():  # spread over the steps, as the event loop has others to serve
+            if self._reports_steps:
+                steps.append(delta)
+            if self._wants_origins:
+                index = self._index(place, delta.index)
+                origins[index].append(self._origins_of(index, submission.prompt_ids[place]).of(delta))
+        outputs = submission.outputs
+        saved = await self._saved(outputs)
+        choices = [self._finished_choice(p, o, c, origins) for p, o in enumerate(outputs) for c in o.outputs]
+        return {
+            **self._head,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": usage_of(outputs),
+            **self.prompt_ids_of(submission),
+            **self._metrics(outputs, steps),
+            **saved,
+        }
+
+    async def _saved(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """vLLM's `kv_transfer_params` of the first prompt, where hidden states are saved, once the files are complete."""
+        if not self.model.saves_hidden_states:
+            return {}
+        for output in outputs:
+            await self.model.finish_files(output)
+        return {"kv_transfer_params": outputs[0].kv_transfer_params}
+
+    def _finished_choice(
+        self,
+        place: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        origins: Mapping[int, Sequence[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        choice = {
+            "index": self._index(place, completion.index),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            **self.choice(output, completion),
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        if self._wants_origins:
+            choice["forerun"] = joined(origins[choice["index"]])
+        return choice
+
+    async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:
+        options = self._body.stream_options
+        wants_usage = bool(options and options.include_usage)
+        counts_on = bool(options and options.continuous_usage_stats)
+        num_prompt_tokens = sum(map(len, submission.prompt_ids))
+        num_tokens, started, steps = 0, set[int](), list[StreamDelta]()
+        try:
+            async for place, delta in submission.deltas():
+                index = self._index(place, delta.index)
+                num_tokens += len(delta.token_ids)
+                chunk = {
+                    **self._head,
+                    "object": self.chunk_object,
+                    "choices": [self._chunk_choice(place, delta, submission, is_first=index not in started)],
+                }
+                if not started:
+                    chunk |= self.prompt_ids_of(submission)
+                if counts_on:
+                    chunk["usage"] = _usage(num_prompt_tokens, num_tokens)
+                elif wants_usage:
+                    chunk["usage"] = None
+                started.add(index)
+                if self._reports_steps:
+                    steps.append(delta)
+                yield event(chunk)
+            if wants_usage:
+                tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
+                yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
+        except ApiError as error:
+            yield event(error.body)
+        yield DONE
+
+    def _chunk_choice(
+        self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool
+    ) -> dict[str, Any]:
+        index = self._index(place, delta.index)
+        choice = {
+            "index": index,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            **self.chunk_choice(place, delta, submission, is_first=is_first),
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if self._wants_origins:
+            choice["forerun"] = self._origins_of(index, submission.prompt_ids[place]).of(delta)
+        return choice
+
+    def _index(self, place: int, index: int) -> int:
+        return place * self._num_completions + index
+
+    def _origins_of(self, index: int, prompt_ids: list[int]) -> Origins:
+        if index not in self._origins:
+            skips = self._body.skip_special_tokens is not False
+            text = TextStream(self.model.llm.get_tokenizer(), prompt_ids, skip_special_tokens=skips)
+            self._origins[index] = Origins(text.push, drafter=self.model.llm.speculative.method)
+        return self._origins[index]
+
+    def _metrics(self, outputs: list[RequestOutput], steps: list[StreamDelta]) -> dict[str, Any]:
+        """vLLM's `metrics`, where anything is drafted; null where there are several completions, as there."""
+        level = self.model.options.per_request_spec_decode_metrics
+        if not self.model.speculates or level == "none":
+            return {}
+        if len(outputs) > 1 or self._num_completions > 1:
+            return {"metrics": None}
+        counts = speculation_metrics(
+            outputs[0].speculation,
+            num_speculative_tokens=self.model.llm.speculative.num_speculative_tokens,
+            steps=steps if self._reports_steps else None,
+        )
+        return {"metrics": {"speculative_decoding": counts}}
+
+
+def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
+    """Tokens read and written by a whole answer."""
+    num_read = sum(len(output.prompt_token_ids) for output in outputs)
+    num_written = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
+    return _usage(num_read, num_written) | {"prompt_tokens_details": {"cached_tokens": num_cached}}
+
+
+def _usage(num_read: int, num_written: int) -> dict[str, int]:
+    return {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
+
+
+class DisconnectError(Exception):
+    """The client has gone."""
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: %b\n\n" % _to_json(data).encode()
+
+
+class EventStream(StreamingResponse):
+    """Events as they come, until the client goes, whether there is something to send or not; then `end` is called.
+
+    A stream that the server's shutdown cuts off ends with an error event and [DONE].
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, end: Callable[[], None]) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._events = events
+        self._end = end  # not left to the generator: one that was never begun has nothing to clear away
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the events."""
+        is_open = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal is_open
+            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+            await send(message)
+
+        try:
+            await _unless_gone(receive, self.stream_response(noting_send))
+        except (DisconnectError, OSError):
+            pass  # sending to a client that went away may say so first
+        except asyncio.CancelledError:
+            if not is_open:
+                raise
+            await send({"type": "http.response.body", "body": event(cut_off().body) + DONE, "more_body": False})
+        finally:
+            self._end()
+            await self._events.aclose()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes.
+
+    Raises:
+        DisconnectError: it went.
+    """
+    return await _unless_gone(request.receive, work)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    working, watching = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise DisconnectError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
