@@ -102,6 +102,8 @@ def served(llm, **options):
     parts = llm.engine.parts
     assert not parts.scheduler.has_work
     assert parts.pool.num_free == parts.pool.num_blocks
+    assert not llm.executor._states, "what was accepted is submitted or withdrawn"
+    assert not llm.engine._accepted
 
 
 def chat_llm(speculative_config=None, **settings):

@@ -10,6 +10,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.engine.client import EngineRequest
 from forerun.engine.engine import Engine
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread
 from tests.contract.drafters import NGRAM
@@ -46,9 +47,16 @@ async def running(llm, observed=None, **options):
         engine.stop()
 
 
+def accepted(engine, request_id, sampling=GREEDY):
+    """The record of a request that the engine has accepted."""
+    request = EngineRequest(request_id=request_id, prompt_ids=PROMPT, sampling=sampling)
+    engine.engine.accept(request)
+    return request
+
+
 def submit(engine, request_id, sampling=GREEDY, **options):
     reader = Reader(**options)
-    engine.submit([engine.engine.accept(request_id, PROMPT, sampling)], reader)
+    engine.submit([accepted(engine, request_id, sampling)], reader)
     return reader
 
 
@@ -175,7 +183,7 @@ def test_requests_may_be_accepted_from_many_threads():
             readers = [Reader(streams=False) for _ in range(40)]
 
             def put(place, reader):
-                engine.submit([engine.engine.accept(str(place), PROMPT, GREEDY)], reader)
+                engine.submit([accepted(engine, str(place))], reader)
 
             await asyncio.gather(*(asyncio.to_thread(put, *one) for one in enumerate(readers)))
             await asyncio.gather(*(reader.ended.wait() for reader in readers))
@@ -269,20 +277,20 @@ def test_a_question_that_raises_raises_for_whoever_asks(error):
 
 def test_a_request_that_cannot_be_queued_fails_alone(caplog):
     llm = tiny_llm()
-    enqueue = llm.engine.enqueue
+    queue = llm.engine.submit
 
-    def failing(request):
-        if request.request_id == "bad":
+    def failing(request_id):
+        if request_id == "bad":
             raise RuntimeError("no")
-        enqueue(request)
+        queue(request_id)
 
-    llm.engine.enqueue = failing
+    llm.engine.submit = failing
 
     async def run():
         async with running(llm) as engine:
             other = submit(engine, "a")
             reader = Reader()
-            engine.submit([engine.engine.accept(name, PROMPT, GREEDY) for name in ("good", "bad")], reader)
+            engine.submit([accepted(engine, name) for name in ("good", "bad")], reader)
             await asyncio.wait_for(reader.ended.wait(), 10)
             await asyncio.wait_for(other.ended.wait(), 10)
             return reader.events, other.events[-1], await serves(engine)

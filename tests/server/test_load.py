@@ -264,9 +264,9 @@ def test_one_that_waits_for_its_grammar_is_cut_off_with_an_error(monkeypatch, ca
     llm = chat_llm()
     accept, may_compile = llm.engine.accept, threading.Event()
 
-    def slow(*arguments, **options):
+    def slow(request):
         may_compile.wait(30)
-        return accept(*arguments, **options)
+        accept(request)
 
     monkeypatch.setattr(llm.engine, "accept", slow)
     with served(llm, shutdown_timeout=1) as server:
@@ -325,10 +325,10 @@ def test_new_grammars_keep_no_other_request_waiting(monkeypatch):
     llm = chat_llm()
     accept, may_compile = llm.engine.accept, threading.Event()
 
-    def slow_with_a_grammar(name, ids, sampling, **more):
-        if sampling.structured_outputs is not None:
+    def slow_with_a_grammar(request):
+        if request.sampling.structured_outputs is not None:
             may_compile.wait(30)
-        return accept(name, ids, sampling, **more)
+        accept(request)
 
     monkeypatch.setattr(llm.engine, "accept", slow_with_a_grammar)
     constrained = {"prompt": PROMPT, "max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}
