@@ -15,7 +15,16 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("src/forerun/ops/native/csrc")
 PACKAGE = "forerun.ops.native"
 WARNINGS = ["-Wall", "-Wextra"]
-FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread", *WARNINGS]
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-pthread",
+    *WARNINGS,
+]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
 X86_LEVELS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": ["-mavx2", "-mfma"]}
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")

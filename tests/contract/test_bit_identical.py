@@ -46,9 +46,9 @@ def run(llm, count=None):
 
 
 @functools.cache
-def plainly(dtype):
+def plainly(dtype, quantization=None):
     """What each request is told when it is decoded alone, with ample memory and no drafts."""
-    llm = tiny_llm(target=native_target(dtype), enable_prefix_caching=False)
+    llm = tiny_llm(target=native_target(dtype, quantization), enable_prefix_caching=False)
     requests = zip(PROMPTS, SAMPLING, strict=True)
     return [told(llm.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
 
@@ -78,10 +78,10 @@ def test_any_drafter_batched_preempted_and_chunked_gives_the_bits_of_plain_decod
     assert_nothing_is_held(llm)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
-def test_weights_of_any_dtype_give_the_bits_of_plain_decoding_alone(dtype):
-    llm = tiny_llm(CASES["suffix-tree"], target=native_target(dtype))
-    assert run(llm, 40) == plainly(dtype)[:40]
+@pytest.mark.parametrize("weights", [(torch.float32,), (BF16, "int8")], ids=["fp32", "int8"])
+def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
+    llm = tiny_llm(CASES["suffix-tree"], target=native_target(*weights))
+    assert run(llm, 40) == plainly(*weights)[:40]
 
 
 def test_a_batch_gives_the_bits_of_each_alone():

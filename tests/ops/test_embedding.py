@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forerun.ops.embedding import Embedding
+from forerun.ops.layers import Embedding
 
 TABLE = torch.randn(5, 4)
 TOKEN_IDS = torch.tensor([3, 0, 3])

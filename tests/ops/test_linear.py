@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forerun.ops.linear import Head, Linear
+from forerun.ops.layers import Head, Linear
 
 
 @pytest.mark.parametrize("bias", [None, torch.tensor([0.5, -2.0])])

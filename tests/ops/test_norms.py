@@ -2,7 +2,7 @@
 
 import torch
 
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import RMSNorm
 
 
 def by_formula(x, weight, eps):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
 from forerun.drafters.kv_drafter import KVDrafter
@@ -23,8 +21,7 @@ from forerun.models.mapped_vocabulary import MappedVocabulary
 from forerun.models.mask import Mask, read_mask_token
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
-
-QUANTIZATIONS = (None, "int8")
+from forerun.ops.native.formats import check_quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +44,7 @@ class DraftModelConfig(WordedConfig):
     def __post_init__(self) -> None:
         WordedConfig.__post_init__(self)
         check_parallel_drafting(self.parallel_drafting)
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
+        check_quantization(self.quantization, setting="quantization (of the drafter)")
         check_longest(self.max_model_len)
         if not isinstance(self.use_heterogeneous_vocab, bool):
             raise ConfigError(f"use_heterogeneous_vocab: got {self.use_heterogeneous_vocab!r}; may be True or False")
@@ -95,8 +91,7 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     """
     packing = None
     if target.kernels is not None:
-        weight_dtype = torch.int8 if quantization == "int8" else target.model.dtype
-        packing = Packing(target.kernels, weight_dtype=weight_dtype)
+        packing = Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization)
     elif quantization is not None:
         raise ConfigError(
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "

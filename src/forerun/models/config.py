@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from forerun.errors import ModelError
-from forerun.ops.activations import ACTIVATIONS
+from forerun.ops.layers import ACTIVATIONS
 from forerun.ops.rotary import (
     LinearScaling,
     Llama3Scaling,

@@ -33,7 +33,7 @@ from forerun.models.heads.vocabulary import read_target_ids
 from forerun.models.loaded import LoadedTarget
 from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import RMSNorm
 from forerun.ops.rotary import rotate
 
 

@@ -23,7 +23,7 @@ from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, r
 from forerun.models.loaded import LoadedTarget
 from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
