@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config
 
 from forerun import LLM, SamplingParams
@@ -149,6 +150,16 @@ def test_torch_computes_with_one_thread_while_the_kernels_have_theirs(tmp_path):
     finally:
         torch.set_num_threads(1)
     assert set(seen) == {1}
+
+
+@needs_kernels
+def test_keys_of_nan_end_the_request_in_an_error_instead_of_vanishing(tmp_path):
+    folder = save_stand_in(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.k_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (output,) = LLM(folder).generate("text", SAMPLING, use_tqdm=False)
+    assert output.error == "logits: the largest is nan; must be finite; check the weights and the dtype"
 
 
 def loaded(folder, **settings):

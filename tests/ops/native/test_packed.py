@@ -310,3 +310,16 @@ def test_levels_agree(weight_format):
     found = [packed_linear(kernels, weight, weight_format=weight_format)(x).numpy() for kernels in KERNELS.values()]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-4)
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+@every_level
+@every_format
+@pytest.mark.parametrize("width", [15, 60, 31])
+def test_rows_of_another_width_are_refused_though_their_number_divides(kernels, weight_format, width):
+    linear, x = packed_linear(kernels, torch.randn(45, 30), weight_format=weight_format), torch.randn(4, width)
+    for compute in (linear, linear.argmax, NativeRMSNorm(kernels, torch.ones(30), 1e-5)):
+        with pytest.raises(ValueError, match=f"got rows of {width} values; this layer takes 30"):
+            compute(x)
