@@ -33,6 +33,8 @@ X86_LEVELS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2":
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 LEVELS = {**(X86_LEVELS if IS_X86 else {}), "portable": []}
 WANTED = list(filter(None, os.environ.get("FORERUN_BUILD_LEVELS", "").split(",")))
+if unknown := set(WANTED) - set(LEVELS):
+    sys.exit(f"FORERUN_BUILD_LEVELS: got {min(unknown)!r}; may be {', '.join(LEVELS)}, separated by commas")
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 
 

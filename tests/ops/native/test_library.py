@@ -144,7 +144,7 @@ def test_as_many_threads_are_taken_as_torch_has():
         assert load_kernels().num_threads == 1
 
 
-def test_where_nothing_is_built_the_loss_is_told_once(caplog, monkeypatch, tmp_path):
+def test_where_nothing_is_built_one_warning_says_what_is_lost(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "library_file", lambda level: tmp_path / library_file(level).name)
     library.warn_if_not_built.cache_clear()
     library.warn_if_not_built()

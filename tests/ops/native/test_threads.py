@@ -199,9 +199,15 @@ def test_a_system_without_control_groups_sets_no_quota(tmp_path):
 
 @pytest.mark.usefixtures("two_torch_threads")
 @pytest.mark.parametrize(("quota", "count"), [(None, 2), (8.0, 2), (2.0, 2), (1.9, 1), (0.5, 1)])
-def test_no_more_threads_compute_than_whole_cpus_are_allowed(monkeypatch, quota, count):
+def test_no_more_threads_compute_than_whole_cpus_are_allowed(monkeypatch, caplog, quota, count):
     monkeypatch.setattr(native_threads, "cpu_quota", lambda: quota)
     assert num_threads_to_use() == count
+    said = [record.message for record in caplog.records]
+    assert said == (
+        []
+        if count == 2
+        else [f"native CPU kernels: 1 threads compute instead of 2: the control group allows {quota} CPUs"]
+    )
 
 
 @needs_kernels

@@ -29,7 +29,7 @@ def attend_dense(
         mask: [B, R, C] bool, row sees key; None: all.
         scale: factor on the scores.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: as they are.
-        sinks: [num_heads] one extra logit per head in the softmax's denominator; None: none.
+        sinks: [num_heads] one extra logit per head in the softmax's denominator, or None.
 
     Returns:
         [B, R, num_heads, value_dim]

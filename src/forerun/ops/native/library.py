@@ -109,9 +109,10 @@ def _checked(library: ctypes.CDLL, name: str, arguments: list[type]) -> Callable
         if status:
             raise ERRORS.get(status, RuntimeError)(f"native CPU kernels: {name}: {library.forerun_message().decode()}")
 
-    function = library[f"forerun_{name}"]
+    function: Any = library[f"forerun_{name}"]
     function.argtypes, function.restype, function.errcheck = arguments, c_int32, check
-    return function
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def load_kernels() -> Kernels | None:

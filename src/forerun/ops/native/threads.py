@@ -78,7 +78,10 @@ def num_threads_to_use() -> int:
     if quota is None or num_threads <= quota:
         return num_threads
     allowed = max(1, int(quota))
-    logger.info("native CPU kernels: %d threads instead of %d: the cgroup allows %g CPUs", allowed, num_threads, quota)
+    logger.warning(
+        "native CPU kernels: %d threads compute instead of %d: the control group allows %g CPUs",
+        *(allowed, num_threads, quota),
+    )
     return allowed
 
 

@@ -47,7 +47,7 @@ class WeightFormat(ABC):
 class PackedWeight:
     """A weight [outputs, inputs] in the layout of its format; `struct` is what the kernels read of it.
 
-    `data` and `parts`, which a format may keep beside it, are alive as long as this is.
+    It keeps the tensors alive whose addresses are in `struct`.
     """
 
     format: WeightFormat
