@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +106,13 @@ def test_cached_prefixes_give_the_bits_of_computed_ones():
 def test_block_size_changes_no_bit(block_size):
     llm = tiny_llm(SUFFIX, target=native_target(), block_size=block_size)
     assert run(llm, 40) == plainly(BF16)[:40]
+
+
+def test_engines_in_two_threads_over_the_same_weights_give_the_bits_of_each_alone():
+    llms = [tiny_llm(config, target=native_target(), max_num_seqs=4) for config in (None, SUFFIX)]
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda llm: run(llm, 40), llms))
+    assert texts == [plainly(BF16)[:40]] * 2
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])
