@@ -20,8 +20,8 @@ constexpr int kMaxKeyDim = 1024;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
 constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
-// Groups of sixteen keys, members and vectors of a value that are computed together: as many sums as fit in
-// registers, and enough of them to hide what one sum waits for the one before it.
+// How many groups of sixteen keys, members and vectors of a value are computed together: as many sums as fit in registers,
+// enough of them to hide the latency of each.
 #if defined(__AVX512F__)
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
@@ -248,7 +248,7 @@ class AttentionBlock {
         for (int dim = 0; dim < Dims; dim += kLineDims) __builtin_prefetch(row + dim);
     }
 
-    // Brings near what is read i-th of a tile: its keys come first, then its values.
+    // Prefetches the i-th row that is read for a tile: first its keys, then its values.
     void fetch_place(int i, int count) const {
         if (i >= 2 * count) return;
         const bool is_key = i < count;

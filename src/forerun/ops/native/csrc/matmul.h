@@ -59,14 +59,14 @@ class PlainTile {
     const Stored* data_;
 };
 
-// What to bring near in the meantime: so many bytes in each step.
+// What to prefetch while a tile is multiplied, and how many bytes of it in each step.
 struct Ahead {
     const char* data;
     int64_t bytes;
-    bool is_read_once;  // and must not push aside what the second cache holds: the step's own rows, keys and code
+    bool is_read_once;  // so it must not push the step's own rows, keys and code out of the second cache
 };
 
-// How far ahead of itself a tile that is read once is fetched: what memory delivers to a core while it waits for a line.
+// How far ahead a tile that is read once is prefetched: what memory delivers to a core while it waits for a line.
 constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
