@@ -44,8 +44,8 @@ int32_t guarded(const Work& work) noexcept {
         return fail(kNoMemory, "there is not memory enough");
     } catch (const std::length_error&) {
         return fail(kNoMemory, "there is not memory enough");
-    } catch (const std::system_error& error) {
-        return fail(kNoThreads, error.what());
+    } catch (const std::system_error&) {
+        return fail(kNoThreads, "the system starts no more threads; lower OMP_NUM_THREADS");
     } catch (...) {
         return fail(kFailed, "the kernels failed");
     }
