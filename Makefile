@@ -1,4 +1,4 @@
-# Everything a user or a contributor does: make demo | test | check | test-slow | soak | bench | format | clean
+# Everything a user or a contributor does: make demo | test | check | sanitize | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-slow soak check bench format clean
+.PHONY: install demo test sanitize test-slow soak check bench format clean
 
 install: $(STAMP)
 
@@ -23,6 +23,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+
+sanitize: install
+	BIN=$(BIN) sh scripts/sanitize_kernels.sh
 
 test-slow: install
 	$(BIN)/forerun models pull smollm2-135m

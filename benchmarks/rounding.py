@@ -17,7 +17,7 @@ from forerun.models.config_file import read_config
 from forerun.models.decoder import build_decoder
 from forerun.models.store import resolve_model
 from forerun.models.weights import Checkpoint
-from forerun.ops.native.packed import quantize
+from forerun.ops.native.formats.int8 import quantize
 
 
 class RoundedCheckpoint:

@@ -27,6 +27,7 @@ from forerun.build import LOADERS
 from forerun.config.settings import EngineSettings
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
+from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.ops.native.library import Kernels, load_kernels
 
 PLAIN, CODED, INT8 = "bf16 in 16 bits", "bf16 in 12 bits", "int8"
@@ -34,15 +35,20 @@ PLAIN, CODED, INT8 = "bf16 in 16 bits", "bf16 in 12 bits", "int8"
 
 def load(kernels: Kernels, settings: EngineSettings) -> dict[str, LLM]:
     """The model in each format."""
-    packings = {
-        PLAIN: Packing(kernels, weight_dtype=torch.bfloat16, coded=False),
-        CODED: Packing(kernels, weight_dtype=torch.bfloat16, coded=True),
-        INT8: Packing(kernels, weight_dtype=torch.int8),
-    }
+    formats = {PLAIN: "bf16", CODED: "bf16-12bit", INT8: "int8"}
     read, path = LOADERS[settings.load_format], resolve_model(settings.model)
     return {
-        name: llm_on(read(path, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing), settings, kernels)
-        for name, packing in packings.items()
+        name: llm_on(
+            read(
+                path,
+                dtype=torch.bfloat16,
+                device=torch.device("cpu"),
+                packing=Packing(kernels, WEIGHT_FORMATS[weight_format]),
+            ),
+            settings,
+            kernels,
+        )
+        for name, weight_format in formats.items()
     }
 
 

@@ -1,11 +1,18 @@
 """Settings that all tests share."""
 
 import os
+from pathlib import Path
 
 import torch
 from hypothesis import settings
 
+from forerun.ops.native import library
+
 torch.set_num_threads(1)
+
+# `make sanitize` tests kernels that it has built into a folder of their own.
+if sanitized := os.environ.get("FORERUN_SANITIZED_KERNELS"):
+    library.library_file = lambda level: Path(sanitized, f"libforerun_{level}.so")
 
 # In CI the same examples each time, so that a red run can be repeated; at a desk new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)

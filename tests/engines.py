@@ -47,13 +47,12 @@ def tiny_target(architecture="LlamaForCausalLM"):
 
 
 @functools.cache
-def native_target(weight_dtype=torch.bfloat16):
-    """A tiny random chat model on the best native kernels; with int8 weights beside bf16 activations."""
+def native_target(dtype=torch.bfloat16, quantization=None):
+    """A tiny random chat model on the best native kernels."""
     kernels = next(iter(KERNELS.values()))
-    dtype = torch.float32 if weight_dtype == torch.float32 else torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
         path = save_stand_in(Path(folder))
-        packing = Packing(kernels, weight_dtype=weight_dtype)
+        packing = Packing.choose(kernels, dtype=dtype, quantization=quantization)
         model = load_model(path, dtype=dtype, device=torch.device("cpu"), packing=packing)
         tokenizer = load_tokenizer(path)
     return LoadedTarget(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from forerun.ops.native.formats import WEIGHT_FORMATS
+from forerun.ops.native.layers import PackedLinear
 from forerun.ops.native.library import LEVELS, kernels_of_level
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.packed import PackedLinear, pack, pack_coded
 
 KERNELS = {level: kernels for level in LEVELS if (kernels := kernels_of_level(level)) is not None}
-DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-CODED = "coded"  # bf16 in 12 bits
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8", CODED: "coded"}
+FP32, BF16, BF16_CODED, INT8 = (WEIGHT_FORMATS[name] for name in ("fp32", "bf16", "bf16-12bit", "int8"))
+SANITIZED = "FORERUN_SANITIZED_KERNELS" in os.environ  # see conftest.py
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}  # of activations, keys and values
 
 every_level = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
-every_format = pytest.mark.parametrize("dtype", [*DTYPES, CODED], ids=NAMES.get)
-every_stored_dtype = pytest.mark.parametrize("dtype", DTYPES[:2], ids=NAMES.get)
+every_format = pytest.mark.parametrize("weight_format", WEIGHT_FORMATS.values(), ids=WEIGHT_FORMATS)
+every_stored_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.get)
 needs_kernels = pytest.mark.skipif(not KERNELS, reason="the native kernels are not built")
 
 
@@ -34,11 +35,9 @@ def threads(kernels, count):
         kernels.use_threads(before)
 
 
-def packed_linear(kernels, weight, bias=None, *, dtype):
-    """A linear layer on a packed copy of `weight`; `dtype` may be CODED."""
-    if dtype == CODED:
-        return PackedLinear(kernels, pack_coded(kernels, weight, bias, arena=Arena()))
-    return PackedLinear(kernels, pack(weight, bias, dtype=dtype, arena=Arena()))
+def packed_linear(kernels, weight, bias=None, *, weight_format):
+    """A linear layer on a packed copy of `weight`."""
+    return PackedLinear(kernels, weight_format.pack(kernels, weight, bias, Arena()))
 
 
 def generator(seed):

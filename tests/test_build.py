@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config
 
 from forerun import LLM, SamplingParams
@@ -14,7 +15,7 @@ from forerun.models.decoder import TorchLayers
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
-from forerun.ops.native.layer import NativeLayers
+from forerun.ops.native.layers import NativeLayers
 from forerun.ops.native.library import VARIABLE
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
@@ -72,25 +73,25 @@ def no_kernels(monkeypatch, tmp_path_factory):
 
 
 def choose(device=CPU, *, stored_dtype=torch.bfloat16, **settings):
-    """The dtype to compute in, and the one to pack weights in."""
+    """The dtype to compute in, and the format to pack weights in, without the number of its bits."""
     dtype, packing = choose_arithmetic(EngineSettings(model="m", **settings), device, stored_dtype=stored_dtype)
-    return dtype, None if packing is None else packing.weight_dtype
+    return dtype, None if packing is None else packing.format.name.removesuffix("-12bit")
 
 
 @needs_kernels
 @pytest.mark.parametrize(
     ("stored_dtype", "settings", "computes", "packs"),
     [
-        (torch.bfloat16, {}, torch.bfloat16, torch.bfloat16),
-        (torch.float32, {}, torch.float32, torch.float32),
-        (torch.float16, {}, torch.float32, torch.float32),
-        (None, {}, torch.float32, torch.float32),
-        (torch.bfloat16, {"dtype": "float32"}, torch.float32, torch.float32),
-        (torch.float32, {"dtype": "bfloat16"}, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, {}, torch.bfloat16, "bf16"),
+        (torch.float32, {}, torch.float32, "fp32"),
+        (torch.float16, {}, torch.float32, "fp32"),
+        (None, {}, torch.float32, "fp32"),
+        (torch.bfloat16, {"dtype": "float32"}, torch.float32, "fp32"),
+        (torch.float32, {"dtype": "bfloat16"}, torch.bfloat16, "bf16"),
         (torch.bfloat16, {"dtype": "float16"}, torch.float16, None),
         (torch.bfloat16, {"dtype": "float64"}, torch.float64, None),
-        (torch.float32, {"quantization": "int8"}, torch.bfloat16, torch.int8),
-        (torch.bfloat16, {"quantization": "int8", "dtype": "bfloat16"}, torch.bfloat16, torch.int8),
+        (torch.float32, {"quantization": "int8"}, torch.bfloat16, "int8"),
+        (torch.bfloat16, {"quantization": "int8", "dtype": "bfloat16"}, torch.bfloat16, "int8"),
     ],
 )
 def test_the_kernels_compute_what_they_can(stored_dtype, settings, computes, packs):
@@ -149,6 +150,16 @@ def test_torch_computes_with_one_thread_while_the_kernels_have_theirs(tmp_path):
     finally:
         torch.set_num_threads(1)
     assert set(seen) == {1}
+
+
+@needs_kernels
+def test_keys_of_nan_end_the_request_in_an_error_instead_of_vanishing(tmp_path):
+    folder = save_stand_in(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.k_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (output,) = LLM(folder).generate("text", SAMPLING, use_tqdm=False)
+    assert output.error == "logits: the largest is nan; must be finite; check the weights and the dtype"
 
 
 def loaded(folder, **settings):

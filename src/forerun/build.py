@@ -32,7 +32,8 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
 from forerun.ops.native.attention import NativeAttention
-from forerun.ops.native.library import OneTorchThread, load_kernels, warn_if_not_built
+from forerun.ops.native.library import load_kernels, warn_if_not_built
+from forerun.ops.native.threads import OneTorchThread
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +105,9 @@ def choose_arithmetic(
         if device.type == "cpu":
             warn_if_not_built()
         return asked or (torch.float32 if device.type == "cpu" else None), None
-    if settings.quantization:
-        return torch.bfloat16, Packing(kernels, weight_dtype=torch.int8)
     dtype = asked or (torch.bfloat16 if stored_dtype == torch.bfloat16 else torch.float32)
-    return dtype, Packing(kernels, weight_dtype=dtype)
+    packing = Packing.choose(kernels, dtype=dtype, quantization=settings.quantization)
+    return packing.format.activations, packing
 
 
 def _load_tokenizer(path: Path, settings: EngineSettings) -> Tokenizer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -46,9 +47,9 @@ def run(llm, count=None):
 
 
 @functools.cache
-def plainly(dtype):
+def plainly(dtype, quantization=None):
     """What each request is told when it is decoded alone, with ample memory and no drafts."""
-    llm = tiny_llm(target=native_target(dtype), enable_prefix_caching=False)
+    llm = tiny_llm(target=native_target(dtype, quantization), enable_prefix_caching=False)
     requests = zip(PROMPTS, SAMPLING, strict=True)
     return [told(llm.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
 
@@ -78,10 +79,10 @@ def test_any_drafter_batched_preempted_and_chunked_gives_the_bits_of_plain_decod
     assert_nothing_is_held(llm)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
-def test_weights_of_any_dtype_give_the_bits_of_plain_decoding_alone(dtype):
-    llm = tiny_llm(CASES["suffix-tree"], target=native_target(dtype))
-    assert run(llm, 40) == plainly(dtype)[:40]
+@pytest.mark.parametrize("weights", [(torch.float32,), (BF16, "int8")], ids=["fp32", "int8"])
+def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
+    llm = tiny_llm(CASES["suffix-tree"], target=native_target(*weights))
+    assert run(llm, 40) == plainly(*weights)[:40]
 
 
 def test_a_batch_gives_the_bits_of_each_alone():
@@ -105,6 +106,13 @@ def test_cached_prefixes_give_the_bits_of_computed_ones():
 def test_block_size_changes_no_bit(block_size):
     llm = tiny_llm(SUFFIX, target=native_target(), block_size=block_size)
     assert run(llm, 40) == plainly(BF16)[:40]
+
+
+def test_engines_in_two_threads_over_the_same_weights_give_the_bits_of_each_alone():
+    llms = [tiny_llm(config, target=native_target(), max_num_seqs=4) for config in (None, SUFFIX)]
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda llm: run(llm, 40), llms))
+    assert texts == [plainly(BF16)[:40]] * 2
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])

@@ -82,7 +82,7 @@ def test_in_int8_it_is_mostly_right(tmp_path):
         ({"exit_layer": 0}, "exit_layer: got 0; must be an integer of 1 or more"),
         ({"exit_layer": "2"}, "exit_layer: got '2'; must be an integer of 1 or more"),
         ({"exit_layer": 3}, "exit_layer: got 3; must be from 1 to 2 for this target"),
-        ({"quantization": "int4"}, "quantization .of the drafter.: got 'int4'; may be 'int8'"),
+        ({"quantization": "int4"}, "quantization .of the drafter.: got 'int4'; may be int8"),
         ({"quantization": "int8"}, "loads the target's files again; it has none"),
         ({"exit_layer": 1, "model": "another"}, "method 'self' uses no draft model"),
     ],

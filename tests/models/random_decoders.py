@@ -10,40 +10,36 @@ import torch
 from forerun.models.decoder import build_decoder
 from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import Packing
-from forerun.ops.native.packed import quantize
+from forerun.ops.native.formats.int8 import quantize
 from tests.models.state_dict import InMemoryCheckpoint
 from tests.models.test_families import VARIANTS
+from tests.native import INT8
 from tests.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
 
 
-def activation_dtype(weight_dtype):
-    """What a model with packed weights of a dtype computes in."""
-    return torch.float32 if weight_dtype == torch.float32 else torch.bfloat16
-
-
 @functools.cache
-def random_source(variant, weight_dtype):
+def random_source(variant, stored):
     """Configuration and checkpoint of a variant of test_families."""
     architecture, overrides = VARIANTS[variant]
-    config, stored = tiny_config(architecture, **overrides), activation_dtype(weight_dtype)
+    config = tiny_config(architecture, **overrides)
     shapes = DummyCheckpoint(config, dtype=stored)
     tensors = {name: _random_tensor(name, shapes.shape(name)).to(stored) for name in shapes.names()}
     return config, InMemoryCheckpoint(tensors)
 
 
-def native_decoder(kernels, variant, *, dtype):
-    """A decoder on the kernels with weights in `dtype`; int8 ones beside bf16 activations."""
-    packing = Packing(kernels, weight_dtype=dtype)
-    return build_decoder(*random_source(variant, dtype), dtype=activation_dtype(dtype), device=CPU, packing=packing)
+def native_decoder(kernels, variant, *, weight_format):
+    """A decoder on the kernels with weights in a format."""
+    dtype, packing = weight_format.activations, Packing(kernels, weight_format)
+    return build_decoder(*random_source(variant, dtype), dtype=dtype, device=CPU, packing=packing)
 
 
 @functools.cache
-def exact_decoder(variant, *, dtype):
+def exact_decoder(variant, *, weight_format):
     """The twin of a native decoder: torch in fp64 on the values that its weights stand for."""
-    config, checkpoint = random_source(variant, dtype)
-    if dtype == torch.int8:
+    config, checkpoint = random_source(variant, weight_format.activations)
+    if weight_format is INT8:
         checkpoint = InMemoryCheckpoint({name: _rounded_to_int8(x) for name, x in checkpoint.tensors.items()})
     return build_decoder(config, checkpoint, dtype=torch.float64, device=CPU)
 

@@ -11,7 +11,7 @@ from forerun.core.batch import SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.ops.native.attention import NativeAttention
 from tests.models.random_decoders import CPU, native_decoder
-from tests.native import every_dtype, every_level, generator, threads
+from tests.native import every_format, every_level, generator, threads
 from tests.ops.native.passes import deal_blocks, make_batch, source, tree_mask
 
 LENGTH = 310  # more than one tile of 256 keys
@@ -54,64 +54,66 @@ class Run:
 
 
 @functools.cache
-def decoder_of(kernels, variant, dtype):
-    return native_decoder(kernels, variant, dtype=dtype)
+def decoder_of(kernels, variant, weight_format):
+    return native_decoder(kernels, variant, weight_format=weight_format)
 
 
 @functools.cache
-def token_by_token(kernels, variant, dtype):
+def token_by_token(kernels, variant, weight_format):
     """Logits [LENGTH, vocab_size] of a text that is fed one token at a time, alone."""
-    return Run(kernels, decoder_of(kernels, variant, dtype)).feed(random_text(), range(1, LENGTH + 1))
+    return Run(kernels, decoder_of(kernels, variant, weight_format)).feed(random_text(), range(1, LENGTH + 1))
 
 
 @every_level
-@every_dtype
+@every_format
 @every_variant
-def test_chunks_of_any_size_give_the_bits_of_single_tokens(kernels, dtype, variant):
+def test_chunks_of_any_size_give_the_bits_of_single_tokens(kernels, weight_format, variant):
     for bounds in ([240, *range(240 + size, LENGTH, size), LENGTH] for size in (2, 5, 8, 16, 60)):
-        found = Run(kernels, decoder_of(kernels, variant, dtype)).feed(random_text(), bounds)
-        assert torch.equal(found, token_by_token(kernels, variant, dtype)), bounds
+        found = Run(kernels, decoder_of(kernels, variant, weight_format)).feed(random_text(), bounds)
+        assert torch.equal(found, token_by_token(kernels, variant, weight_format)), bounds
 
 
 @every_level
-@every_dtype
+@every_format
 @every_variant
-def test_a_prompt_in_one_pass_gives_the_bits_of_single_tokens(kernels, dtype, variant):
-    found = Run(kernels, decoder_of(kernels, variant, dtype)).feed(random_text(), [300, LENGTH])
-    assert torch.equal(found, token_by_token(kernels, variant, dtype))
+def test_a_prompt_in_one_pass_gives_the_bits_of_single_tokens(kernels, weight_format, variant):
+    found = Run(kernels, decoder_of(kernels, variant, weight_format)).feed(random_text(), [300, LENGTH])
+    assert torch.equal(found, token_by_token(kernels, variant, weight_format))
 
 
 @every_level
-@every_dtype
+@every_format
 @every_variant
-def test_block_layout_and_size_change_no_bit(kernels, dtype, variant):
+def test_block_layout_and_size_change_no_bit(kernels, weight_format, variant):
     for block_size in (1, 7, 64):
-        run = Run(kernels, decoder_of(kernels, variant, dtype), block_size=block_size, seed=block_size)
-        assert torch.equal(run.feed(random_text(), [LENGTH]), token_by_token(kernels, variant, dtype)), block_size
+        run = Run(kernels, decoder_of(kernels, variant, weight_format), block_size=block_size, seed=block_size)
+        assert torch.equal(run.feed(random_text(), [LENGTH]), token_by_token(kernels, variant, weight_format)), (
+            block_size
+        )
 
 
 @every_level
-@every_dtype
+@every_format
 @every_variant
 @pytest.mark.parametrize("first", [20, 252])
-def test_a_path_of_a_tree_gives_the_bits_of_single_tokens(kernels, dtype, variant, first):
-    text, run = random_text(), Run(kernels, decoder_of(kernels, variant, dtype))
+def test_a_path_of_a_tree_gives_the_bits_of_single_tokens(kernels, weight_format, variant, first):
+    text, run = random_text(), Run(kernels, decoder_of(kernels, variant, weight_format))
     parents = [-1, 0, 0, 1, 2, 4, 4, 6, 7, 7]
     chain = [0, 2, 4, 6, 7, 9]
     nodes = torch.randint(3, 128, [len(parents)], generator=generator(1))
     nodes[chain] = text[first : first + len(chain)]
     run.feed(text[:first], [first])
     found = run.forward((0, first, nodes, tree_mask(parents)))[chain]
-    assert torch.equal(found, token_by_token(kernels, variant, dtype)[first : first + len(chain)])
+    assert torch.equal(found, token_by_token(kernels, variant, weight_format)[first : first + len(chain)])
 
 
 @every_level
-@every_dtype
+@every_format
 @every_variant
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_other_sequences_and_threads_change_no_bit(kernels, dtype, variant, num_threads):
+def test_other_sequences_and_threads_change_no_bit(kernels, weight_format, variant, num_threads):
     text, other = random_text(), random_text(seed=1)
-    run = Run(kernels, decoder_of(kernels, variant, dtype), num_sequences=3)
+    run = Run(kernels, decoder_of(kernels, variant, weight_format), num_sequences=3)
     found = []
     with threads(kernels, num_threads):
         for start, end in ((0, 290), (290, 291), (291, 299), (299, LENGTH)):
@@ -120,13 +122,13 @@ def test_other_sequences_and_threads_change_no_bit(kernels, dtype, variant, num_
                 (1, 0, other[: 1 + start % 50], None), (0, start, text[start:end], None), (2, 9, other[:8], mask)
             )
             found.append(logits[1 + start % 50 : -8])
-    assert torch.equal(torch.cat(found), token_by_token(kernels, variant, dtype))
+    assert torch.equal(torch.cat(found), token_by_token(kernels, variant, weight_format))
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("variant", ["Qwen3 biases", "SmolLM3ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"])
-def test_every_kind_of_layer_gives_the_bits_of_single_tokens(kernels, dtype, variant):
-    decoder, text = native_decoder(kernels, variant, dtype=dtype), random_text()[:40]
+def test_every_kind_of_layer_gives_the_bits_of_single_tokens(kernels, weight_format, variant):
+    decoder, text = native_decoder(kernels, variant, weight_format=weight_format), random_text()[:40]
     alone = Run(kernels, decoder).feed(text, range(1, 41))
     assert torch.equal(Run(kernels, decoder).feed(text, [17, 22, 40]), alone)

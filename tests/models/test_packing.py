@@ -22,7 +22,7 @@ from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
 from tests.models.test_transformers_model import CONFIGS, VOCAB, make_model
-from tests.native import KERNELS, every_dtype, every_level, generator, needs_kernels
+from tests.native import BF16, BF16_CODED, FP32, INT8, KERNELS, every_format, every_level, generator, needs_kernels
 from tests.ops.native.passes import deal_blocks, make_batch, source
 from tests.tiny_models import tiny_config
 
@@ -68,7 +68,7 @@ def test_sizes_that_the_kernels_do_not_have_are_told(sizes, packs):
 def test_a_decoder_of_other_sizes_computes_by_torch():
     config = tiny_config("LlamaForCausalLM", intermediate_size=81)
     checkpoint = DummyCheckpoint(config, dtype=torch.float32)
-    packing = Packing(best(), weight_dtype=torch.float32)
+    packing = Packing(best(), FP32)
     decoder = build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing)
     assert isinstance(decoder.layers, TorchLayers)
     assert not decoder.is_batch_invariant
@@ -84,54 +84,59 @@ def test_coded_weights_change_no_bit_of_the_logits(kernels, variant):
             *random_source(variant, torch.bfloat16),
             dtype=torch.bfloat16,
             device=CPU,
-            packing=Packing(kernels, weight_dtype=torch.bfloat16, coded=coded),
+            packing=Packing(kernels, weight_format),
         )
-        for coded in (True, False)
+        for weight_format in (BF16_CODED, BF16)
     )
     assert coded.weight_bytes < 0.9 * plain.weight_bytes
     assert torch.equal(logits_of(coded, kernels), logits_of(plain, kernels))
 
 
-@needs_kernels
-def test_bf16_is_coded_where_that_is_fast_and_only_bf16():
-    def storage(packing):
-        return packing.linear(torch.randn(40, 32)).weight.data.dtype
+@every_level
+def test_bf16_is_coded_where_that_is_fast(kernels):
+    packing = Packing.choose(kernels, dtype=torch.bfloat16)
+    expected = BF16 if kernels.level == "portable" else BF16_CODED
+    assert packing.linear(torch.randn(40, 32)).weight.format is packing.format is expected
 
-    assert {level: storage(Packing(k, weight_dtype=torch.bfloat16)) for level, k in KERNELS.items()} == {
-        level: torch.bfloat16 if level == "portable" else torch.uint8 for level in KERNELS
-    }
-    assert storage(Packing(best(), weight_dtype=torch.float32)) == torch.float32
-    assert storage(Packing(best(), weight_dtype=torch.int8)) == torch.int8
+
+@needs_kernels
+def test_weights_are_rounded_only_where_that_is_asked_for():
+    assert Packing.choose(best(), dtype=torch.float32).format is FP32
+    assert Packing.choose(best(), dtype=torch.bfloat16, quantization="int8").format is INT8
 
 
 @needs_kernels
 def test_a_packed_decoder_promises_bits():
-    assert native_decoder(best(), "LlamaForCausalLM", dtype=torch.int8).is_batch_invariant
-    assert not exact_decoder("LlamaForCausalLM", dtype=torch.int8).is_batch_invariant
+    assert native_decoder(best(), "LlamaForCausalLM", weight_format=INT8).is_batch_invariant
+    assert not exact_decoder("LlamaForCausalLM", weight_format=INT8).is_batch_invariant
 
 
 @needs_kernels
-@every_dtype
+@every_format
 @pytest.mark.parametrize(
     "variant", [*FAMILIES, "LlamaForCausalLM tied", "Gemma2ForCausalLM untied", "GraniteForCausalLM tied"]
 )
-def test_logits_agree_with_the_torch_decoder(dtype, variant):
-    exact = PagedRun(exact_decoder(variant, dtype=dtype), attention=NaiveAttention()).feed(TOKEN_IDS.tolist()).logits
-    found = logits_of(native_decoder(best(), variant, dtype=dtype), best())
-    tolerance = 1e-4 if dtype == torch.float32 else 0.05  # of the norm, after three layers of random weights
+def test_logits_agree_with_the_torch_decoder(weight_format, variant):
+    exact_run = PagedRun(exact_decoder(variant, weight_format=weight_format), attention=NaiveAttention())
+    exact = exact_run.feed(TOKEN_IDS.tolist()).logits
+    found = logits_of(native_decoder(best(), variant, weight_format=weight_format), best())
+    tolerance = 1e-4 if weight_format is FP32 else 0.05  # of the norm, after three layers of random weights
     assert (found - exact).norm() < tolerance * exact.norm()
 
 
 @every_level
-@every_dtype
-def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernels, dtype):
+@every_format
+def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernels, weight_format):
     names = frozenset({"hidden.0", "hidden.1", "hidden.3", "last_hidden"})
     runs = [
-        PagedRun(exact_decoder("Gemma3ForCausalLM", dtype=dtype), attention=NaiveAttention()),
-        PagedRun(native_decoder(kernels, "Gemma3ForCausalLM", dtype=dtype), attention=NativeAttention(kernels)),
+        PagedRun(exact_decoder("Gemma3ForCausalLM", weight_format=weight_format), attention=NaiveAttention()),
+        PagedRun(
+            native_decoder(kernels, "Gemma3ForCausalLM", weight_format=weight_format),
+            attention=NativeAttention(kernels),
+        ),
     ]
     exact, found = (run.feed(TOKEN_IDS.tolist(), features=names).features for run in runs)
-    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    tolerance = 1e-4 if weight_format is FP32 else 0.05
     for name in names:
         assert found[name].dtype == torch.float32
         assert (found[name] - exact[name]).norm() < tolerance * exact[name].norm()
@@ -139,7 +144,7 @@ def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernel
 
 @needs_kernels
 def test_a_tied_embedding_is_read_from_the_packed_head():
-    decoder = native_decoder(best(), "LlamaForCausalLM tied", dtype=torch.bfloat16)
+    decoder = native_decoder(best(), "LlamaForCausalLM tied", weight_format=BF16)
     assert decoder._parts.embedding.head is decoder._parts.head.linear
 
 
@@ -151,16 +156,16 @@ def test_a_tied_embedding_is_read_from_the_packed_head():
 def test_a_packed_foreign_model_gives_the_logits_of_transformers(kernels, name):
     model = make_model(CONFIGS[name])
     expected = model(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
-    plugged = wrap_model(model, Packing(kernels, weight_dtype=torch.float32))
+    plugged = wrap_model(model, Packing(kernels, FP32))
     torch.testing.assert_close(logits_of(plugged, kernels), expected, atol=1e-3, rtol=1e-3)
 
 
 @every_level
-@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.int8])
-def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_dtype):
+@pytest.mark.parametrize("weight_format", [BF16, INT8], ids=["bf16", "int8"])
+def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_format):
     config = CONFIGS["parallel_residual"]
     expected = make_model(config)(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
-    plugged = wrap_model(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_dtype=weight_dtype))
+    plugged = wrap_model(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_format))
     found = logits_of(plugged, kernels)
     assert (found - expected).norm() < 0.05 * expected.norm()
 
@@ -169,7 +174,7 @@ def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_dtype):
 def test_the_weights_that_were_packed_are_gone():
     model = make_model(CONFIGS["parallel_residual"])
     weights = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
-    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    pack_modules(model, Packing(best(), FP32))
     gc.collect()
     assert len(weights) == 13
     assert not any(weight() is not None for weight in weights)
@@ -195,7 +200,7 @@ class Scaled(nn.Embedding):
 def test_an_embedding_that_is_tied_to_a_packed_head_reads_it():
     model = Toy(nn.Embedding(10, 6))
     table, ids = model.embedding.weight.clone(), torch.tensor([[3, 9], [0, 3]])
-    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    pack_modules(model, Packing(best(), FP32))
     assert isinstance(model.embedding, PackedEmbeddingModule)
     assert torch.equal(model.embedding(ids), table[ids])
     assert model.embedding.embedding.head is model.head.linear
@@ -205,7 +210,7 @@ def test_an_embedding_that_is_tied_to_a_packed_head_reads_it():
 def test_an_embedding_that_is_tied_to_nothing_stays():
     model = Toy(nn.Embedding(10, 6))
     model.head.weight = nn.Parameter(torch.randn(10, 6), requires_grad=False)
-    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    pack_modules(model, Packing(best(), FP32))
     assert type(model.embedding) is nn.Embedding
     assert isinstance(model.head, PackedModule)
 
@@ -213,13 +218,13 @@ def test_an_embedding_that_is_tied_to_nothing_stays():
 @needs_kernels
 def test_a_head_that_is_tied_to_an_embedding_of_another_kind_stays():
     model = Toy(Scaled(10, 6))
-    pack_modules(model, Packing(best(), weight_dtype=torch.float32))
+    pack_modules(model, Packing(best(), FP32))
     assert model.head.weight is model.embedding.weight
 
 
 @needs_kernels
 def test_a_packed_module_still_tells_shape_and_dtype():
     model = Toy(nn.Embedding(10, 6)).bfloat16()
-    pack_modules(model, Packing(best(), weight_dtype=torch.bfloat16))
+    pack_modules(model, Packing(best(), BF16))
     for module in (model.head, model.embedding):
         assert (module.weight.shape, module.weight.dtype) == ((10, 6), torch.bfloat16)

@@ -105,5 +105,28 @@ def test_a_position_has_the_same_bits_whatever_is_asked_for_with_it_or_was_befor
         assert torch.equal(found.sin, every.sin[positions])
 
 
+class Interrupted:
+    """A rotary during whose first call another thread, as it were, asks the same table for later positions."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self._is_first = True
+        self.table = RotaryTable(self)
+
+    def rotation(self, positions):
+        if self._is_first:
+            self._is_first = False
+            self.table.rotation(torch.tensor([1500]))
+        return self._inner.rotation(positions)
+
+
+def test_a_table_that_another_thread_lets_grow_meanwhile_keeps_every_position_in_its_place():
+    table, positions = Interrupted(rotary()).table, torch.tensor([0, 1023, 1024, 2047])
+    table.rotation(torch.tensor([0]))
+    found, expected = table.rotation(positions), rotary().rotation(positions)
+    torch.testing.assert_close(found.cos, expected.cos)
+    torch.testing.assert_close(found.sin, expected.sin)
+
+
 def test_table_takes_no_positions_at_all():
     assert RotaryTable(rotary()).rotation(torch.zeros(0, dtype=torch.int64)).cos.shape == (0, 1, 4)

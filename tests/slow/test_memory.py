@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from forerun.ops.native.formats import lossless_format
 from forerun.ops.native.library import load_kernels
 from tests.native import needs_kernels
 
@@ -33,5 +35,5 @@ def peak(code):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_default_model_takes_a_tenth_more_than_weights_kv_and_torch():
     kernels = load_kernels()
-    weights = NUM_WEIGHTS * (12 if kernels and kernels.reads_coded_fast else 16) // 8
+    weights = NUM_WEIGHTS * lossless_format(torch.bfloat16, level=kernels.level).bytes_per_weight
     assert peak(GENERATE) < 1.1 * (weights + KV + peak("import torch\n"))

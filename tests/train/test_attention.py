@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.ops.attention.dense import attend_dense
+from forerun.ops.attention.paged import attend_dense
 from forerun.train.attention import UnrolledAttention
 
 NUM_TEXTS, NUM_ROWS, HEADS, KV_HEADS, DIM = 2, 7, 4, 2, 6

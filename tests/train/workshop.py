@@ -57,7 +57,7 @@ class Workshop:
 
     def _load(self, written, dtype, *, kernels):
         path = self.target_folder(written)
-        packing = Packing(kernels, weight_dtype=dtype) if kernels else None
+        packing = Packing.choose(kernels, dtype=dtype) if kernels else None
         parts = {"attention": NativeAttention(kernels), "kernels": kernels} if kernels else {}
         return LoadedTarget(
             model=load_model(path, dtype=dtype, device=torch.device("cpu"), packing=packing),

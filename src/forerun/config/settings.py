@@ -20,7 +20,6 @@ DTYPES = {
 }
 
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = (None, "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +96,11 @@ class EngineSettings:
         dtype = self.torch_dtype
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"load_format: got {self.load_format!r}; may be {', '.join(LOAD_FORMATS)}")
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError(
-                f"quantization: got {self.quantization!r}; may be int8, or None for the weights as they are"
-            )
+        if self.quantization is not None:
+            # Here, not above: the table of formats loads torch.
+            from forerun.ops.native.formats import check_quantization
+
+            check_quantization(self.quantization)
         if self.quantization and dtype not in (None, torch.bfloat16):
             raise ConfigError(
                 f"dtype: got {self.dtype!r} with quantization={self.quantization!r}; may be auto or bfloat16; leave it out"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.draft_vocabulary import with_vocabulary_of
 from forerun.drafters.neural.forward import ModelPredictor
@@ -22,8 +20,7 @@ from forerun.models.mask_token import MaskToken, read_mask_token
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.vocabulary_map import VocabularyMappedModel
-
-QUANTIZATIONS = (None, "int8")
+from forerun.ops.native.formats import check_quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +43,7 @@ class DraftModelConfig(DraftSamplingConfig):
     def __post_init__(self) -> None:
         DraftSamplingConfig.__post_init__(self)
         check_parallel_drafting(self.parallel_drafting)
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be None or 'int8'")
+        check_quantization(self.quantization, setting="quantization (of the drafter)")
         check_max_model_len(self.max_model_len)
         if not isinstance(self.use_heterogeneous_vocab, bool):
             raise ConfigError(f"use_heterogeneous_vocab: got {self.use_heterogeneous_vocab!r}; may be True or False")
@@ -94,8 +90,7 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     """
     packing = None
     if target.kernels is not None:
-        weight_dtype = torch.int8 if quantization == "int8" else target.model.dtype
-        packing = Packing(target.kernels, weight_dtype=weight_dtype)
+        packing = Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization)
     elif quantization is not None:
         raise ConfigError(
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "

@@ -21,6 +21,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.base import choose_attention
 from forerun.models.decoder import Decoder
+from forerun.ops.native.formats import check_quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,7 @@ class SelfConfig(DraftSamplingConfig):
                 f"speculative_config: method 'self' got quantization={self.quantization!r} and exit_layer="
                 f"{self.exit_layer!r}; give one of them: quantization='int8', or the number of layers to compute"
             )
-        if self.quantization not in (None, "int8"):
-            raise ConfigError(f"quantization (of the drafter): got {self.quantization!r}; may be 'int8'")
+        check_quantization(self.quantization, setting="quantization (of the drafter)")
         if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
             raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
 

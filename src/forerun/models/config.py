@@ -140,7 +140,7 @@ def checked_activation(name: str) -> str:
     Raises:
         NotCoveredError: the decoder does not have it.
     """
-    from forerun.ops.activations import (
+    from forerun.ops.layers import (
         ACTIVATIONS,  # here, as in all of this file: the table of families needs no torch
     )
 

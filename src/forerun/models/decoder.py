@@ -18,11 +18,9 @@ from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.models.weights import Checkpoint, WeightReader
 from forerun.ops.attention.base import Attend
-from forerun.ops.embedding import Embedding
-from forerun.ops.linear import Head, Linear
+from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.packed import PackedEmbedding, PackedHead
-from forerun.ops.norms import RMSNorm
+from forerun.ops.native.layers import PackedEmbedding, PackedHead
 from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
 
 
@@ -164,9 +162,9 @@ def build_decoder(
     reader = WeightReader(checkpoint, dtype=dtype, device=device)
     if packing is not None and can_pack(config):
         parts = _native_parts(config, reader, packing)
-    elif packing is not None and packing.weight_dtype == torch.int8:
+    elif packing is not None and packing.format.is_quantization:
         raise ModelError(
-            "quantization: got 'int8', but the native kernels need even widths and heads of at most "
+            f"quantization: got {packing.format.name!r}, but the native kernels need even widths and heads of at most "
             f"{MOST_KEY_DIM}; got hidden_size={config.hidden_size}, intermediate_size={config.intermediate_size}, "
             f"head_dim={config.head_dim}; leave quantization out"
         )

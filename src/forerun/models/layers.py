@@ -10,11 +10,9 @@ from torch import Tensor
 
 from forerun.models.config import DecoderConfig, QKNorm
 from forerun.models.weights import WeightReader
-from forerun.ops.activations import ACTIVATIONS, Activation
 from forerun.ops.attention.base import Attend
-from forerun.ops.linear import Linear
-from forerun.ops.native.packed import PackedLinear
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
+from forerun.ops.native.layers import PackedLinear
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]

@@ -10,14 +10,21 @@ from torch import Tensor, nn
 
 from forerun.models.config import DecoderConfig
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
-from forerun.ops.linear import Linear
+from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.layer import ACTIVATION_CODES, NativeLayer, NativeLayers
+from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format
+from forerun.ops.native.formats.base import PackedWeight, WeightFormat
+from forerun.ops.native.layers import (
+    ACTIVATION_CODES,
+    NativeLayer,
+    NativeLayers,
+    NativeRMSNorm,
+    PackedEmbedding,
+    PackedLinear,
+)
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena, give_back_freed_memory
-from forerun.ops.native.packed import NativeRMSNorm, PackedEmbedding, PackedLinear, PackedWeight, pack, pack_coded
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
-from forerun.ops.norms import RMSNorm
 
 LANES = 16  # gates that lie beside their ups
 
@@ -29,14 +36,19 @@ def can_pack(config: DecoderConfig) -> bool:
 
 
 class Packing:
-    """Packs one model's weights in one dtype: fp32, bf16, or int8 with bf16 activations."""
+    """Packs one model's weights for the kernels in one format."""
 
-    def __init__(self, kernels: Kernels, *, weight_dtype: torch.dtype, coded: bool | None = None) -> None:
-        """`coded`: whether bf16 weights are kept in 12 bits, None: where that is faster; it changes no result."""
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
         self.kernels = kernels
-        self.weight_dtype = weight_dtype
-        self._is_coded = weight_dtype == torch.bfloat16 and (kernels.reads_coded_fast if coded is None else coded)
+        self.format = weight_format
         self._arena = Arena()
+
+    @classmethod
+    def choose(cls, kernels: Kernels, *, dtype: torch.dtype, quantization: str | None = None) -> Packing:
+        """The quantization that was asked for, by its name in `WEIGHT_FORMATS`, or else the best lossless format of `dtype`."""
+        if quantization is not None:
+            return cls(kernels, WEIGHT_FORMATS[quantization])
+        return cls(kernels, lossless_format(dtype, level=kernels.level))
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
@@ -93,9 +105,7 @@ class Packing:
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
-        if self._is_coded:
-            return pack_coded(self.kernels, weight, bias, arena=self._arena)
-        return pack(weight, bias, dtype=self.weight_dtype, arena=self._arena)
+        return self.format.pack(self.kernels, weight, bias, self._arena)
 
 
 def _interleaved(mlp: GatedMLP) -> Linear:

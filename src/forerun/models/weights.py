@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.ops.linear import Linear
+from forerun.ops.layers import Linear
 
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
 

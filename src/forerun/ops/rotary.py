@@ -127,26 +127,30 @@ class Rotary:
 class RotaryTable:
     """A `Rotary` that looks its rotations up: a position's are always computed in the same call, to the same bits.
 
-    It grows by whole chunks as later positions come; memory is taken only for those.
+    It grows by whole chunks as later positions come; memory is taken only for those. Engines in several threads may share
+    one: a table is never changed, only replaced by a longer one.
     """
 
     CHUNK = 1024
 
     def __init__(self, rotary: Rotary) -> None:
         self._rotary = rotary
-        self._chunks: list[Rotation] = []
         self._table: Rotation | None = None
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Rotation of rows at `positions` [T] (int64, on the CPU)."""
         needed = int(positions.numpy().max()) // self.CHUNK + 1 if len(positions) else 1
-        if self._table is None or len(self._chunks) < needed:
-            while len(self._chunks) < needed:
-                first = len(self._chunks) * self.CHUNK
-                self._chunks.append(self._rotary.rotation(torch.arange(first, first + self.CHUNK)))
-            self._table = Rotation(*(torch.cat(parts) for parts in zip(*self._chunks, strict=True)))
-        cos, sin = self._table
-        return Rotation(cos.index_select(0, positions), sin.index_select(0, positions))
+        table = self._table
+        if table is None or len(table.cos) < needed * self.CHUNK:
+            table = self._table = self._grown(table, needed)
+        return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+
+    def _grown(self, table: Rotation | None, num_chunks: int) -> Rotation:
+        first = 0 if table is None else len(table.cos)
+        starts = range(first, num_chunks * self.CHUNK, self.CHUNK)
+        added = [self._rotary.rotation(torch.arange(start, start + self.CHUNK)) for start in starts]
+        known = [] if table is None else [table]
+        return Rotation(*(torch.cat(parts) for parts in zip(*known, *added, strict=True)))
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -27,7 +27,7 @@ TOKENS = torch.randint(97, [13], generator=torch.Generator().manual_seed(3)).tol
 
 
 def load_target(folder, *, dtype=torch.float32, kernels=None):
-    packing = Packing(kernels, weight_dtype=dtype) if kernels else None
+    packing = Packing.choose(kernels, dtype=dtype) if kernels else None
     model = load_model(folder, dtype=dtype, device=CPU, packing=packing)
     return LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset(), path=folder, kernels=kernels)
 

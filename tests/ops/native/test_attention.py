@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -258,3 +262,87 @@ def test_other_sequences_and_threads_change_no_bit(kernels, dtype, options, num_
     rows = [torch.cat([b[:33], a[290:300]]) for a, b in zip(text.rows, other.rows, strict=True)]
     with threads(kernels, num_threads):
         assert torch.equal(attend(0, *rows, scale=0.4, **options)[33:], expected)
+
+
+# --- what is not finite ---------------------------------------------------------------------------
+
+
+@every_level
+@every_stored_dtype
+@pytest.mark.parametrize("place", [0, 17, 255, 256, 299])
+def test_a_key_of_nan_makes_the_rows_that_see_it_nan_and_changes_no_bit_of_the_others(kernels, dtype, place):
+    healthy, ill = Text(dtype), Text(dtype)
+    ill.rows[1][place, 0, 3] = float("nan")
+    found, expected = (text.attend(kernels, [200, 300]) for text in (ill, healthy))
+    heads = slice(0, found.shape[1] // ill.rows[1].shape[1])  # those that read the first key head
+    assert found[place:, heads].isnan().all()
+    found[place:, heads] = expected[place:, heads]
+    assert torch.equal(found, expected)
+
+
+@every_level
+def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
+    """A tile of keys whose scores are all -inf, then one of others: the row is of the others alone."""
+    text = Text(torch.float32)
+    text.rows[0][:], text.rows[1][:256], text.rows[1][256:] = 1e30, -1e30, 0.0
+    found = text.attend(kernels, [300])[-1]
+    group = len(found) // text.rows[2].shape[1]
+    torch.testing.assert_close(found, text.rows[2][256:300].mean(0).repeat_interleave(group, 0))
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def one_pass(*, seed=0):
+    """A pass of three rows, a cache, and rows for it."""
+    batch, num_blocks = random_batch(source(0), [(5, 3)], block_size=4)
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=6)
+    cache = filled_cache([spec], num_blocks=num_blocks, block_size=4, dtype=torch.float32, seed=seed)
+    random = generator(seed)
+    return batch, cache, [torch.randn(3, *shape, generator=random) for shape in ((4, 8), (2, 8), (2, 6))]
+
+
+@every_level
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("cut", [lambda x: x[1:], lambda x: x[..., 2:]], ids=["rows", "dimensions"])
+def test_rows_that_are_not_those_of_the_pass_and_the_cache_are_refused(kernels, index, cut):
+    batch, cache, rows = one_pass()
+    rows[index] = cut(rows[index])
+    with pytest.raises(ValueError, match=r"query, key, value: got .*takes 3 rows of keys \[2, 8\] and values \[2, 6\]"):
+        NativeAttention(kernels).begin(batch, cache)(0, *rows, scale=1.0)
+
+
+@every_level
+def test_query_heads_that_no_key_heads_divide_are_refused(kernels):
+    batch, cache, rows = one_pass()
+    with pytest.raises(ValueError, match="the query heads are not a multiple of the key heads"):
+        NativeAttention(kernels).begin(batch, cache)(0, rows[0][:, :3], *rows[1:], scale=1.0)
+
+
+# --- several caches -------------------------------------------------------------------------------
+
+
+@every_level
+def test_a_cache_that_nobody_else_holds_is_freed(kernels):
+    attention = NativeAttention(kernels)
+    batch, cache, rows = one_pass()
+    attention.begin(batch, cache)(0, *rows, scale=1.0)
+    freed = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert freed() is None
+
+
+@every_level
+def test_passes_of_several_threads_over_one_attention_use_their_own_caches(kernels):
+    attention = NativeAttention(kernels)
+    cases = [one_pass(seed=seed) for seed in range(4)]
+    expected = [NativeAttention(kernels).begin(batch, cache)(0, *rows, scale=1.0) for batch, cache, rows in cases]
+
+    def attend(turn):
+        batch, cache, rows = cases[turn % 4]
+        found = attention.begin(batch, cache)(0, *rows, scale=1.0)
+        return torch.equal(found, expected[turn % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(attend, range(400)))

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ops.activations import ACTIVATIONS
+from forerun.ops.layers import ACTIVATIONS
 from forerun.ops.native.attention import rotation_struct
-from forerun.ops.native.layer import ACTIVATION_CODES
+from forerun.ops.native.layers import ACTIVATION_CODES
 from forerun.ops.rotary import Rotation, rotate
 from tests.native import every_level, generator
 

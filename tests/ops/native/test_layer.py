@@ -10,19 +10,17 @@ import torch
 from forerun.models.decoder import TorchLayers
 from forerun.models.layers import GatedMLP, SelfAttention, WideLayer, unchanged
 from forerun.models.packing import Packing
-from forerun.ops.activations import ACTIVATIONS
 from forerun.ops.attention.naive import NaiveAttention
-from forerun.ops.linear import Linear
+from forerun.ops.layers import ACTIVATIONS, Linear, RMSNorm
 from forerun.ops.native.attention import NativeAttention
-from forerun.ops.norms import RMSNorm
 from forerun.ops.rotary import Rotation
 from tests.models.random_decoders import exact_decoder, native_decoder
 from tests.models.test_families import VARIANTS
-from tests.native import every_dtype, every_level, generator, threads
+from tests.native import BF16, FP32, INT8, every_format, every_level, every_stored_dtype, generator, threads
 from tests.ops.native.passes import cache_copy, filled_cache, make_batch, random_batch, source
 
 LAYER_VARIANTS = [name for name in VARIANTS if not name.endswith(("tied", "ConditionalGeneration"))]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 1e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Of the norm of what a layer adds: fp32 rounds to 6e-8, and bf16 each of four buffers to 2^-9, 0.002."""
 
 BLOCK_SIZE = 4
@@ -46,14 +44,16 @@ def run_layer(kernels, decoder, index, batch, hidden, cache):
 
 @every_level
 @pytest.mark.parametrize(
-    ("dtype", "variant"),
+    ("weight_format", "variant"),
     [
-        *((torch.float32, variant) for variant in LAYER_VARIANTS),
-        *((dtype, family) for dtype in (torch.bfloat16, torch.int8) for family in LAYER_VARIANTS if "For" in family),
+        *((FP32, variant) for variant in LAYER_VARIANTS),
+        *((narrow, family) for narrow in (BF16, INT8) for family in LAYER_VARIANTS if "For" in family),
     ],
+    ids=lambda value: getattr(value, "name", value),
 )
-def test_layer_agrees_with_its_twin(kernels, dtype, variant):
-    native, exact = native_decoder(kernels, variant, dtype=dtype), exact_decoder(variant, dtype=dtype)
+def test_layer_agrees_with_its_twin(kernels, weight_format, variant):
+    native = native_decoder(kernels, variant, weight_format=weight_format)
+    exact, tolerance = exact_decoder(variant, weight_format=weight_format), TOLERANCE[weight_format.activations]
     batch, num_blocks = random_batch(source(1), [(30, 1), (9, 6), (0, 11), (280, 3)], block_size=BLOCK_SIZE)
     cache = filled_cache(native.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=native.dtype)
     exact_cache = cache_copy(cache, dtype=torch.float64)
@@ -63,15 +63,15 @@ def test_layer_agrees_with_its_twin(kernels, dtype, variant):
         rotation = in_fp64(rotation_of(native, index, batch.positions))
         expected = layer(hidden.double(), rotation, attend) - hidden
         found = run_layer(kernels, native, index, batch, hidden, cache) - hidden
-        assert (found - expected).norm() < TOLERANCE[dtype] * expected.norm()
+        assert (found - expected).norm() < tolerance * expected.norm()
         stored, exact_stored = cache.layers[index].key.double(), exact_cache.layers[index].key
-        assert (stored - exact_stored).norm() < TOLERANCE[dtype] * exact_stored.norm()
+        assert (stored - exact_stored).norm() < tolerance * exact_stored.norm()
 
 
 @every_level
 @pytest.mark.parametrize("variant", ["LlamaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM"])
 def test_all_layers_in_one_call_are_the_layers_one_by_one(kernels, variant):
-    decoder = native_decoder(kernels, variant, dtype=torch.bfloat16)
+    decoder = native_decoder(kernels, variant, weight_format=BF16)
     batch, num_blocks = random_batch(source(1), [(30, 1), (9, 6), (0, 11)], block_size=BLOCK_SIZE)
     cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
     hidden = torch.randn(len(batch.positions), decoder.hidden_size)
@@ -86,7 +86,7 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(kernels, variant):
 
 @every_level
 def test_rows_of_any_strides_and_dtype_are_taken_whatever_dtype_new_tensors_have(kernels):
-    decoder = native_decoder(kernels, "LlamaForCausalLM", dtype=torch.float32)
+    decoder = native_decoder(kernels, "LlamaForCausalLM", weight_format=FP32)
     batch, num_blocks = random_batch(source(1), [(30, 1), (0, 11)], block_size=BLOCK_SIZE)
     cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
     wide = torch.randn(12, 2 * decoder.hidden_size, dtype=torch.float64)
@@ -102,10 +102,10 @@ def test_rows_of_any_strides_and_dtype_are_taken_whatever_dtype_new_tensors_have
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("variant", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM"])
-def test_a_row_has_the_same_bits_beside_any_number_of_sequences(kernels, dtype, variant):
-    decoder = native_decoder(kernels, variant, dtype=dtype)
+def test_a_row_has_the_same_bits_beside_any_number_of_sequences(kernels, weight_format, variant):
+    decoder = native_decoder(kernels, variant, weight_format=weight_format)
     batch, num_blocks = random_batch(source(2), [(5 + i % 40, 1) for i in range(300)], block_size=BLOCK_SIZE)
     cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
     hidden = torch.randn(300, decoder.hidden_size)
@@ -117,10 +117,10 @@ def test_a_row_has_the_same_bits_beside_any_number_of_sequences(kernels, dtype, 
 
 
 @every_level
-@every_dtype
+@every_format
 @pytest.mark.parametrize("num_threads", [2, 3])
-def test_threads_change_no_bit(kernels, dtype, num_threads):
-    decoder = native_decoder(kernels, "Gemma3ForCausalLM", dtype=dtype)
+def test_threads_change_no_bit(kernels, weight_format, num_threads):
+    decoder = native_decoder(kernels, "Gemma3ForCausalLM", weight_format=weight_format)
     batch, num_blocks = random_batch(source(3), [(30, 1), (9, 6), (0, 40), (280, 3)], block_size=BLOCK_SIZE)
     cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=decoder.dtype)
     hidden = torch.randn(len(batch.positions), decoder.hidden_size)
@@ -171,15 +171,16 @@ def wide_layer(decoder, *, starts_normed):
 
 @every_level
 @pytest.mark.parametrize("starts_normed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_stored_dtype
 def test_a_wide_layer_and_one_behind_it_agree_with_their_twins(kernels, dtype, starts_normed):
-    decoder = exact_decoder("LlamaForCausalLM", dtype=torch.float32)
+    decoder = exact_decoder("LlamaForCausalLM", weight_format=FP32)
     layers = [wide_layer(decoder, starts_normed=starts_normed), *in_fp32(decoder.layers.layers[1:2])]
-    native = Packing(kernels, weight_dtype=dtype).layers(layers, decoder.config, [1, 1])
+    native = Packing.choose(kernels, dtype=dtype).layers(layers, decoder.config, [1, 1])
     batch, num_blocks = random_batch(source(4), [(30, 1), (9, 6), (0, 11), (280, 3)], block_size=BLOCK_SIZE)
     cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
     rows = torch.randn(len(batch.positions), 2 * decoder.hidden_size, generator=generator(8))
-    given, rotations = rows.clone(), native_decoder(kernels, "LlamaForCausalLM", dtype=dtype).rotations(batch.positions)
+    given = rows.clone()
+    rotations = native_decoder(kernels, "LlamaForCausalLM", weight_format=FP32).rotations(batch.positions)
     twins = TorchLayers(layers, [1, 1])
     expected = twins(rows, rotations, NaiveAttention().begin(batch, cache_copy(cache, dtype=torch.float32)), 0, 2)
     found = native(rows, rotations, NativeAttention(kernels).begin(batch, cache), 0, 2)

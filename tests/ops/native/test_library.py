@@ -1,22 +1,21 @@
-"""Which build of the kernels is taken, and that their threads harm nobody: callers, other threads, children."""
+"""Which build of the kernels is taken, that a stale one is not, and what comes of calls that cannot be computed."""
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import multiprocessing
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun.errors import ConfigError
 from forerun.ops.native import library
-from forerun.ops.native.library import LEVELS, VARIABLE, OneTorchThread, kernels_of_level, library_file, load_kernels
-from tests.native import KERNELS, every_level, needs_kernels, packed_linear, threads
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="affinity and fork as Linux has them")
+from forerun.ops.native.library import LEVELS, VARIABLE, kernels_of_level, library_file, load_kernels
+from tests.native import BF16, BF16_CODED, INT8, KERNELS, SANITIZED, every_level, needs_kernels, packed_linear, threads
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +87,45 @@ def test_a_damaged_file_is_refused(monkeypatch, tmp_path):
         kernels_of_level.__wrapped__("avx2")
 
 
+@pytest.fixture
+def level():
+    """One that is built."""
+    return next(iter(KERNELS))
+
+
+@needs_kernels
+def test_a_library_of_another_version_is_refused(monkeypatch, level):
+    monkeypatch.setattr(library, "INTERFACE_VERSION", 0)
+    with pytest.raises(
+        ConfigError, match=r"cannot be used \(its interface is of version 1, not 0\); reinstall forerun"
+    ):
+        kernels_of_level.__wrapped__(level)
+
+
+def test_a_library_from_before_there_were_versions_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "library_file", lambda _: Path(_ctypes.__file__))  # any library that is not ours
+    with pytest.raises(
+        ConfigError, match=r"cannot be used \(its interface is of version 0, not 1\); reinstall forerun"
+    ):
+        kernels_of_level.__wrapped__("avx2")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", library.STRUCT_SIZES)
+def test_a_library_whose_structures_have_other_sizes_is_refused(monkeypatch, level, name):
+    size = library.STRUCT_SIZES[name]
+    monkeypatch.setitem(library.STRUCT_SIZES, name, size + 8)
+    with pytest.raises(ConfigError, match=rf"\(its {name} has {size} bytes, not {size + 8}\); reinstall forerun"):
+        kernels_of_level.__wrapped__(level)
+
+
+@needs_kernels
+def test_a_structure_that_the_library_does_not_know_is_refused(monkeypatch, level):
+    monkeypatch.setitem(library.STRUCT_SIZES, "Expert", 8)
+    with pytest.raises(ConfigError, match=r"\(its Expert has -1 bytes, not 8\)"):
+        kernels_of_level.__wrapped__(level)
+
+
 @needs_kernels
 def test_a_build_for_another_cpu_is_passed_over(monkeypatch):
     best, *others = LEVELS
@@ -106,7 +144,7 @@ def test_as_many_threads_are_taken_as_torch_has():
         assert load_kernels().num_threads == 1
 
 
-def test_where_nothing_is_built_the_loss_is_told_once(caplog, monkeypatch, tmp_path):
+def test_where_nothing_is_built_one_warning_says_what_is_lost(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "library_file", lambda level: tmp_path / library_file(level).name)
     library.warn_if_not_built.cache_clear()
     library.warn_if_not_built()
@@ -124,72 +162,105 @@ def test_kernels_that_are_only_turned_off_are_not_missed(caplog, monkeypatch):
     assert not caplog.records
 
 
-# --- threads --------------------------------------------------------------------------------------
+# --- calls that cannot be computed ---------------------------------------------------------------
 
 
-@linux_only
-@every_level
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_the_callers_affinity_is_what_it_was(kernels, num_threads):
-    linear, before = packed_linear(kernels, torch.randn(100, 30), dtype=torch.float32), os.sched_getaffinity(0)
-    with threads(kernels, num_threads):
-        for core in 10 * sorted(before):
-            os.sched_setaffinity(0, {core})  # it then sits on this core, which may be a worker's, if it is not moved
-            os.sched_setaffinity(0, before)
-            linear(torch.randn(3, 30))
-            assert os.sched_getaffinity(0) == before
+def weight_of(kernels, *, outputs=64, inputs=30, weight_format=BF16):
+    return packed_linear(kernels, torch.randn(outputs, inputs), weight_format=weight_format).weight
+
+
+def call_linear(kernels, struct, *, num_rows=1, width=30, num_outputs=64):
+    """`forerun_linear` on one row of zeros, whatever the sizes say."""
+    row, out = torch.zeros(30), torch.zeros(64)
+    kernels.linear(struct, row.data_ptr(), num_rows, width, num_outputs, 1.0, 0.0, out.data_ptr())
 
 
 @every_level
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_calls_of_several_python_threads_do_not_mix(kernels, num_threads):
-    linears = [packed_linear(kernels, torch.randn(90, 16 + i), dtype=torch.bfloat16) for i in range(4)]
-    inputs = [torch.randn(1 + 5 * i, 16 + i) for i in range(4)]
-    expected = [linear(x) for linear, x in zip(linears, inputs, strict=True)]
-
-    def call(turn):
-        return torch.equal(linears[turn % 4](inputs[turn % 4]), expected[turn % 4])
-
-    with threads(kernels, num_threads), ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(call, range(200)))
-
-
-def compute_in_child(linear, x, expected, affinity):
-    """Exits with 0 if a child gets what its parent got, on all of its parent's cores."""
-    found = linear(x)
-    os._exit(0 if torch.equal(found, expected) and os.sched_getaffinity(0) == affinity else 1)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"width": 32}, "the rows are wider than the weight's inputs"),
+        ({"width": -1}, "the width of a row is out of range"),
+        ({"num_rows": -1}, "the number of rows is out of range"),
+        ({"num_rows": 1 << 40}, "the number of rows is out of range"),
+        ({"num_outputs": 65}, "more outputs are asked for than the weight has"),
+    ],
+)
+def test_a_product_of_sizes_that_do_not_fit_is_refused(kernels, sizes, message):
+    with pytest.raises(ValueError, match=f"native CPU kernels: linear: {message}"):
+        call_linear(kernels, weight_of(kernels).struct, **sizes)
 
 
-@linux_only
 @every_level
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_forked_child_computes_what_its_parent_does(kernels, num_threads):
-    linear, x = packed_linear(kernels, torch.randn(100, 30), dtype=torch.float32), torch.randn(3, 30)
-    with threads(kernels, num_threads):
-        expected = linear(x)
-        child = multiprocessing.get_context("fork").Process(
-            target=compute_in_child, args=(linear, x, expected, os.sched_getaffinity(0))
-        )
-        child.start()
-        child.join(30)
-        assert child.exitcode == 0
-        assert torch.equal(linear(x), expected), "the parent's threads go on"
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"storage": 9}, "the weight's storage is unknown"),
+        ({"outputs": 33}, "the weight's outputs are not whole tiles"),
+        ({"inputs": 29}, "the weight's inputs are not even"),
+        ({"storage": INT8.kernel_id}, "the int8 weight has no scale"),
+        ({"storage": BF16_CODED.kernel_id}, "the coded weight has no list of rare weights"),
+    ],
+)
+def test_a_weight_that_does_not_hold_together_is_refused(kernels, fields, message):
+    weight = weight_of(kernels)
+    for name, value in fields.items():
+        setattr(weight.struct, name, value)
+    with pytest.raises(ValueError, match=message):
+        call_linear(kernels, weight.struct)
 
 
-def fail_with_one_torch_thread():
-    with OneTorchThread():
-        assert torch.get_num_threads() == 1
-        raise ConfigError("not today")
+@every_level
+@pytest.mark.parametrize("token_id", [-1, 64])
+def test_an_output_that_a_weight_does_not_have_is_not_read(kernels, token_id):
+    linear = packed_linear(kernels, torch.randn(45, 30), weight_format=BF16)
+    with pytest.raises(ValueError, match="an output is asked for that the weight does not have"):
+        linear.rows(torch.tensor([0, token_id]))
 
 
-def test_torch_has_one_thread_inside_the_block_and_its_own_number_after():
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ConfigError, match="not today"):
-            fail_with_one_torch_thread()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+@every_level
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer ends a process that asks for so much")
+def test_a_call_without_memory_enough_raises_and_the_next_one_computes(kernels):
+    linear = packed_linear(kernels, torch.randn(64, 2), weight_format=BF16)
+    huge = type(linear.weight.struct).from_buffer_copy(linear.weight.struct)
+    huge.inputs = 1 << 28
+    with pytest.raises(MemoryError, match="native CPU kernels: linear: there is not memory enough"):
+        call_linear(kernels, huge, num_rows=1 << 28, width=2)
+    assert torch.equal(linear(torch.zeros(1, 2)), torch.zeros(1, 64))
+
+
+def start_threads_in_child(kernels, linear):
+    """Exits with 0 if a call whose threads cannot be started raises, and computes as soon as they can."""
+    import resource
+
+    kernels.use_threads(200)  # they are started by the first call
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(ConfigError, match="the system starts no more threads; lower OMP_NUM_THREADS"):
+        linear(torch.zeros(1, 30))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    linear(torch.zeros(1, 30))
+    os._exit(0)
+
+
+@every_level
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer takes more addresses than the limit leaves")
+def test_where_the_system_starts_no_more_threads_a_call_raises_and_a_later_one_computes(kernels):
+    linear = packed_linear(kernels, torch.randn(64, 30), weight_format=BF16)
+    child = multiprocessing.get_context("fork").Process(target=start_threads_in_child, args=(kernels, linear))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@every_level
+@pytest.mark.parametrize("num_threads", [0, -1, 5000])
+def test_a_team_of_no_threads_or_of_thousands_is_refused(kernels, num_threads):
+    before = kernels.num_threads
+    with pytest.raises(ValueError, match="the number of threads must be from 1 to 4096"):
+        kernels._set_threads(num_threads, None)
+    assert kernels.num_threads == before
 
 
 @every_level

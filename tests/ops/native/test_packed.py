@@ -8,28 +8,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ops.embedding import Embedding
-from forerun.ops.linear import Head, Linear
+from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
+from forerun.ops.native.formats.int8 import quantize
+from forerun.ops.native.layers import NativeRMSNorm, PackedEmbedding, PackedHead, PackedLinear
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.packed import (
-    NativeRMSNorm,
-    PackedEmbedding,
-    PackedHead,
-    PackedLinear,
-    pack,
-    pack_coded,
-    quantize,
+from tests.native import (
+    BF16,
+    BF16_CODED,
+    FP32,
+    INT8,
+    KERNELS,
+    every_format,
+    every_level,
+    generator,
+    needs_kernels,
+    packed_linear,
+    threads,
 )
-from forerun.ops.norms import RMSNorm
-from tests.native import CODED, KERNELS, every_format, every_level, generator, needs_kernels, packed_linear, threads
 
 ROUNDING = 2.0**-24  # of one fp32 operation, relative
 ROW_COUNTS = (1, 2, 5, 8, 16, 300)
 
 
-def rounded_for(dtype, x):
-    """Rows as the kernels read them: bf16 beside narrow weights."""
-    return x if dtype == torch.float32 else x.to(torch.bfloat16).float()
+def rounded_for(weight_format, x):
+    """Rows as the kernels read them."""
+    return x.to(weight_format.activations).float()
 
 
 def strided(rows, columns, random):
@@ -45,7 +48,7 @@ def assert_within_rounding(found, linear, x):
     """
     weight = linear.weight.unpack().double()
     bias = None if linear.weight.bias is None else linear.weight.bias[: linear.weight.outputs].double()
-    x = rounded_for(linear.weight.data.dtype, x).double()
+    x = rounded_for(linear.weight.format, x).double()
     exact = Linear(weight, bias)(x)
     magnitude = Linear(weight.abs(), None if bias is None else bias.abs())(x.abs())
     bound = (x.shape[-1] + 4) * ROUNDING * magnitude
@@ -65,18 +68,20 @@ def assert_within_rounding(found, linear, x):
     with_bias=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-def test_linear_agrees_with_its_twin_whatever_shape_and_strides(kernels, dtype, rows, inputs, outputs, with_bias, seed):
+def test_linear_agrees_with_its_twin_whatever_shape_and_strides(
+    kernels, weight_format, rows, inputs, outputs, with_bias, seed
+):
     random = generator(seed)
     bias = torch.randn(outputs, generator=random) if with_bias else None
-    linear = packed_linear(kernels, strided(outputs, inputs, random), bias, dtype=dtype)
+    linear = packed_linear(kernels, strided(outputs, inputs, random), bias, weight_format=weight_format)
     x = strided(rows, inputs, random)
     assert_within_rounding(linear(x), linear, x)
 
 
 @every_level
 @every_format
-def test_linear_keeps_leading_dimensions_and_dtype(kernels, dtype):
-    linear = packed_linear(kernels, torch.randn(7, 6), dtype=dtype)
+def test_linear_keeps_leading_dimensions_and_dtype(kernels, weight_format):
+    linear = packed_linear(kernels, torch.randn(7, 6), weight_format=weight_format)
     x = torch.randn(2, 3, 6, dtype=torch.bfloat16)
     found = linear(x)
     assert (found.shape, found.dtype) == ((2, 3, 7), torch.bfloat16)
@@ -85,13 +90,13 @@ def test_linear_keeps_leading_dimensions_and_dtype(kernels, dtype):
 
 @every_level
 def test_linear_of_no_rows_is_empty(kernels):
-    assert packed_linear(kernels, torch.randn(7, 6), dtype=torch.bfloat16)(torch.empty(0, 6)).shape == (0, 7)
+    assert packed_linear(kernels, torch.randn(7, 6), weight_format=BF16)(torch.empty(0, 6)).shape == (0, 7)
 
 
 @every_level
 @every_format
-def test_products_are_fp32_whatever_dtype_new_tensors_have(kernels, dtype):
-    linear = packed_linear(kernels, torch.randn(40, 24), dtype=dtype)
+def test_products_are_fp32_whatever_dtype_new_tensors_have(kernels, weight_format):
+    linear = packed_linear(kernels, torch.randn(40, 24), weight_format=weight_format)
     x, ids = torch.randn(3, 24), torch.tensor([39, 0])
     expected = linear(x), linear.rows(ids)
     before = torch.get_default_dtype()
@@ -105,10 +110,12 @@ def test_products_are_fp32_whatever_dtype_new_tensors_have(kernels, dtype):
         assert one.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unpacked_weights_are_those_that_were_packed(dtype):
-    weight = torch.randn(45, 13).to(dtype)
-    assert torch.equal(pack(weight, None, dtype=dtype, arena=Arena()).unpack(), weight)
+@every_level
+@every_format
+def test_unpacked_weights_are_those_that_were_packed_where_nothing_is_rounded(kernels, weight_format):
+    weight = torch.randn(45, 40).to(weight_format.activations)
+    unpacked = weight_format.pack(kernels, weight, None, Arena()).unpack()
+    assert torch.equal(unpacked, weight) is not weight_format.is_quantization
 
 
 def weight_with_rare_bytes(outputs, inputs, num_rare, random):
@@ -125,7 +132,7 @@ def weight_with_rare_bytes(outputs, inputs, num_rare, random):
 @given(outputs=st.integers(65, 200), inputs=st.integers(100, 131), rare=st.integers(0, 6), seed=st.integers(0, 2**20))
 def test_coded_weights_keep_every_bit(kernels, outputs, inputs, rare, seed):
     weight = weight_with_rare_bytes(outputs, inputs, rare, generator(seed))
-    packed = pack_coded(kernels, weight, None, arena=Arena())
+    packed = BF16_CODED.pack(kernels, weight, None, Arena())
     assert packed.rare is not None
     assert torch.equal(packed.unpack().view(torch.int16), weight.view(torch.int16))
     rows = PackedLinear(kernels, packed).rows(torch.arange(outputs))
@@ -139,7 +146,7 @@ def test_products_with_coded_weights_have_the_bits_of_plain_ones(kernels, rows, 
     random = generator(seed)
     weight = weight_with_rare_bytes(250, 90, rare, random)
     weight[~weight.isfinite()] = 1e30
-    coded, plain = (packed_linear(kernels, weight, dtype=dtype) for dtype in (CODED, torch.bfloat16))
+    coded, plain = (packed_linear(kernels, weight, weight_format=weight_format) for weight_format in (BF16_CODED, BF16))
     x = torch.randn(rows, 90, generator=random)
     assert coded.weight.rare is not None
     assert torch.equal(coded(x), plain(x))
@@ -148,22 +155,23 @@ def test_products_with_coded_weights_have_the_bits_of_plain_ones(kernels, rows, 
 @every_level
 def test_a_coded_weight_has_twelve_bits_each(kernels):
     weight = torch.randn(640, 1024)
-    coded, plain = (packed_linear(kernels, weight, dtype=dtype) for dtype in (CODED, torch.bfloat16))
+    coded, plain = (packed_linear(kernels, weight, weight_format=weight_format) for weight_format in (BF16_CODED, BF16))
     assert coded.num_bytes == pytest.approx(0.75 * plain.num_bytes, rel=0.01)
 
 
 @every_level
 def test_a_weight_of_many_magnitudes_is_not_coded(kernels):
     weight = torch.randn(64, 100) * torch.logspace(-30, 30, 100)
-    packed = pack_coded(kernels, weight, torch.ones(64), arena=Arena())
+    packed = BF16_CODED.pack(kernels, weight, torch.ones(64), Arena())
     assert packed.rare is None
     assert torch.equal(packed.unpack(), weight.to(torch.bfloat16))
 
 
-def test_int8_weights_are_within_half_a_step():
+@every_level
+def test_int8_weights_are_within_half_a_step(kernels):
     weight = torch.randn(45, 13) * torch.logspace(-6, 6, 45)[:, None]
     step = weight.abs().amax(1, keepdim=True) / 127
-    error = pack(weight, None, dtype=torch.int8, arena=Arena()).unpack() - weight
+    error = INT8.pack(kernels, weight, None, Arena()).unpack() - weight
     assert (error.abs() <= 0.5001 * step).all()
 
 
@@ -175,8 +183,8 @@ def test_int8_takes_an_output_of_nothing_but_zeros():
 
 @every_level
 @every_format
-def test_selected_outputs_have_the_bits_of_the_whole(kernels, dtype):
-    linear = packed_linear(kernels, torch.randn(100, 30), torch.randn(100), dtype=dtype)
+def test_selected_outputs_have_the_bits_of_the_whole(kernels, weight_format):
+    linear = packed_linear(kernels, torch.randn(100, 30), torch.randn(100), weight_format=weight_format)
     x, outputs = torch.randn(9, 30), torch.randperm(100)[:45]
     assert torch.equal(linear.select(outputs)(x), linear(x)[:, outputs])
 
@@ -184,10 +192,10 @@ def test_selected_outputs_have_the_bits_of_the_whole(kernels, dtype):
 @every_level
 @every_format
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_argmax_is_the_first_highest_logit(kernels, dtype, num_threads):
+def test_argmax_is_the_first_highest_logit(kernels, weight_format, num_threads):
     weight = torch.randn(200, 24, generator=generator(0))
     weight[100:] = weight[:100].flip(0)  # each output twice, so that each row has a tie
-    linear, x = packed_linear(kernels, weight, dtype=dtype), torch.randn(40, 24, generator=generator(1))
+    linear, x = packed_linear(kernels, weight, weight_format=weight_format), torch.randn(40, 24, generator=generator(1))
     with threads(kernels, num_threads):
         found = linear.argmax(x, factor=1.0, cap=0.0)
     assert found.tolist() == linear(x).numpy().argmax(1).tolist()  # NumPy's takes the first of ties
@@ -196,19 +204,19 @@ def test_argmax_is_the_first_highest_logit(kernels, dtype, num_threads):
 @every_level
 @every_format
 @pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, None), (0.3, None), (1.0, 2.5), (1.7, 30.0)])
-def test_head_agrees_with_its_twin(kernels, dtype, scale, soft_cap):
-    linear, x = packed_linear(kernels, torch.randn(50, 24), dtype=dtype), torch.randn(9, 24)
+def test_head_agrees_with_its_twin(kernels, weight_format, scale, soft_cap):
+    linear, x = packed_linear(kernels, torch.randn(50, 24), weight_format=weight_format), torch.randn(9, 24)
     twin = Head(Linear(linear.weight.unpack().float()), scale, soft_cap)
     found = PackedHead(linear, scale, soft_cap)(x)
     # Both sum 24 products of about 1 in fp32, times 1.7 at most, and tanh is within a few roundings.
-    torch.testing.assert_close(found, twin(rounded_for(dtype, x)), atol=5e-5, rtol=0)
+    torch.testing.assert_close(found, twin(rounded_for(weight_format, x)), atol=5e-5, rtol=0)
 
 
 @every_level
 @every_format
 @pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, 0.01), (1e-40, None)])
-def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, dtype, scale, soft_cap):
-    head = PackedHead(packed_linear(kernels, torch.randn(200, 24), dtype=dtype), scale, soft_cap)
+def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, weight_format, scale, soft_cap):
+    head = PackedHead(packed_linear(kernels, torch.randn(200, 24), weight_format=weight_format), scale, soft_cap)
     x = 10 * torch.randn(40, 24)
     assert head.argmax(x).tolist() == head(x).numpy().argmax(1).tolist()
 
@@ -216,7 +224,7 @@ def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, dt
 @every_level
 def test_soft_cap_is_precise_near_zero(kernels):
     x = torch.logspace(-8, 1.5, 200)[:, None]
-    head = PackedHead(packed_linear(kernels, torch.tensor([[1.0], [-1.0]]), dtype=torch.float32), 1.0, 3.0)
+    head = PackedHead(packed_linear(kernels, torch.tensor([[1.0], [-1.0]]), weight_format=FP32), 1.0, 3.0)
     exact = 3 * torch.tanh(x.double() / 3)
     # 1 - 2 / (e^2x + 1) cancels down to |x| = 0.05, where 2^-24 / 0.05 remain.
     torch.testing.assert_close(head(x).double(), torch.cat([exact, -exact], dim=1), rtol=4e-6, atol=0)
@@ -225,8 +233,8 @@ def test_soft_cap_is_precise_near_zero(kernels):
 @every_level
 @every_format
 @pytest.mark.parametrize("scale", [1.0, 6.9375])
-def test_embedding_equals_its_twin(kernels, dtype, scale):
-    head = packed_linear(kernels, torch.randn(45, 13), dtype=dtype)
+def test_embedding_equals_its_twin(kernels, weight_format, scale):
+    head = packed_linear(kernels, torch.randn(45, 13), weight_format=weight_format)
     token_ids = torch.tensor([0, 44, 7, 7, 31, 32])
     expected = Embedding(head.weight.unpack().float(), scale)(token_ids)
     assert torch.equal(PackedEmbedding(head, scale)(token_ids), expected)
@@ -236,7 +244,7 @@ def test_embedding_equals_its_twin(kernels, dtype, scale):
 @pytest.mark.parametrize("ids", [torch.arange(40)[::3], torch.arange(9, dtype=torch.int32)], ids=["strided", "int32"])
 def test_embedding_takes_ids_in_any_form(kernels, ids):
     weight = torch.randn(45, 14)
-    assert torch.equal(PackedEmbedding(packed_linear(kernels, weight, dtype=torch.float32))(ids), weight[ids.long()])
+    assert torch.equal(PackedEmbedding(packed_linear(kernels, weight, weight_format=FP32))(ids), weight[ids.long()])
 
 
 @every_level
@@ -256,8 +264,8 @@ def test_norm_agrees_with_its_twin_whatever_shape_and_strides(kernels, rows, wid
 
 @every_level
 @every_format
-def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, dtype):
-    linear = packed_linear(kernels, torch.randn(150, 131), torch.randn(150), dtype=dtype)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, weight_format):
+    linear = packed_linear(kernels, torch.randn(150, 131), torch.randn(150), weight_format=weight_format)
     x = torch.randn(max(ROW_COUNTS), 131)
     alone = torch.cat([linear(row[None]) for row in x])
     for count in ROW_COUNTS:
@@ -268,8 +276,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, dtype):
 @every_level
 @every_format
 @pytest.mark.parametrize("num_threads", [2, 3])
-def test_a_row_has_the_same_bits_with_any_number_of_threads(kernels, dtype, num_threads):
-    linear, x = packed_linear(kernels, torch.randn(150, 30), dtype=dtype), torch.randn(23, 30)
+def test_a_row_has_the_same_bits_with_any_number_of_threads(kernels, weight_format, num_threads):
+    linear, x = packed_linear(kernels, torch.randn(150, 30), weight_format=weight_format), torch.randn(23, 30)
     norm = NativeRMSNorm(kernels, torch.randn(30), 1e-5)
     expected = linear(x), norm(x)
     with threads(kernels, num_threads):
@@ -287,8 +295,8 @@ def test_a_normed_row_has_the_same_bits_among_any_number_of_rows(kernels):
 
 @every_level
 @every_format
-def test_argmax_does_not_depend_on_the_rows_beside(kernels, dtype):
-    linear, x = packed_linear(kernels, torch.randn(90, 24), dtype=dtype), torch.randn(40, 24)
+def test_argmax_does_not_depend_on_the_rows_beside(kernels, weight_format):
+    linear, x = packed_linear(kernels, torch.randn(90, 24), weight_format=weight_format), torch.randn(40, 24)
     head = PackedHead(linear)
     alone = torch.cat([head.argmax(row[None]) for row in x])
     assert torch.equal(head.argmax(x), alone)
@@ -296,9 +304,22 @@ def test_argmax_does_not_depend_on_the_rows_beside(kernels, dtype):
 
 @needs_kernels
 @every_format
-def test_levels_agree(dtype):
+def test_levels_agree(weight_format):
     """Each level rounds in its own way, but all compute the same sum."""
     weight, x = torch.randn(40, 64), torch.randn(7, 64)
-    found = [packed_linear(kernels, weight, dtype=dtype)(x).numpy() for kernels in KERNELS.values()]
+    found = [packed_linear(kernels, weight, weight_format=weight_format)(x).numpy() for kernels in KERNELS.values()]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-4)
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+@every_level
+@every_format
+@pytest.mark.parametrize("width", [15, 60, 31])
+def test_rows_of_another_width_are_refused_though_their_number_divides(kernels, weight_format, width):
+    linear, x = packed_linear(kernels, torch.randn(45, 30), weight_format=weight_format), torch.randn(4, width)
+    for compute in (linear, linear.argmax, NativeRMSNorm(kernels, torch.ones(30), 1e-5)):
+        with pytest.raises(ValueError, match=f"got rows of {width} values; this layer takes 30"):
+            compute(x)

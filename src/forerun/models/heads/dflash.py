@@ -32,7 +32,7 @@ from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import RMSNorm
 from forerun.ops.rotary import rotate
 
 

@@ -22,7 +22,7 @@ from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
 from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

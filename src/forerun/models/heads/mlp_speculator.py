@@ -15,8 +15,7 @@ from forerun.errors import ModelError
 from forerun.models.base import LoadedTarget
 from forerun.models.heads.reader import HeadReader
 from forerun.models.model_folder import CONFIG_FILE
-from forerun.ops.embedding import Embedding
-from forerun.ops.linear import Linear
+from forerun.ops.layers import Embedding, Linear
 
 NORM_EPS = 1e-6
 

@@ -145,6 +145,6 @@ def _transformers_block(
     weights = {name: part.load(name) for name in part.names()}
     if norm_offset:
         weights |= {name: w.float() + norm_offset for name, w in weights.items() if name.endswith("norm.weight")}
-    packing = Packing(target.kernels, weight_dtype=model.dtype) if target.kernels else None
+    packing = Packing.choose(target.kernels, dtype=model.dtype) if target.kernels else None
     layer = load_one_layer(model, weights, packing)
     return layer.run_layers, layer.kv_specs

@@ -21,10 +21,8 @@ from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_no
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
 from forerun.models.weights import Checkpoint, Rename, WeightReader, renamed
-from forerun.ops.embedding import Embedding
-from forerun.ops.linear import Head, Linear
-from forerun.ops.native.packed import NativeRMSNorm, PackedHead
-from forerun.ops.norms import RMSNorm
+from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
+from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -46,7 +44,7 @@ class HeadReader:
         self.target = target
         self.weights = WeightReader(checkpoint, dtype=model.dtype, device=model.device)
         self.stream_dtype = torch.float32 if kernels else model.dtype
-        self._packing = Packing(kernels, weight_dtype=model.dtype) if kernels else None
+        self._packing = Packing.choose(kernels, dtype=model.dtype) if kernels else None
 
     @classmethod
     def open(cls, folder: Path, target: LoadedTarget, *, rename: Rename = str) -> HeadReader:

@@ -35,7 +35,7 @@ class Attend(Protocol):
             scale: factor on the scores.
             window: a row at position i sees positions above i - window; None: all.
             soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: as they are.
-            sinks: [num_heads] one extra logit per head in the softmax's denominator; None: none.
+            sinks: [num_heads] one extra logit per head in the softmax's denominator, or None.
 
         Returns:
             [T, num_heads, value_dim]

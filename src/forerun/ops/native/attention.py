@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import Array
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, LayerKVSpec
 from forerun.kv.cache import KVCache, LayerKV
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.structs import STORAGE, AttentionStruct, PassStruct, RotationStruct
+from forerun.ops.native.structs import SEQUENCE_WORDS, STORAGE, AttentionStruct, PassStruct, RotationStruct
 from forerun.ops.rotary import Rotation
 
 MOST_KEY_DIM = 1024
+"""`kMaxKeyDim` of csrc/attention.h."""
 
 
 def can_attend(specs: Iterable[LayerKVSpec]) -> bool:
@@ -39,18 +41,21 @@ class CacheAddresses:
 
 
 class NativeAttention:
-    """Implements `Attention`; a row's position must be its place in its text."""
+    """Implements `Attention`; a row's position must be its place in its text.
+
+    Engines in several threads may share one: what it keeps is kept for each cache by itself, as long as the cache lives.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self._cache: KVCache | None = None
-        self._addresses: CacheAddresses | None = None
+        self._addresses: WeakKeyDictionary[KVCache, CacheAddresses] = WeakKeyDictionary()
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
-        if cache is not self._cache or self._addresses is None:  # asking each tensor in each pass would take a while
-            self._cache, self._addresses = cache, CacheAddresses(cache)
-        return NativePass(self.kernels, batch, cache, self._addresses)
+        addresses = self._addresses.get(cache)
+        if addresses is None:  # asking each tensor in each pass would take a while
+            addresses = self._addresses[cache] = CacheAddresses(cache)
+        return NativePass(self.kernels, batch, cache, addresses)
 
 
 class NativePass:
@@ -65,7 +70,9 @@ class NativePass:
             None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
         ]
         self._tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
-        self._sequences = np.empty((len(batch.sequences), 7), dtype=np.int64)  # `Sequence` of csrc/attention.h
+        self._sequences = np.empty(
+            (len(batch.sequences), SEQUENCE_WORDS), dtype=np.int64
+        )  # `Sequence` of csrc/attention.h
         first_row = 0
         for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self._tables, self._masks, strict=True)):
             self._sequences[i] = (
@@ -78,6 +85,8 @@ class NativePass:
                 sequence.num_hidden,
             )
             first_row += sequence.num_rows
+        if len(batch.slot_mapping) != first_row:
+            raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(
             num_rows=first_row,
             slots=batch.slot_mapping.data_ptr(),
@@ -101,6 +110,14 @@ class NativePass:
         """See `Attend`."""
         kv = self._layers[layer]
         dtype = kv.key.dtype
+        sizes = (self.struct.num_rows, kv.key.shape[1:], kv.value.shape[1:], kv.key.shape[2])
+        if (len(query), key.shape[1:], value.shape[1:], query.shape[2]) != sizes or not len(query) == len(key) == len(
+            value
+        ):
+            raise ValueError(
+                f"query, key, value: got {list(query.shape)}, {list(key.shape)} and {list(value.shape)}; layer {layer} "
+                f"of the cache takes {sizes[0]} rows of keys {list(sizes[1])} and values {list(sizes[2])}"
+            )
         rows = [x.to(dtype).contiguous() for x in (query, key, value)]
         sinks = None if sinks is None else sinks.float().contiguous()
         shape = attention_struct(kv, query.shape[1], scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)

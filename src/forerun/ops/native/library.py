@@ -7,15 +7,23 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.ops.native.structs import AttentionStruct, PassStruct, RotationStruct, WeightStruct
+from forerun.ops.native.structs import (
+    INTERFACE_VERSION,
+    STRUCT_SIZES,
+    AttentionStruct,
+    PassStruct,
+    RotationStruct,
+    WeightStruct,
+)
+from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
 
 logger = logging.getLogger(__name__)
 
@@ -26,53 +34,56 @@ VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""
 
 PROTOTYPES: dict[str, list[type]] = {
-    "forerun_set_threads": [c_int32, c_void_p],
-    "forerun_linear": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
-    "forerun_linear_argmax": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
-    "forerun_choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
-    "forerun_code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
-    "forerun_read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
-    "forerun_rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],
-    "forerun_rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
-    "forerun_gate": [c_void_p, c_void_p, c_int64, c_int32, c_void_p],
-    "forerun_attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
-    "forerun_decoder_layers": [
+    "set_threads": [c_int32, c_void_p],
+    "linear": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
+    "linear_argmax": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
+    "choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    "code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
+    "read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
+    "rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],
+    "rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
+    "gate": [c_void_p, c_void_p, c_int64, c_int32, c_void_p],
+    "attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
+    "decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
         *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
     ],
+    "read": [c_void_p, c_int64, POINTER(c_uint64)],
 }
+"""Arguments of the functions of csrc/cpu.cpp, without their prefix, that return a `Status`."""
+
+ERRORS: dict[int, type[Exception]] = {1: MemoryError, 2: ConfigError, 3: ValueError}
+"""What a `Status` of csrc/cpu.cpp but 0 is raised as."""
 
 
 class Kernels:
     """One build of the kernels; its functions are those of csrc/cpu.cpp, without the prefix.
 
     All engines of a process share its threads, one call at a time.
+
+    Each function raises:
+        MemoryError: there is not memory enough for what it computes.
+        ConfigError: the system starts no more threads.
+        ValueError: the sizes that it got do not fit each other.
     """
 
     def __init__(self, library: ctypes.CDLL, level: str) -> None:
         self.level = level
-        for name, arguments in PROTOTYPES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
-        self.linear = library.forerun_linear
-        self.linear_argmax = library.forerun_linear_argmax
-        self.choose_high_bytes = library.forerun_choose_high_bytes
-        self.code_weight = library.forerun_code_weight
-        self.read_outputs = library.forerun_read_outputs
-        self.rms_norm = library.forerun_rms_norm
-        self.rotate = library.forerun_rotate
-        self.gate = library.forerun_gate
-        self.attention = library.forerun_attention
-        self.decoder_layers = library.forerun_decoder_layers
-        self._set_threads = library.forerun_set_threads
-        self._read = library.forerun_read
-        self._read.argtypes, self._read.restype = [c_void_p, c_int64], c_uint64
+        library.forerun_message.argtypes, library.forerun_message.restype = [], c_char_p
+        functions = {name: _checked(library, name, arguments) for name, arguments in PROTOTYPES.items()}
+        self.linear = functions["linear"]
+        self.linear_argmax = functions["linear_argmax"]
+        self.choose_high_bytes = functions["choose_high_bytes"]
+        self.code_weight = functions["code_weight"]
+        self.read_outputs = functions["read_outputs"]
+        self.rms_norm = functions["rms_norm"]
+        self.rotate = functions["rotate"]
+        self.gate = functions["gate"]
+        self.attention = functions["attention"]
+        self.decoder_layers = functions["decoder_layers"]
+        self._set_threads = functions["set_threads"]
+        self._read = functions["read"]
         self._num_threads = library.forerun_num_threads
-
-    @property
-    def reads_coded_fast(self) -> bool:
-        """Whether bf16 in 12 bits (csrc/coded.h) is decoded faster than the bytes that it saves are read."""
-        return self.level != "portable"
 
     @property
     def num_threads(self) -> int:
@@ -80,18 +91,32 @@ class Kernels:
         return int(self._num_threads())
 
     def use_threads(self, num_threads: int) -> None:
-        """Share calls among so many threads, each bound to a core of its own if there are as many."""
-        cores = _cores()
-        bound = (c_int32 * num_threads)(*cores[:num_threads]) if len(cores) >= num_threads > 1 else None
-        self._set_threads(num_threads, bound)
+        """Share calls among so many threads, each bound to a core of its own where the process has the cores to itself."""
+        cores = cores_to_bind(num_threads)
+        self._set_threads(num_threads, (c_int32 * num_threads)(*cores) if cores else None)
 
     def read(self, buffer: Tensor) -> int:
         """Read a contiguous buffer once by all threads and do nothing with it, to measure memory bandwidth."""
-        return int(self._read(buffer.data_ptr(), buffer.numel() * buffer.itemsize // 8))
+        total = c_uint64()
+        self._read(buffer.data_ptr(), buffer.numel() * buffer.itemsize // 8, byref(total))
+        return total.value
+
+
+def _checked(library: ctypes.CDLL, name: str, arguments: list[type]) -> Callable[..., Any]:
+    """A function of the library that raises what its status says."""
+
+    def check(status: int, _function: object, _arguments: object) -> None:
+        if status:
+            raise ERRORS.get(status, RuntimeError)(f"native CPU kernels: {name}: {library.forerun_message().decode()}")
+
+    function: Any = library[f"forerun_{name}"]
+    function.argtypes, function.restype, function.errcheck = arguments, c_int32, check
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def load_kernels() -> Kernels | None:
-    """The best build that this CPU runs, with as many threads as torch has; None where there is none.
+    """The best build that this CPU runs, with as many threads as torch has and control groups allow; None: there is none.
 
     Raises:
         ConfigError: the environment names a level that is unknown, not built, or not for this CPU.
@@ -106,8 +131,8 @@ def load_kernels() -> Kernels | None:
         raise ConfigError(
             f"{VARIABLE}: {wanted!r} is not built or not for this CPU; leave it unset for the best there is"
         )
-    if kernels is not None and kernels.num_threads != torch.get_num_threads():
-        kernels.use_threads(torch.get_num_threads())
+    if kernels is not None and kernels.num_threads != (num_threads := num_threads_to_use()):
+        kernels.use_threads(num_threads)
     return kernels
 
 
@@ -123,15 +148,27 @@ def kernels_of_level(level: str) -> Kernels | None:
         return None
     try:
         library = ctypes.CDLL(str(file))
-        library.forerun_level.restype = c_char_p
-        found = library.forerun_level().decode()
-        if found != level:
-            raise OSError(f"it was built for {found}")
+        _refuse_if_stale(library, level)
         return Kernels(library, level) if library.forerun_runs_here() else None
     except (OSError, AttributeError) as error:
         raise ConfigError(
             f"native CPU kernels: {file.name} cannot be used ({error}); reinstall forerun, or set {VARIABLE}=off"
         ) from error
+
+
+def _refuse_if_stale(library: ctypes.CDLL, level: str) -> None:
+    """Raise `OSError` where a library was built from other sources than this Python was written for, or for another level."""
+    version = library.forerun_interface_version() if hasattr(library, "forerun_interface_version") else 0
+    if version != INTERFACE_VERSION:
+        raise OSError(f"its interface is of version {version}, not {INTERFACE_VERSION}")
+    library.forerun_size_of.argtypes, library.forerun_size_of.restype = [c_char_p], c_int64
+    for name, size in STRUCT_SIZES.items():
+        found = library.forerun_size_of(name.encode())
+        if found != size:
+            raise OSError(f"its {name} has {found} bytes, not {size}")
+    library.forerun_level.restype = c_char_p
+    if (found_level := library.forerun_level().decode()) != level:
+        raise OSError(f"it was built for {found_level}")
 
 
 def library_file(level: str) -> Path:
@@ -149,26 +186,3 @@ def warn_if_not_built() -> None:
         "the native CPU kernels are not built: decoding is slower, and in bf16 speculated text may differ from plain "
         "text at near-ties; install a C++20 compiler (g++ or clang++) and reinstall forerun"
     )
-
-
-class OneTorchThread:
-    """Keeps torch to the calling thread: its pool would fight the kernels' threads for the same cores."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_error: object) -> None:
-        torch.set_num_threads(self._before)
-
-
-def _cores() -> Sequence[int]:
-    """One CPU number for each core that this process may use; empty where the system does not tell."""
-    if sys.platform != "linux":
-        return []
-    allowed = os.sched_getaffinity(0)
-    cores: dict[str, int] = {}
-    for cpu in sorted(allowed):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(siblings.read_text() if siblings.exists() else str(cpu), cpu)
-    return list(cores.values())

@@ -1,8 +1,8 @@
-"""The structures that the kernels read, field by field as in csrc."""
+"""The structures that the kernels read, field by field as in csrc; a library whose structures have other sizes is refused."""
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import ClassVar
 
 import torch
@@ -10,8 +10,11 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-"""How values are stored: `Storage` of csrc/matmul.h; bytes are coded bf16."""
+INTERFACE_VERSION = 1
+"""`kInterfaceVersion` of csrc/cpu.cpp."""
+
+STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+"""How keys, values and rows are stored: `Storage` of csrc/matmul.h, which goes on with formats of weights."""
 
 
 class WeightStruct(Structure):
@@ -45,8 +48,12 @@ class AttentionStruct(Structure):
     ]
 
 
+SEQUENCE_WORDS = 7
+"""int64 words of a `Sequence` of csrc/attention.h."""
+
+
 class PassStruct(Structure):
-    """`Pass` of csrc/attention.h; `sequences` are rows of seven int64: `Sequence` there."""
+    """`Pass` of csrc/attention.h; `sequences` are rows of SEQUENCE_WORDS int64."""
 
     _fields_: ClassVar = [
         ("num_rows", c_int64),
@@ -88,3 +95,15 @@ class LayerStruct(Structure):
         ("activation", c_int32),
         ("starts_normed", c_int32),
     ]
+
+
+STRUCT_SIZES = {
+    "Weight": sizeof(WeightStruct),
+    "AttentionShape": sizeof(AttentionStruct),
+    "Sequence": 8 * SEQUENCE_WORDS,
+    "Pass": sizeof(PassStruct),
+    "Rotation": sizeof(RotationStruct),
+    "Layer": sizeof(LayerStruct),
+    "RareWeight": 8,
+}
+"""Bytes of each structure of csrc that Python lays out, by its name there."""

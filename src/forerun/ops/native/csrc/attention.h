@@ -16,11 +16,12 @@
 namespace forerun {
 
 constexpr int kTileKeys = 256;
+constexpr int kMaxKeyDim = 1024;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
 constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
-// Groups of sixteen keys, members and vectors of a value that are computed together: as many sums as fit in
-// registers, and enough of them to hide what one sum waits for the one before it.
+// How many groups of sixteen keys, members and vectors of a value are computed together: as many sums as fit in registers,
+// enough of them to hide the latency of each.
 #if defined(__AVX512F__)
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
@@ -81,31 +82,45 @@ inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, int 
     return std::clamp<int64_t>((rows_each + parts - 1) / parts, 1, most);
 }
 
-inline void plan_attention(const Pass& pass, const AttentionShape& shape, int num_members,
-                           std::vector<AttentionItem>& items) {
-    items.clear();
-    const int64_t together = rows_together(pass, shape, num_members);
-    const int32_t heads = std::min(shape.group(), kMaxMembers);
-    for (int64_t s = 0; s < pass.num_sequences; ++s) {
-        const Sequence& sequence = pass.sequences[s];
-        const int64_t step = sequence.tree_mask ? 1 : together;  // each node sees other keys
-        // The last rows see the most keys: begun first, they do not keep the others waiting at the end.
-        for (int64_t last = sequence.num_rows; last > 0; last -= step)
-            for (int32_t head = 0; head < shape.num_heads; head += std::min(heads, shape.group() - head % shape.group()))
-                items.push_back({&sequence, std::max<int64_t>(0, last - step), last, head / shape.group(), head,
-                                 std::min(heads, shape.group() - head % shape.group())});
-    }
-}
+// Dimensions of a value in whole vectors.
+inline int64_t padded_dim(int64_t value_dim) { return (value_dim + kLanes - 1) / kLanes * kLanes; }
 
 struct AttentionScratch {
-    alignas(64) float keys[kKeyGroups * kLanes * 1024];  // groups of sixteen keys, transposed
+    alignas(64) float keys[kKeyGroups * kLanes * kMaxKeyDim];  // groups of sixteen keys, transposed
     alignas(64) float scores[kMaxMembers * kTileKeys];
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
     std::vector<float> outputs;       // [members, padded value_dim]
     std::vector<int64_t> tree_slots;  // of the rows of this pass that a tree's row sees
+
+    // Takes all the memory that items of a pass need, so that none is taken, and refused, while they are computed.
+    void reserve(int64_t value_dim, int64_t mask_width) {
+        outputs.reserve(kMaxMembers * padded_dim(value_dim));
+        tree_slots.reserve(mask_width);
+    }
 };
+
+// Lists the items of a pass and makes the scratch memory of each member of the team large enough for all of them.
+inline void plan_attention(const Pass& pass, const AttentionShape& shape, std::vector<AttentionScratch>& members,
+                           std::vector<AttentionItem>& items) {
+    items.clear();
+    int64_t mask_width = 0;
+    const int num_members = static_cast<int>(members.size());
+    const int64_t together = rows_together(pass, shape, num_members);
+    const int32_t heads = std::min(shape.group(), kMaxMembers);
+    for (int64_t s = 0; s < pass.num_sequences; ++s) {
+        const Sequence& sequence = pass.sequences[s];
+        const int64_t step = sequence.tree_mask ? 1 : together;  // each node sees other keys
+        mask_width = std::max(mask_width, sequence.mask_width);
+        // The last rows see the most keys: begun first, they do not keep the others waiting at the end.
+        for (int64_t last = sequence.num_rows; last > 0; last -= step)
+            for (int32_t head = 0; head < shape.num_heads; head += std::min(heads, shape.group() - head % shape.group()))
+                items.push_back({&sequence, std::max<int64_t>(0, last - step), last, head / shape.group(), head,
+                                 std::min(heads, shape.group() - head % shape.group())});
+    }
+    for (AttentionScratch& scratch : members) scratch.reserve(shape.value_dim, mask_width);
+}
 
 // out[i][lane] = word i of key `lane`; absent keys are zero.
 inline void transpose_keys(const uint32_t* const (&keys)[kLanes], int num_keys, int num_words, uint32_t* out) {
@@ -148,7 +163,7 @@ class AttentionBlock {
     AttentionBlock(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
                    const Stored* value, AttentionScratch& scratch)
         : pass_(pass), shape_(shape), query_(query), key_(key), value_(value), scratch_(scratch),
-          width_((shape.value_dim + kLanes - 1) / kLanes * kLanes),
+          width_(static_cast<int>(padded_dim(shape.value_dim))),
           places_ahead_(static_cast<int>(kRowBytesAhead / (shape.key_dim * static_cast<int64_t>(sizeof(Stored))) + 1)) {}
 
     // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim].
@@ -233,7 +248,7 @@ class AttentionBlock {
         for (int dim = 0; dim < Dims; dim += kLineDims) __builtin_prefetch(row + dim);
     }
 
-    // Brings near what is read i-th of a tile: its keys come first, then its values.
+    // Prefetches the i-th row that is read for a tile: first its keys, then its values.
     void fetch_place(int i, int count) const {
         if (i >= 2 * count) return;
         const bool is_key = i < count;
@@ -320,8 +335,10 @@ class AttentionBlock {
             std::fill(scores, scores + padded, 0.0f);
             return;
         }
+        // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
+        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
         for (int i = 0; i < padded; i += kLanes) {
-            const F16 weights = exp(load(scores + i) - splat(highest));
+            const F16 weights = exp(load(scores + i) - reference);
             store(scores + i, keep_first(zero(), first - i, keep_first(weights, end - i, zero())));
         }
         if (highest != before) {

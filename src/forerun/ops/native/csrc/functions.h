@@ -6,9 +6,9 @@
 namespace forerun {
 
 // e^x by x = n ln 2 + r and a polynomial of degree 6 in r (coefficients of Cephes' expf); x is held to [-87.3, 88.3].
+// NaN stays NaN: it is the second operand of max and min.
 inline F16 exp(F16 x) {
-    const F16 lowest = splat(-87.3f);
-    const F16 clamped = min(max(x, lowest), splat(88.3f));
+    const F16 clamped = min(splat(88.3f), max(splat(-87.3f), x));
     const F16 n = round_even(clamped * splat(1.44269504088896341f));
     const F16 r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), clamped));
     F16 y = splat(1.9875691500e-4f);

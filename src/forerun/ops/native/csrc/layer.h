@@ -38,12 +38,25 @@ struct Rotation {
     int64_t half;
 };
 
-// Buffers that a call fills and the next may overwrite; they grow to the largest pass seen.
+// Buffers that a call fills and the next may overwrite; they grow to the largest pass seen, and only before the team is
+// called: a worker never asks for memory, which it might not get.
 struct Workspace {
     std::vector<uint8_t> inputs, queries, attended, activated;
     std::vector<float> qkv, update;
-    std::vector<AttentionScratch> attention;
+    std::vector<AttentionScratch> attention;  // of each member of the team
+    std::vector<std::vector<bf16>> wide;      // of each member: a widened tile
     std::vector<AttentionItem> items;
+
+    void begin_for(int num_members) {
+        attention.resize(num_members);
+        wide.resize(num_members);
+    }
+
+    void grow_wide(const Weight& weight, int64_t num_rows) {
+        const auto needed = static_cast<size_t>(wide_values(weight, num_rows));
+        for (auto& buffer : wide)
+            if (buffer.size() < needed) buffer.resize(needed);
+    }
 
     template <class T>
     static T* grown(std::vector<uint8_t>& buffer, int64_t count) {
@@ -111,7 +124,8 @@ class LayerCall {
         activated_ = Workspace::grown<Stored>(space.activated, rows * layer.down.inputs);
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, rows * layer.width);
-        plan_attention(pass, layer.attention, team.size(), space.items);
+        for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_wide(*weight, rows);
+        plan_attention(pass, layer.attention, space.attention, space.items);
     }
 
     void run() {
@@ -166,7 +180,7 @@ class LayerCall {
     template <class Finish>
     void project(int member, const Weight& weight, const Stored* rows, const Finish& finish) {
         multiply(weight, rows, pass_.num_rows, team_.share(weight.tiles(), member), team_.share(weight.tiles(), member + 1),
-                 finish);
+                 space_.wide[member].data(), finish);
         team_.barrier();
     }
 

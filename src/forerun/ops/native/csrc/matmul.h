@@ -6,8 +6,6 @@
 // result never depends on the rows beside it.
 #pragma once
 
-#include <vector>
-
 #include "coded.h"
 #include "functions.h"
 
@@ -61,14 +59,14 @@ class PlainTile {
     const Stored* data_;
 };
 
-// What to bring near in the meantime: so many bytes in each step.
+// What to prefetch while a tile is multiplied, and how many bytes of it in each step.
 struct Ahead {
     const char* data;
     int64_t bytes;
-    bool is_read_once;  // and must not push aside what the second cache holds: the step's own rows, keys and code
+    bool is_read_once;  // so it must not push the step's own rows, keys and code out of the second cache
 };
 
-// How far ahead of itself a tile that is read once is fetched: what memory delivers to a core while it waits for a line.
+// How far ahead a tile that is read once is prefetched: what memory delivers to a core while it waits for a line.
 constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
@@ -146,22 +144,27 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
 
 // A tile of int8 or coded bf16 as plain bf16, which holds every value of them exactly.
 template <class Tile>
-PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs) {
-    thread_local std::vector<bf16> wide;
-    wide.resize(inputs * kTile);
+PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
     for (int64_t i = 0; i < inputs; i += 2) {
         const auto [first, second] = tile.next();
-        store_pairs(wide.data() + i * kTile, first);
-        store_pairs(wide.data() + i * kTile + 2 * kLanes, second);
+        store_pairs(wide + i * kTile, first);
+        store_pairs(wide + i * kTile + 2 * kLanes, second);
     }
-    return PlainTile<bf16, bf16>(wide.data());
+    return PlainTile<bf16, bf16>(wide);
+}
+
+constexpr int64_t kFewRows = 2 * kMaxRows;  // for which reading a tile twice costs less than widening it
+
+// How many values `multiply` needs room for, for each thread that calls it.
+inline int64_t wide_values(const Weight& weight, int64_t num_rows) {
+    const bool is_widened = weight.storage == kInt8 || weight.storage == kCoded;
+    return is_widened && num_rows > kFewRows ? weight.inputs * kTile : 0;
 }
 
 // Rows [num_rows, inputs] times tiles [first_tile, last_tile); rows are fp32 for fp32 weights, else bf16.
 template <class Finish>
-void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
+void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile, bf16* wide,
               const Finish& finish) {
-    constexpr int64_t kFewRows = 2 * kMaxRows;  // for which reading a tile twice costs less than widening it
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
@@ -171,7 +174,7 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         const auto multiply_narrow = [&](auto source) {
             const auto* values = static_cast<const bf16*>(rows);
             if (num_rows <= kFewRows) return multiply_by(source, values);
-            multiply_by(widened(source, weight.inputs), values);
+            multiply_by(widened(source, weight.inputs, wide), values);
         };
         switch (weight.storage) {
             case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;

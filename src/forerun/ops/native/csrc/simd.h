@@ -10,7 +10,14 @@
 #include <cstring>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
+// GCC 12's own header initialises vectors with themselves and warns of it wherever it is inlined (its bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 namespace forerun {
@@ -51,6 +58,7 @@ inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// The larger and the smaller; the second operand where either is NaN.
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -280,8 +288,13 @@ inline F16 round_even(F16 a) {
     });
 }
 inline F16 scale_by_power(F16 a, F16 n) {
+    constexpr float magic = 8388608.0f + 4194304.0f;  // adding it leaves n in the low bits, of a NaN anything
+    constexpr uint32_t magic_bits = 0x4b400000u;
     return each([&](int i) {
-        const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
+        const float shifted = n.v[i] + magic;
+        uint32_t bits;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        bits = (bits - magic_bits + 127u) << 23;
         float power;
         std::memcpy(&power, &bits, sizeof power);
         return a.v[i] * power;

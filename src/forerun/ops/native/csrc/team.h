@@ -1,4 +1,5 @@
-// The threads that share a pass: workers bound to cores of their own; the caller is the team's first member.
+// The threads that share a pass: workers, bound to cores of their own where they are given; the caller is the team's first
+// member.
 #pragma once
 
 #include <atomic>
@@ -39,23 +40,21 @@ class Team {
     // `cpus` empty: as many threads, none of them bound.
     Team(int num_threads, std::vector<int> cpus) : cpus_(std::move(cpus)), num_threads_(num_threads) {}
 
-    ~Team() {
-        closing_ = true;
-        start_.fetch_add(1, std::memory_order_release);
-        start_.notify_all();
-        for (auto& worker : workers_) worker.join();
-    }
+    ~Team() { stop_workers(); }
 
     int size() const { return num_threads_; }
 
-    // Runs work(member) on every member at once and returns when all are done; one caller at a time.
+    // Runs work(member) on every member at once and returns when all are done; one caller at a time. Work must not throw:
+    // the other members would wait for ever.
+    //
+    // Throws std::system_error and std::bad_alloc where the system gives no more threads; the next call tries again.
     template <class Work>
     void run(const Work& work) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (num_threads_ == 1) return work(0);
-        if (workers_.empty()) hire();
+        if (workers_.empty()) start_workers();
         leave_workers_cores();
-        job_ = [](const void* context, int member) { (*static_cast<const Work*>(context))(member); };
+        job_ = [](const void* context, int member) noexcept { (*static_cast<const Work*>(context))(member); };
         context_ = &work;
         start_.fetch_add(1, std::memory_order_release);
         start_.notify_all();
@@ -83,18 +82,34 @@ class Team {
     static constexpr int kBarrierSpins = 1 << 14;  // some 0.3 ms
     static constexpr int kIdleSpins = 1 << 13;     // between the calls of one pass
 
-    void hire() {
-        for (int member = 1; member < num_threads_; ++member) {
-            workers_.emplace_back([this, member, seen = start_.load()]() mutable {
-                bind(member);
-                for (;;) {
-                    seen = wait_for_change(start_, seen, kIdleSpins);
-                    if (closing_) return;
-                    job_(context_, member);
-                    barrier();
-                }
-            });
+    void start_workers() {
+        workers_.reserve(num_threads_ - 1);
+        try {
+            for (int member = 1; member < num_threads_; ++member)
+                workers_.emplace_back([this, member, seen = start_.load()] { serve(member, seen); });
+        } catch (...) {
+            stop_workers();
+            throw;
         }
+    }
+
+    void serve(int member, uint32_t seen) {
+        bind(member);
+        for (;;) {
+            seen = wait_for_change(start_, seen, kIdleSpins);
+            if (closing_) return;
+            job_(context_, member);
+            barrier();
+        }
+    }
+
+    void stop_workers() {
+        closing_ = true;
+        start_.fetch_add(1, std::memory_order_release);
+        start_.notify_all();
+        for (auto& worker : workers_) worker.join();
+        workers_.clear();
+        closing_ = false;
     }
 
 #if defined(__linux__)
@@ -129,7 +144,7 @@ class Team {
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     bool closing_ = false;
-    void (*job_)(const void*, int) = nullptr;
+    void (*job_)(const void*, int) noexcept = nullptr;
     const void* context_ = nullptr;
     alignas(64) std::atomic<uint32_t> start_{0};
     alignas(64) std::atomic<int> arrived_{0};

@@ -1,0 +1,94 @@
+"""The torch layers of models: matrix products, embeddings, norms and activation functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+"""Activation functions of gated MLPs, by the names that model configurations use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x @ weight.T + bias, with weight [out, in] and bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return F.linear(x, self.weight, self.bias)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs: [n] int64 -> [n, in]"""
+        return self.weight[outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits: a linear layer, then `scale`, then soft_cap * tanh(logits / soft_cap) where there is a cap."""
+
+    linear: Linear
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, vocab_size] fp32"""
+        logits = self.linear(normed).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of a table [vocab_size, hidden_size], times `scale`, which is rounded to the table's dtype as Gemma's is.
+
+    `dtype`: of what comes out; None: the table's.
+    """
+
+    table: Tensor
+    scale: float = 1.0
+    dtype: torch.dtype | None = None
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden_size]"""
+        hidden = F.embedding(token_ids, self.table).to(self.dtype or self.table.dtype)
+        return hidden if self.scale == 1.0 else hidden * self.table.new_tensor(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension (RMSNorm, arXiv 1910.07467).
+
+    `weight` is [width], or [num_heads, width] for a weight per head of x [T, num_heads, width]. It
+    may be of higher precision than x: the norm is then computed in the weight's and rounded once.
+    """
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Same shape and dtype as x."""
+        weight = self.weight
+        wide = x.to(weight.dtype)
+        if weight.ndim == 1:
+            return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
+        return (F.rms_norm(wide, weight.shape[-1:], None, self.eps) * weight).to(x.dtype)

@@ -1,0 +1,108 @@
+// What the C functions check before they compute: sizes that do not fit each other are refused, not read past.
+#pragma once
+
+#include <stdexcept>
+
+#include "layer.h"
+
+namespace forerun {
+
+// A caller's mistake; `what` says which.
+struct BadArgument : std::logic_error {
+    using std::logic_error::logic_error;
+};
+
+inline void require(bool holds, const char* message) {
+    if (!holds) throw BadArgument(message);
+}
+
+constexpr int64_t kLargest = int64_t{1} << 28;  // of any size: the product of two, in bytes, fits in 64 bits
+
+inline bool is_size(int64_t size) { return size >= 0 && size <= kLargest; }
+
+inline void check_rows(int64_t num_rows, int64_t width) {
+    require(is_size(num_rows), "the number of rows is out of range");
+    require(is_size(width), "the width of a row is out of range");
+}
+
+inline void check_weight(const Weight& weight) {
+    require(weight.storage >= kFloat32 && weight.storage <= kCoded, "the weight's storage is unknown");
+    require(is_size(weight.outputs) && weight.outputs % kTile == 0, "the weight's outputs are not whole tiles");
+    require(is_size(weight.inputs) && weight.inputs % 2 == 0, "the weight's inputs are not even");
+    require(weight.data || !weight.outputs || !weight.inputs, "the weight has no data");
+    require(weight.scale || weight.storage != kInt8, "the int8 weight has no scale");
+    require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
+}
+
+// A product of rows [num_rows, width] whose first `num_outputs` outputs are kept.
+inline void check_product(const Weight& weight, int64_t num_rows, int64_t width, int64_t num_outputs) {
+    check_weight(weight);
+    check_rows(num_rows, width);
+    require(width <= weight.inputs, "the rows are wider than the weight's inputs");
+    require(num_outputs >= 0 && num_outputs <= weight.outputs, "more outputs are asked for than the weight has");
+}
+
+inline void check_storage(int32_t storage) {
+    require(storage == kFloat32 || storage == kBFloat16, "keys and values must be fp32 or bf16");
+}
+
+inline void check_pass(const Pass& pass) {
+    require(is_size(pass.num_rows), "the number of rows is out of range");
+    require(is_size(pass.num_sequences), "the number of sequences is out of range");
+    require(pass.block_size > 0, "the block size is not above 0");
+    for (int64_t i = 0; i < pass.num_sequences; ++i) {
+        const Sequence& sequence = pass.sequences[i];
+        require(sequence.first_row >= 0 && sequence.num_rows >= 0 && sequence.first_row <= pass.num_rows - sequence.num_rows,
+                "a sequence's rows are not rows of the pass");
+        require(is_size(sequence.num_context) && sequence.num_hidden >= 0, "a sequence's context is out of range");
+        require(!sequence.tree_mask || (sequence.mask_width >= sequence.num_rows && sequence.num_unmasked() >= 0),
+                "a tree's mask is not as wide as its rows, or wider than its sequence");
+    }
+}
+
+inline void check_attention(const AttentionShape& shape) {
+    require(shape.num_kv_heads > 0 && shape.num_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
+            "the query heads are not a multiple of the key heads");
+    require(shape.key_dim > 0 && shape.key_dim % 2 == 0 && shape.key_dim <= kMaxKeyDim,
+            "the keys' dimension is not an even number up to 1024");
+    require(shape.value_dim > 0 && shape.value_dim <= kLargest, "the values' dimension is out of range");
+    require(shape.window >= 0, "the window is negative");
+}
+
+inline void check_rotation(const Rotation& rotation, int64_t head_dim) {
+    require(rotation.half >= 0 && 2 * rotation.half <= head_dim, "more dimensions are rotated than a head has");
+}
+
+inline void check_norm(const float* weight, int64_t norm_width, int64_t width) {
+    require(!weight || (norm_width > 0 && width % norm_width == 0), "a norm's width does not divide its heads");
+}
+
+inline void check_activation(int32_t activation) {
+    require(activation >= kSilu && activation <= kGeluTanh, "the activation is unknown");
+}
+
+inline void check_layer(const Layer& layer, int32_t storage) {
+    const AttentionShape& shape = layer.attention;
+    for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        check_weight(*weight);
+        require(weight->narrow_inputs() == (storage == kBFloat16), "a weight does not take rows as keys are stored");
+    }
+    check_attention(shape);
+    check_activation(layer.activation);
+    require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
+    const int64_t queries = static_cast<int64_t>(shape.num_heads) * shape.key_dim;
+    const int64_t keys = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
+    const int64_t values = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
+    check_norm(layer.query_norm, layer.query_norm_width, queries);
+    check_norm(layer.key_norm, layer.key_norm_width, keys);
+    require(layer.qkv.inputs == layer.beside_width + layer.width, "the first product does not take the layer's rows");
+    require(layer.qkv.outputs >= queries + keys + values, "the first product has fewer outputs than the heads");
+    require(layer.output.inputs == static_cast<int64_t>(shape.num_heads) * shape.value_dim,
+            "the product after attention does not take its heads");
+    require(layer.output.outputs >= layer.width, "the product after attention is not as wide as the layer");
+    require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
+    require(layer.gate_up.outputs >= 2 * layer.down.inputs, "there are fewer gates than the last product takes");
+    require(layer.down.outputs >= layer.width, "the last product is not as wide as the layer");
+}
+
+}  // namespace forerun

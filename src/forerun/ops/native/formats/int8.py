@@ -1,0 +1,47 @@
+"""Weights rounded to 8 bits with a scale per output, multiplied with bf16 activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.ops.native.formats.base import PackedWeight, WeightFormat, padded_outputs
+from forerun.ops.native.formats.plain import select_tiled, tiled, untiled
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.memory import Arena
+
+
+class Int8Format(WeightFormat):
+    """[tiles, inputs / 2, 32, 2] int8 and an fp32 scale per output."""
+
+    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:  # noqa: ARG002
+        """See `WeightFormat`."""
+        values, scale = quantize(weight)
+        outputs, inputs = weight.shape
+        return PackedWeight(
+            format=self,
+            data=tiled(values, torch.int8, arena),
+            outputs=outputs,
+            inputs=inputs,
+            scale=padded_outputs(scale, arena),
+            bias=None if bias is None else padded_outputs(bias, arena),
+        )
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        """What the weight was rounded to, in fp32."""
+        assert packed.scale is not None
+        return (untiled(packed.data).float() * packed.scale[:, None])[: packed.outputs, : packed.inputs]
+
+    def select(self, kernels: Kernels, packed: PackedWeight, outputs: Tensor) -> PackedWeight:  # noqa: ARG002
+        """See `WeightFormat`."""
+        return select_tiled(packed, outputs)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each output's weights to 8 bits, symmetric about 0: int8 [outputs, inputs] and fp32 scale [outputs]."""
+    wide = weight.float()
+    scale = wide.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    return (wide / scale[:, None]).round().to(torch.int8), scale
+
+
+INT8 = Int8Format(name="int8", kernel_id=2, bytes_per_weight=1, activations=torch.bfloat16, is_quantization=True)

@@ -1,0 +1,177 @@
+"""Layers on packed weights, the twins of those in `ops.layers`, and whole decoder layers in one call of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.ops.native.attention import NativePass, rotation_structs
+from forerun.ops.native.formats.base import PackedWeight, read_outputs
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.structs import LayerStruct
+from forerun.ops.rotary import Rotation
+
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}  # `Activation` of csrc/functions.h
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """x @ weight.T + bias on a packed weight, the twin of `ops.layers.Linear`.
+
+    x is rounded to the dtype that the weight's format takes; sums are fp32.
+    """
+
+    kernels: Kernels
+    weight: PackedWeight
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.weight.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in x's dtype."""
+        return self.capped(x, factor=1.0, cap=0.0).to(x.dtype)
+
+    def capped(self, x: Tensor, *, factor: float, cap: float) -> Tensor:
+        """[..., in] -> [..., out] fp32: cap * tanh(factor * y / cap), or factor * y where cap is 0."""
+        weight = self.weight
+        rows = _rows_of(x, weight.inputs)
+        out = torch.empty(*x.shape[:-1], weight.outputs, dtype=torch.float32)
+        num_rows = rows.numel() // weight.inputs
+        self.kernels.linear(
+            weight.struct, rows.data_ptr(), num_rows, weight.inputs, weight.outputs, factor, cap, out.data_ptr()
+        )
+        return out
+
+    def argmax(self, x: Tensor, *, factor: float = 1.0, cap: float = 0.0) -> Tensor:
+        """[R, in] -> [R] int64: where `capped` is highest, the first of equal ones; no logits are stored."""
+        weight = self.weight
+        rows = _rows_of(x, weight.inputs)
+        ids = torch.empty(len(rows), dtype=torch.int64)
+        self.kernels.linear_argmax(
+            weight.struct, rows.data_ptr(), len(rows), weight.inputs, weight.outputs, factor, cap, ids.data_ptr()
+        )
+        return ids
+
+    def rows(self, outputs: Tensor, *, scale: float = 1.0) -> Tensor:
+        """The weights of some outputs, times `scale`: [n] int64 -> [n, in] fp32"""
+        return read_outputs(self.kernels, self.weight, outputs, scale=scale)
+
+    def select(self, outputs: Tensor) -> PackedLinear:
+        """The same for some outputs only."""
+        return PackedLinear(self.kernels, self.weight.format.select(self.kernels, self.weight, outputs))
+
+
+def _rows_of(x: Tensor, width: int) -> Tensor:
+    """x [..., width] as the kernels read it: contiguous fp32.
+
+    Raises:
+        ValueError: it is of another width.
+    """
+    if x.shape[-1] != width:
+        raise ValueError(f"got rows of {x.shape[-1]} values; this layer takes {width}")
+    return x.float().contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEmbedding:
+    """Rows of a packed head, times `scale`: tied weights are in memory once. The twin of `ops.layers.Embedding`."""
+
+    head: PackedLinear
+    scale: float = 1.0
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden_size] fp32"""
+        return self.head.rows(token_ids, scale=self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHead:
+    """Logits on a packed weight, the twin of `ops.layers.Head`."""
+
+    linear: PackedLinear
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, vocab_size] fp32"""
+        return self.linear.capped(normed, factor=self.scale, cap=self.soft_cap or 0.0)
+
+    def argmax(self, normed: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R] int64: what greedy decoding takes."""
+        return self.linear.argmax(normed, factor=self.scale, cap=self.soft_cap or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRMSNorm:
+    """RMSNorm of fp32 rows, the twin of `ops.layers.RMSNorm`; weight [width] fp32."""
+
+    kernels: Kernels
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., width] fp32 -> the same"""
+        width = len(self.weight)
+        rows = _rows_of(x, width)
+        out = torch.empty_like(rows)
+        self.kernels.rms_norm(
+            rows.data_ptr(), self.weight.data_ptr(), self.eps, rows.numel() // width, width, out.data_ptr()
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLayer:
+    """A decoder layer's packed weights; `tensors` are those whose addresses are in `struct`."""
+
+    struct: LayerStruct
+    tensors: tuple[object, ...]
+    num_bytes: int  # of all matrices
+
+
+class NativeLayers:
+    """The twin of calling `models.layers.DecoderLayer` one by one; the residual stream is fp32."""
+
+    def __init__(self, kernels: Kernels, layers: Sequence[NativeLayer], rotation_of: Sequence[int]) -> None:
+        """`rotation_of[i]` says which of a pass's rotations layer i takes."""
+        self.layers = layers
+        self._kernels = kernels
+        self._structs = np.array([addressof(layer.struct) for layer in layers], dtype=np.int64)
+        self._rotation_of = np.array(rotation_of, dtype=np.int32)
+        self._width = layers[0].struct.width
+        self._widths = [layer.struct.beside_width + layer.struct.width for layer in layers]
+        self._places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)
+
+    def __call__(
+        self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
+    ) -> Tensor:
+        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size] fp32."""
+        if not 0 <= first < last <= len(self.layers) or len(hidden) != attend.struct.num_rows:
+            raise ValueError(
+                f"got {len(hidden)} rows for layers {first} to {last}; "
+                f"the pass has {attend.struct.num_rows} rows, the decoder {len(self.layers)} layers"
+            )
+        rows = _rows_of(hidden, self._widths[first])
+        out = torch.empty(len(rows), self._width, dtype=torch.float32)
+        structs, rotation_of = self._places
+        keys, values = attend.addresses.arrays(first)
+        self._kernels.decoder_layers(
+            structs + self._structs.itemsize * first,
+            last - first,
+            attend.struct,
+            rotation_structs(rotations),
+            rotation_of + self._rotation_of.itemsize * first,
+            attend.addresses.storage,
+            keys,
+            values,
+            rows.data_ptr(),
+            out.data_ptr(),
+        )
+        return out

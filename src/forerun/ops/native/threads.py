@@ -1,0 +1,171 @@
+"""How many threads compute, and on which cores: torch's own, the kernels', and those of other processes beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import posixpath
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+CORE_LEASE = "forerun/core/{cpu}"
+"""Name of the abstract Unix socket that a process holds for each core that it binds a thread to."""
+
+
+class _TorchThreads:
+    """Torch's number of threads as it is outside of all `OneTorchThread` blocks."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_blocks = 0  # entered and not left, in all threads
+        self.outside = 1  # what the first of them found
+        self._thread = threading.local()
+
+    @property
+    def own_blocks(self) -> list[int]:
+        """What each block that this thread is inside puts back, the outermost first."""
+        blocks: list[int] = self._thread.__dict__.setdefault("blocks", [])
+        return blocks
+
+    def count(self) -> int:
+        """Threads that torch computes with when this thread is in no block."""
+        if self.own_blocks:
+            return self.own_blocks[0]
+        here = torch.get_num_threads()
+        # A thread that first calls torch while another is in a block finds the number of that block.
+        return self.outside if here == 1 and self.num_blocks else here
+
+
+_torch_threads = _TorchThreads()
+
+
+class OneTorchThread:
+    """Inside the block torch computes with the calling thread only: its pool would fight the kernels' for the cores.
+
+    Blocks of several engines may be nested in one thread and may overlap in several: each thread gets back the number
+    that it had, and none takes another's 1 for its own.
+    """
+
+    def __enter__(self) -> None:
+        with _torch_threads.lock:
+            before = 1 if _torch_threads.own_blocks else _torch_threads.count()
+            if _torch_threads.num_blocks == 0:
+                _torch_threads.outside = before
+            _torch_threads.num_blocks += 1
+            _torch_threads.own_blocks.append(before)
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_error: object) -> None:
+        with _torch_threads.lock:
+            _torch_threads.num_blocks -= 1
+            torch.set_num_threads(_torch_threads.own_blocks.pop())
+
+
+def num_threads_to_use() -> int:
+    """As many as torch has, but no more than whole CPUs that the process's control groups allow.
+
+    Threads beyond that would wait, spinning, for others that the system has stopped until the group's next period.
+    """
+    num_threads, quota = _torch_threads.count(), cpu_quota()
+    if quota is None or num_threads <= quota:
+        return num_threads
+    allowed = max(1, int(quota))
+    logger.warning(
+        "native CPU kernels: %d threads compute instead of %d: the control group allows %g CPUs",
+        *(allowed, num_threads, quota),
+    )
+    return allowed
+
+
+def cores_to_bind(num_threads: int) -> list[int]:
+    """A core for each of a team's threads; [] where the system shall place them.
+
+    A process binds its threads only where it has the cores to itself, as far as can be known: it uses every core of its
+    affinity set, no control group allows it less, and no other process here has leased one of them.
+    """
+    cores, quota = usable_cores(), cpu_quota()
+    has_all = len(cores) == num_threads > 1 and (quota is None or quota >= num_threads)
+    with _leasing:
+        release_cores()
+        return cores if has_all and lease_cores(cores) else []
+
+
+def usable_cores() -> list[int]:
+    """One CPU number for each core that this process may use; [] where the system does not say."""
+    if sys.platform != "linux":
+        return []
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings.read_text() if siblings.exists() else str(cpu), cpu)
+    return list(cores.values())
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs that the process's control groups (version 1 or 2) allow it, the least of them; None where none sets a limit."""
+    return min((limit for group in _control_groups(root) if (limit := _limit(group)) is not None), default=None)
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Folders of the process's own groups for CPUs, and of those above them as far as they are mounted."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = mount / posixpath.normpath("/" + path).lstrip("/")  # a container's path may begin with /..
+        yield group
+        yield from (parent for parent in group.parents if parent == mount or mount in parent.parents)
+
+
+def _limit(group: Path) -> float | None:
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return int(quota) / int(period) if quota != "max" else None
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    return None
+
+
+_leasing = threading.Lock()
+_leases: dict[int, int] = {}
+"""The socket that is held for each leased CPU; the system takes it back when the process ends, however it ends."""
+
+
+def lease_cores(cpus: list[int]) -> bool:
+    """Lease all of these CPUs for this process, or none where another process on this machine has leased one."""
+    for cpu in cpus:
+        lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lease.bind("\0" + CORE_LEASE.format(cpu=cpu))
+        except OSError:
+            lease.close()
+            release_cores()
+            return False
+        _leases[cpu] = lease.detach()
+    return True
+
+
+def release_cores() -> None:
+    """Give back what this process has leased."""
+    while _leases:
+        os.close(_leases.popitem()[1])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        after_in_child=release_cores
+    )  # a child has none of its parent's threads; the parent keeps its lease
