@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import random
-
-from forerun.engine.engine import Engine, EngineParts
-from forerun.engine.request import RequestProcessor
-from forerun.engine.scheduler import Scheduler, SchedulerLimits
-from forerun.engine.speculation import FixedLength
-from forerun.executor.simulated import ConditionalAcceptance, SimulatedExecutor, VirtualClock
-from forerun.kv.block_pool import BlockPool
+from forerun.engine import simulation
+from forerun.engine.simulation import SimulationSettings
+from forerun.executor.simulated import ConditionalAcceptance
 
 VOCAB_SIZE = 97
 EOS = 5
+SMALL = {"num_blocks": 512, "block_size": 4, "max_model_len": 128}
 
 
-def simulated_engine(
-    *,
-    rates=None,
-    num_speculative_tokens=None,
-    schedule=(),
-    delay=0,
-    num_blocks=512,
-    block_size=4,
-    max_model_len=128,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    enable_prefix_caching=True,
-    step_seconds=lambda plan: 0.004 + 0.0001 * len(plan.rows.token_ids),
-):
-    """An engine in virtual time; `rates` are the conditional acceptance of its drafts."""
-    clock = VirtualClock()
-    executor = SimulatedExecutor(
-        vocab_size=VOCAB_SIZE,
-        step_seconds=step_seconds,
-        clock=clock,
-        acceptance=None if rates is None else ConditionalAcceptance(tuple(rates)),
-    )
-    pool = BlockPool(num_blocks, enable_prefix_caching=enable_prefix_caching)
-    limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    num_tokens = len(rates or ()) if num_speculative_tokens is None else num_speculative_tokens
-    parts = EngineParts(
-        processor=RequestProcessor(
-            tokenizer=None,
-            executor=executor,
-            vocab_size=VOCAB_SIZE,
-            max_model_len=max_model_len,
-            eos_token_ids=frozenset({EOS}),
-            pool=pool,
-            block_size=block_size,
-            random_source=random.Random(0),
-        ),
-        pool=pool,
-        scheduler=Scheduler(pool, limits, block_size=block_size),
-        executor=executor,
-        control=FixedLength(num_speculative_tokens=num_tokens, schedule=schedule),
-        block_size=block_size,
-    )
-    return Engine(parts, delay=delay, clock=clock)
+def simulated_engine(*, rates=None, delay=0, **settings):
+    """A small engine in virtual time; `rates` are the conditional acceptance of its drafts."""
+    drafting = {}
+    if rates is not None:
+        drafting = {"acceptance": ConditionalAcceptance(tuple(rates)), "num_speculative_tokens": len(rates)}
+    known = {"vocab_size": VOCAB_SIZE, "eos_token_ids": frozenset({EOS})}
+    return simulation.simulated_engine(SimulationSettings(**(known | SMALL | drafting | settings)), delay=delay)
 
 
 def run(engine, prompts, sampling):
