@@ -7,6 +7,7 @@ import random
 import pytest
 
 from forerun import SamplingParams
+from forerun.engine.engine import Engine
 from tests.contract.drafters import CASES, oracle
 from tests.engines import VOCAB_SIZE, engine_of, tiny_llm
 
@@ -87,6 +88,18 @@ def test_seeded_text_is_the_same_with_any_drafter_alone_or_batched(config):
     ]
     outputs = tiny_llm(config, **TIGHT).generate(prompts, sampling, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_results_applied_a_step_late_change_no_text(config, plain_outputs):
+    """As where a device must not wait for its host: each step is planned before the last one's result is known."""
+    llm = tiny_llm(config, **TIGHT)
+    engine, finished = Engine(llm.engine.parts, delay=1), {}
+    for i, prompt in enumerate(PROMPTS[:60]):
+        engine.add_request(str(i), prompt, GREEDY)
+    while engine.has_work:
+        finished |= {output.request_id: output for output in engine.step().finished}
+    assert [finished[str(i)].outputs[0].token_ids for i in range(60)] == plain_outputs[:60]
+    assert_nothing_is_held(llm)
 
 
 def test_aborting_at_any_moment_frees_everything_and_disturbs_nobody(config, plain_outputs):

@@ -154,6 +154,18 @@ def test_no_mixture_of_options_drafts_and_departures_hurts_the_server():
         until(lambda: server.model.admission.num_inside == 0)
 
 
+def test_one_request_of_many_completions_does_not_keep_others_out():
+    llm = chat_llm(max_num_seqs=4)
+    everything = {"prompt": [PROMPT] * 8, "n": 4, "max_tokens": 120, "ignore_eos": True, "temperature": 1}
+    with served(llm) as server, ThreadPoolExecutor(1) as clients:
+        large = clients.submit(server.post, "/v1/completions", everything)
+        until(lambda: llm.engine.state.num_running == 4 and llm.engine.state.num_waiting >= 20)
+        small = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "ignore_eos": True})
+        assert small["usage"]["completion_tokens"] == 5
+        assert not large.done()
+        assert len(large.result()["choices"]) == 32
+
+
 def test_a_failed_step_ends_the_requests_in_flight_and_no_others():
     llm = chat_llm(NGRAM)
     steps = SlowSteps(llm)
