@@ -212,8 +212,8 @@ class LLM:
             for prompt, sampling in zip(prompts, params, strict=True):
                 request_id = str(next(self._ids))
                 text, ids, salt = self._tokens(prompt)
-                self._engine.add_request(request_id, ids, sampling, prompt=text, cache_salt=salt)
                 request_ids.append(request_id)
+                self._engine.add_request(request_id, ids, sampling, prompt=text, cache_salt=salt)
         except BaseException:
             for request_id in request_ids:
                 self._forget(request_id)

@@ -170,6 +170,7 @@ class StepPlan:
     sequences: list[PlannedSequence]
     rows: Rows
     block_size: int
+    time: float = 0.0  # when it was made, by the engine's clock
     new: list[SequenceSpec] = field(default_factory=list)
     is_pending: bool = False
 
@@ -229,7 +230,8 @@ class EndedSequence:
 class StepRecord:
     """What a step drafted, what stood, and what it cost: what adaptive speculation learns from.
 
-    `verified` has (who drafted, nodes drafted, nodes accepted) of each sequence that was judged.
+    `verified` has (who drafted, nodes drafted, nodes accepted) of each sequence that was judged. Of a step
+    planned before the last one's result was known, rows and context are the most and the least they can have been.
     """
 
     num_rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,9 +53,7 @@ class _Flight:
     """A step that was executed and is to be applied."""
 
     plan: StepPlan
-    generations: list[Generation]
     result: StepResult
-    start: float
     plan_seconds: float
 
 
@@ -76,8 +75,10 @@ class Engine:
         self._parts = parts
         self._delay = delay
         self._clock = clock
-        self._accepted: dict[str, Request] = {}  # ready, not submitted
+        self._accepting = threading.Lock()  # guards the next
+        self._accepted: dict[str, Request | None] = {}  # not submitted; None: not ready yet
         self._requests: dict[str, Request] = {}
+        self._generations: dict[int, Generation] = {}  # of these requests, by seq_id
         self._flight: _Flight | None = None
         self._log = StatsLog(clock)
         self._num_failed_drafts = 0  # of the executor, since it was made
@@ -135,12 +136,17 @@ class Engine:
         Raises:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        self.accept(
-            EngineRequest(
-                request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, prompt=prompt, cache_salt=cache_salt
-            )
+        request = EngineRequest(
+            request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, prompt=prompt, cache_salt=cache_salt
         )
-        self.submit(request_id)
+        try:
+            self.accept(request)
+            self.submit(request_id)
+        except RequestError:
+            raise
+        except BaseException:  # an interrupt
+            self.abort(request_id)
+            raise
 
     def accept(self, request: EngineRequest) -> None:
         """Check a request and make ready what it needs; any thread may call this at any time.
@@ -149,22 +155,41 @@ class Engine:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
         request_id = request.request_id
-        if request_id in self._accepted or request_id in self._requests:
-            raise RequestError(f"request_id: {request_id!r} is running already; choose another")
-        self._accepted[request_id] = self._parts.processor.process(request, arrival_time=self._clock())
+        with self._accepting:
+            if request_id in self._accepted or request_id in self._requests:
+                raise RequestError(f"request_id: {request_id!r} is running already; choose another")
+            self._accepted[request_id] = None
+        try:
+            ready = self._parts.processor.process(request, arrival_time=self._clock())
+        except BaseException:
+            self._accepted.pop(request_id, None)
+            raise
+        with self._accepting:
+            is_wanted = request_id in self._accepted
+            if is_wanted:
+                self._accepted[request_id] = ready
+        if not is_wanted:  # it was withdrawn meanwhile
+            self._forget(ready)
 
     def withdraw(self, request_id: str) -> None:
         """Forget a request that was accepted and not submitted; any thread may call this at any time."""
-        request = self._accepted.pop(request_id, None)
+        with self._accepting:
+            request = self._accepted.pop(request_id, None)
         if request is not None:
-            self._parts.executor.release(
-                [EndedSequence(seq_id=g.spec.seq_id, num_output_tokens=0) for g in request.generations]
-            )
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        never_ran = [EndedSequence(seq_id=one.spec.seq_id, num_output_tokens=0) for one in request.generations]
+        self._parts.executor.release(never_ran)
 
     def submit(self, request_id: str) -> None:
         """Queue a request that `accept` has made ready."""
-        request = self._accepted.pop(request_id)
-        self._requests[request_id] = request
+        with self._accepting:
+            request = self._accepted[request_id]
+            assert request is not None, "accept has returned"
+            self._requests[request_id] = request
+            del self._accepted[request_id]
+        self._generations.update((generation.spec.seq_id, generation) for generation in request.generations)
         self._parts.scheduler.enqueue(request.generations[0])
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -202,43 +227,50 @@ class Engine:
         Whatever the executor raises comes out of here; nothing is committed then, so that the caller
         may step again, or abort what it will not wait for.
         """
-        start = self._clock()
-        plan, generations = self.plan()
-        plan_seconds = self._clock() - start
+        try:
+            return self._step()
+        except BaseException:
+            self._forget_plan()
+            raise
+
+    def _step(self) -> StepOutput:
+        plan = self.plan()
         flight = None
-        if generations:
-            try:
-                result = self._parts.executor.execute(plan)
-            except BaseException:
-                self._withdraw_plan(generations)
-                raise
-            flight = _Flight(plan, generations, result, start, plan_seconds)
-            for generation in generations:
-                generation.is_known = True
+        if plan.sequences:
+            plan_seconds = self._clock() - plan.time
+            flight = _Flight(plan, self._parts.executor.execute(plan), plan_seconds)
+            for spec in plan.new:
+                self._generations[spec.seq_id].is_known = True
         if self._delay:
             flight, self._flight = self._flight, flight
         if flight is None:
-            assert generations or not self._requests, "as long as there are requests one of them can run"
+            assert plan.sequences or not self._requests, "as long as there are requests one of them can run"
             return StepOutput()
-        return self._apply(flight)
+        start = self._clock()
+        output = self.apply(flight.plan, flight.result)
+        times = flight.result.times
+        times.schedule, times.commit = flight.plan_seconds, self._clock() - start
+        self.stats.times.add(times)
+        if self._log.is_due:
+            self._log.write(self.stats, self.state)
+        return output
 
-    def plan(self) -> tuple[StepPlan, list[Generation]]:
+    def plan(self) -> StepPlan:
         """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.
 
-        KV places are reserved. The generations are those of the plan's sequences, in order; where there are
-        none there is nothing to compute.
+        KV places are reserved, and the plan counts as in flight until its result is applied. A plan without
+        sequences is not to be executed.
         """
+        start = self._clock()
         scheduler, control = self._parts.scheduler, self._parts.control
         chosen = scheduler.schedule()
         batch_size, block_size = len(scheduler.running), self._parts.block_size
-        generations: list[Generation] = []
         sequences: list[PlannedSequence] = []
         tails: list[Sequence[int]] = []
         drafts: list[Draft] = []
         new: list[SequenceSpec] = []
         is_pending = False
         for generation, planned in chosen:
-            generations.append(generation)
             sequences.append(planned)
             if planned.is_pending:
                 is_pending = True
@@ -252,36 +284,12 @@ class Engine:
             if not generation.is_known:
                 new.append(generation.spec)
         rows = lay_out(sequences, tails, drafts, block_size=block_size)
-        plan = StepPlan(sequences=sequences, rows=rows, block_size=block_size, new=new, is_pending=is_pending)
-        return plan, generations
+        return StepPlan(
+            sequences=sequences, rows=rows, block_size=block_size, time=start, new=new, is_pending=is_pending
+        )
 
-    def _withdraw_plan(self, generations: Sequence[Generation]) -> None:
-        """Forget a plan that could not be executed: what is in flight is the step before, if any."""
-        before = {}
-        if self._flight is not None:
-            before = {p.seq_id: p for p in self._flight.plan.sequences}
-        for generation in generations:
-            generation.in_flight = before.get(generation.spec.seq_id)
-
-    def _apply(self, flight: _Flight) -> StepOutput:
-        """Commit what a step found: tokens, text, KV, finished requests, statistics."""
-        start = self._clock()
-        output, record = self.apply(flight.plan, flight.generations, flight.result, planned_at=flight.start)
-        times = flight.result.times
-        times.schedule = flight.plan_seconds
-        times.commit = self._clock() - start
-        self.stats.times.add(times)
-        self._parts.control.observe(record)
-        self._num_failed_drafts = flight.result.num_failed_drafts
-        self.stats.num_failed_drafts = self._num_failed_drafts - self._num_earlier_failures
-        if self._log.is_due:
-            self._log.write(self.stats, self.state)
-        return output
-
-    def apply(
-        self, plan: StepPlan, generations: Sequence[Generation], result: StepResult, *, planned_at: float
-    ) -> tuple[StepOutput, StepRecord]:
-        """Commit a step's result, at once or one step late; what it gave to requests, and what it says of drafting."""
+    def apply(self, plan: StepPlan, result: StepResult) -> StepOutput:
+        """Commit what a step found, at once or one step late: tokens, text, KV, finished requests, statistics."""
         output = StepOutput()
         now = self._clock()
         record = StepRecord(
@@ -290,33 +298,36 @@ class Engine:
             verified=[],
             times=result.times,
         )
-        for generation, planned in zip(generations, plan.sequences, strict=True):
-            if generation.in_flight is planned:
+        chosen = [(self._generations.get(planned.seq_id), planned) for planned in plan.sequences]
+        for generation, planned in chosen:
+            if generation is not None and generation.in_flight is planned:
                 generation.in_flight = None
-        for generation, planned, found in zip(generations, plan.sequences, result.sequences, strict=True):
-            if not generation.finished:
-                self._apply_to(generation, planned, found, output=output, record=record, times=(planned_at, now))
-            elif generation.in_flight is None:  # it ended after this step was planned
-                self._parts.scheduler.free_late(generation)
+        for (generation, planned), found in zip(chosen, result.sequences, strict=True):
+            if generation is None or generation.finished:  # it ended after this step was planned
+                continue
+            metrics = self._requests[generation.request_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = plan.time
+            if planned.reaches_end and metrics.first_token_time is None:
+                metrics.first_token_time = now
+            self._apply_to(generation, planned, found, output, record)
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
-        return output, record
+        self._parts.control.observe(record)
+        self._num_failed_drafts = result.num_failed_drafts
+        self.stats.num_failed_drafts = self._num_failed_drafts - self._num_earlier_failures
+        return output
 
     def _apply_to(
         self,
         generation: Generation,
         planned: PlannedSequence,
         found: SequenceResult,
-        *,
         output: StepOutput,
         record: StepRecord,
-        times: tuple[float, float],
     ) -> None:
-        """Commit one sequence's part; `times` are the step's beginning and now."""
+        """Commit one sequence's part of a step."""
         request = self._requests[generation.request_id]
-        metrics = request.metrics
-        if metrics.first_scheduled_time is None:
-            metrics.first_scheduled_time = times[0]
         self._count_prompt(generation, planned)
         if planned.num_prompt_logits:
             self._note_prompt_logprobs(request, planned, found)
@@ -326,14 +337,20 @@ class Engine:
         if request.held:
             self._parts.scheduler.enqueue_first(request.held)
             request.held = []
-        if metrics.first_token_time is None:
-            metrics.first_token_time = times[1]
         if done is not None:
             self._count(done, record)
         prompt_logprobs, request.prompt_logprobs_to_send = request.prompt_logprobs_to_send, None
         output.deltas.append(delta(generation, done, prompt_logprobs=prompt_logprobs))
         if generation.finish_reason is not None:
             self._retire(generation)
+
+    def _forget_plan(self) -> None:
+        """After a step that failed: nothing is in flight but the step before, if that is still to be applied."""
+        before = {}
+        if self._flight is not None:
+            before = {planned.seq_id: planned for planned in self._flight.plan.sequences}
+        for seq_id, generation in self._generations.items():
+            generation.in_flight = before.get(seq_id)
 
     def _conclude(self, request: Request, output: StepOutput) -> None:
         """Hand out a request that has ended; an error in one completion ends the others with it."""
@@ -352,6 +369,8 @@ class Engine:
             generation.finish(reason, stop_reason)
             self._retire(generation)
         del self._requests[request.request_id]
+        for generation in request.generations:
+            self._generations.pop(generation.spec.seq_id, None)
         request.metrics.finished_time = self._clock()
         for generation in request.generations:
             why = generation.finish_reason or reason
@@ -367,8 +386,8 @@ class Engine:
             hidden_states_path=path,
             blocks=None if path is None else generation.table.block_ids.copy(),
         )
-        self._parts.executor.release([ended])
         self._parts.scheduler.remove(generation)
+        self._parts.executor.release([ended])
 
     def _note_prompt_logprobs(self, request: Request, planned: PlannedSequence, found: SequenceResult) -> None:
         """Fill in the logprobs of the prompt tokens that this step's rows predict."""

@@ -158,22 +158,22 @@ class RequestProcessor:
                 )
                 generations.append(self._generation(request, index, spec, stop_tokens))
                 self.executor.prepare(spec)
+            prompt_logprobs: list[TokenLogprobs | None] | None = None
+            if sampling.prompt_logprobs is not None:
+                prompt_logprobs = [None] * len(ids)
+            return Request(
+                request_id=request.request_id,
+                prompt=request.prompt,
+                prompt_ids=ids,
+                generations=generations,
+                held=generations[1:],
+                metrics=RequestMetrics(arrival_time=arrival_time),
+                prompt_logprobs=prompt_logprobs,
+                prompt_logprobs_to_send=prompt_logprobs,
+            )
         except BaseException:
             self.executor.release([EndedSequence(seq_id=g.spec.seq_id, num_output_tokens=0) for g in generations])
             raise
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if sampling.prompt_logprobs is not None:
-            prompt_logprobs = [None] * len(ids)
-        return Request(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_ids=ids,
-            generations=generations,
-            held=generations[1:],
-            metrics=RequestMetrics(arrival_time=arrival_time),
-            prompt_logprobs=prompt_logprobs,
-            prompt_logprobs_to_send=prompt_logprobs,
-        )
 
     def token_text(self, token_id: int) -> str | None:
         """The text of one token, for logprobs; None without a tokenizer."""
@@ -228,7 +228,7 @@ class RequestProcessor:
             spec=spec,
             request_id=request.request_id,
             index=index,
-            group=request.group or request.request_id,
+            group=f"request {request.request_id}" if request.group is None else request.group,
             table=BlockTable(self.pool, block_size=self.block_size, cache_salt=request.cache_salt),
             stop_tokens=stop_tokens,
             text=self._text(spec.prompt_ids, sampling),

@@ -31,10 +31,12 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, deque[Generation]] = OrderedDict()
-        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return sum(map(len, self._groups.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
 
     def __iter__(self) -> Iterator[Generation]:
         for group in self._groups.values():
@@ -48,36 +50,32 @@ class WaitingQueue:
         """Requests with a completion that waits."""
         return len(self._groups)
 
-    def next_in_turn(self, held: Mapping[str, int], share: int) -> Generation:
-        """The completion that starts next: of the first request in the round that holds less than its share of places.
+    def next_in_turn(self, places: Mapping[str, int], share: int) -> Generation:
+        """The completion that starts next: of the first request in the round that has less than its share.
 
         Where all hold as much, the first in the round. Something must wait.
         """
-        below = (waiting[0] for group, waiting in self._groups.items() if held.get(group, 0) < share)
+        below = (waiting[0] for group, waiting in self._groups.items() if places.get(group, 0) < share)
         return next(below, None) or next(iter(self._groups.values()))[0]
 
     def append(self, generation: Generation) -> None:
         """Put a completion behind those of its request."""
         self._groups.setdefault(generation.group, deque()).append(generation)
-        self._num_waiting += 1
 
     def put_back(self, generation: Generation) -> None:
         """Put a completion before the others of its request; the request keeps its turn, or gets the last one."""
         self._groups.setdefault(generation.group, deque()).appendleft(generation)
-        self._num_waiting += 1
 
     def put_first(self, generations: Iterable[Generation]) -> None:
         """Put completions of one request before all others, in order."""
         for generation in reversed(list(generations)):
             self._groups.setdefault(generation.group, deque()).appendleft(generation)
             self._groups.move_to_end(generation.group, last=False)
-            self._num_waiting += 1
 
     def take(self, generation: Generation) -> None:
         """Take out a completion that is the first of its request, whose next turn is after all others'."""
         generations = self._groups[generation.group]
         generations.popleft()
-        self._num_waiting -= 1
         if generations:
             self._groups.move_to_end(generation.group)
         else:
@@ -89,7 +87,6 @@ class WaitingQueue:
         if generations is None or generation not in generations:
             return False
         generations.remove(generation)
-        self._num_waiting -= 1
         if not generations:
             del self._groups[generation.group]
         return True
@@ -113,7 +110,6 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._block_size = block_size
-        self._num_held_late = 0  # removed sequences whose KV a step in flight still writes
 
     @property
     def has_work(self) -> bool:
@@ -129,20 +125,16 @@ class Scheduler:
         self.waiting.put_first(generations)
 
     def remove(self, generation: Generation) -> None:
-        """Take a finished or aborted sequence out, and free its KV unless a step in flight still writes there."""
+        """Take a finished or aborted sequence out and free its KV; doing so again changes nothing.
+
+        A step in flight may still write there. It ends before any step that others get these blocks for.
+        """
         if generation in self.running:
             self.running.remove(generation)
         else:
             self.waiting.remove(generation)
-        if generation.in_flight is None:
-            generation.table.free()
-        else:
-            self._num_held_late += 1
-
-    def free_late(self, generation: Generation) -> None:
-        """Free the KV of a sequence that was removed while a step with it was in flight: that step is over."""
         generation.table.free()
-        self._num_held_late -= 1
+        generation.in_flight = None
 
     def schedule(self) -> list[tuple[Generation, PlannedSequence]]:
         """Choose the rows of the next step and reserve their KV places.
@@ -151,14 +143,14 @@ class Scheduler:
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
         before any sequence is preempted.
         """
-        held: Counter[str] = Counter()
+        places: Counter[str] = Counter()
         if self.waiting:
-            held.update(generation.group for generation in self.running)
-            self._make_room_for_a_share(held)
+            places.update(generation.group for generation in self.running)
+            self._make_room_for_a_share(places)
         num_preemptions = self.num_preemptions
         chosen, budget = self._schedule_running()
         if self.waiting and self.num_preemptions == num_preemptions:
-            budget = self._admit(chosen, budget, held)
+            budget = self._admit(chosen, budget, places)
         if budget > 0:
             self._add_drafts(chosen, budget)
         for generation, planned in chosen:
@@ -178,9 +170,10 @@ class Scheduler:
                 at += 1
                 continue
             if not self._reserve(generation, planned):
-                if len(self.running) == 1 and self._num_held_late:
-                    break  # it fits when the sequences that have ended give up their KV, with the step in flight
-                self._preempt(self.running[-1])  # the youngest gives way, possibly this one itself
+                youngest = self.running[-1]  # it gives way, possibly this one itself
+                if not _may_give_up_its_kv(youngest):
+                    break
+                self._preempt(youngest)
                 continue
             chosen.append((generation, planned))
             budget -= planned.num_tail
@@ -190,18 +183,18 @@ class Scheduler:
     def _reserve(self, generation: Generation, planned: PlannedSequence) -> bool:
         return generation.table.allocate(planned.end - generation.table.num_computed)
 
-    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, held: Counter[str]) -> int:
+    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, places: Counter[str]) -> int:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
-            generation = self.waiting.next_in_turn(held, self._share(held))
-            if not self._fits(generation):
+            generation = self.waiting.next_in_turn(places, self._share(places))
+            if generation.in_flight is not None or not self._fits(generation):
                 break
             planned = _next_rows(generation, budget)
             assert planned is not None, "nothing of a waiting sequence is in flight"
             reserved = self._reserve(generation, planned)
             assert reserved, "a sequence that fits as a whole must get its first rows"
             self.waiting.take(generation)
-            held[generation.group] += 1
+            places[generation.group] += 1
             self.running.append(generation)
             chosen.append((generation, planned))
             budget -= planned.num_tail
@@ -236,24 +229,29 @@ class Scheduler:
             self.num_queried_tokens += generation.num_tokens
             self.num_cached_tokens += generation.num_cached_tokens
 
-    def _share(self, held: Mapping[str, int]) -> int:
+    def _share(self, places: Mapping[str, int]) -> int:
         """The places of one request: all places over the requests that run or wait, at least one."""
-        num_groups = self.waiting.num_groups + sum(group not in self.waiting for group in held)
+        num_groups = self.waiting.num_groups + sum(group not in self.waiting for group in places)
         return max(1, self._limits.max_num_seqs // num_groups)
 
-    def _make_room_for_a_share(self, held: Counter[str]) -> None:
+    def _make_room_for_a_share(self, places: Counter[str]) -> None:
         """Where all places are taken and a waiting request has less than its share, preempt one of the request with the most.
 
         What that has computed stays in the prefix cache.
         """
         if len(self.running) < self._limits.max_num_seqs:
             return
-        share = self._share(held)
-        largest, most = held.most_common(1)[0]
-        if most > share and held[self.waiting.next_in_turn(held, share).group] < share:
-            youngest = next(generation for generation in reversed(self.running) if generation.group == largest)
+        share = self._share(places)
+        largest, most = places.most_common(1)[0]
+        newcomer = self.waiting.next_in_turn(places, share)
+        if most <= share or places[newcomer.group] >= share:
+            return
+        youngest = next(generation for generation in reversed(self.running) if generation.group == largest)
+        num_free = self._pool.num_free + youngest.table.num_exclusive_blocks
+        num_needed = -(-newcomer.num_tokens // self._block_size) + len(self.running)
+        if num_needed <= num_free and _may_give_up_its_kv(youngest):
             self.running.remove(youngest)
-            held[largest] -= 1
+            places[largest] -= 1
             self._give_up(youngest)
             self.waiting.put_back(youngest)
 
@@ -266,7 +264,6 @@ class Scheduler:
 
     def _give_up(self, generation: Generation) -> None:
         generation.table.free()
-        generation.in_flight = None
         self.num_preemptions += 1
 
     def _add_drafts(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> None:
@@ -287,6 +284,11 @@ class Scheduler:
                 planned.end = first
             planned.num_draft = num_draft
             budget -= num_draft
+
+
+def _may_give_up_its_kv(generation: Generation) -> bool:
+    """Whether a sequence may be preempted: not if the step in flight may end it and its hidden states are to be saved."""
+    return generation.in_flight is None or generation.hidden_states_path is None
 
 
 def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:

@@ -135,7 +135,12 @@ class HiddenStatesExporter:
             if self._num_waiting and self._waiting_bytes + num_bytes > MOST_WAITING_BYTES:
                 self._note_failure(path, f"{self._num_waiting} files wait for a disk that is slower than the engine")
                 return
-        tensors = self._tensors(sequence, ended, cache, num_tokens)
+        try:
+            tensors = self._tensors(sequence, ended, cache, num_tokens)
+        except Exception as error:
+            with self._changed:
+                self._note_failure(path, f"{type(error).__name__}: {error}")
+            return
         with self._changed:
             self._failures.pop(path, None)
             earlier = self._writes.get(path)

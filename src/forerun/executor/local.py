@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager
@@ -59,6 +60,9 @@ class _Step:
     rows: Rows
     states: list[_State]
     drafts: list[Draft]
+
+
+logger = logging.getLogger(__name__)
 
 
 class LocalExecutor:
@@ -132,9 +136,11 @@ class LocalExecutor:
             if state is None:
                 continue
             del state.sequence.output_ids[one.num_output_tokens :]
-            if one.hidden_states_path is not None and self.exporter is not None:
-                self.exporter.save(state.sequence, one, self.cache)
-            self.drafting.stop(state.sequence)
+            try:
+                if one.hidden_states_path is not None and self.exporter is not None:
+                    self.exporter.save(state.sequence, one, self.cache)
+            finally:
+                self.drafting.stop(state.sequence)
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
         """What all layers of one pass share (host work, counted as building the batch)."""
@@ -168,7 +174,10 @@ class LocalExecutor:
         self._compact_accepted_paths(step, verdicts)
         self._commit(step, results)
         verified = clock()
-        self._draft(step, results)
+        try:
+            self._draft(step, results)
+        except Exception:  # the tokens stand; that there are no drafts costs time only
+            logger.exception("drafting failed; this step drafts nothing, and the text is not affected")
         return StepResult(
             sequences=results,
             times=StepTimes(
@@ -189,7 +198,15 @@ class LocalExecutor:
             state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
             for planned, state in zip(plan.sequences, states, strict=True)
         ]
-        if not plan.is_pending:
+        is_as_planned = not plan.is_pending
+        for i, (planned, state) in enumerate(zip(plan.sequences, states, strict=True)):
+            if planned.reaches_end and not planned.is_pending:
+                num_tokens = planned.start + planned.num_tail
+                if num_tokens != len(state.sequence):  # the engine never got the result of a step that was interrupted
+                    states[i] = self._rewind(state, num_tokens)
+                    drafts[i] = NO_DRAFT
+                    is_as_planned = False
+        if is_as_planned:
             return _Step(plan.sequences, plan.rows, states, drafts)
         sequences = [
             _settled(planned, state, draft)
@@ -201,6 +218,15 @@ class LocalExecutor:
             for planned, state in zip(sequences, states, strict=True)
         ]
         return _Step(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
+
+    def _rewind(self, state: _State, num_tokens: int) -> _State:
+        """Begin a sequence again at an earlier length: rules and drafters know texts only that grow."""
+        self.drafting.stop(state.sequence)
+        output_ids = state.sequence.output_ids[: num_tokens - len(state.spec.prompt_ids)]
+        self.prepare(state.spec)
+        again = self._states[state.spec.seq_id]
+        again.sequence.output_ids += output_ids
+        return again
 
     def _verify(self, step: _Step, logits: Tensor) -> list[Verdict | None]:
         """A verdict for each sequence that has something to judge."""
@@ -318,9 +344,9 @@ class LocalExecutor:
 
 
 def _settled(planned: PlannedSequence, state: _State, draft: Draft) -> PlannedSequence:
-    """A planned sequence as it is after the step before: no rows where that ended it."""
+    """A planned sequence with the draft that there is, where the step before really ended; no rows where it ended the text."""
     if not planned.is_pending:
-        return planned
+        return replace(planned, num_draft=len(draft))
     if state.has_ended:
         return replace(planned, start=state.num_computed, num_tail=0, num_draft=0, reaches_end=False, is_pending=False)
     return replace(planned, start=state.num_computed, num_draft=len(draft), is_pending=False)

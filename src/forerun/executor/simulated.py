@@ -93,6 +93,7 @@ class SimulatedExecutor:
         self._clock = clock
         self._acceptance = acceptance
         self._states: dict[int, _State] = {}
+        self._block_size = 0  # of the plans
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; log probabilities and grammars are refused, since there are no logits."""
@@ -107,6 +108,7 @@ class SimulatedExecutor:
         for spec in plan.new:
             if spec.seq_id not in self._states:
                 self.prepare(spec)
+        self._block_size = plan.block_size
         seconds = self._step_seconds(plan)
         self._clock.advance(seconds)
         results = [self._result(planned) for planned in plan.sequences]
@@ -121,6 +123,8 @@ class SimulatedExecutor:
         state = self._states[planned.seq_id]
         if not planned.reaches_end or state.has_ended:
             return SequenceResult()
+        assert planned.is_pending or planned.start + planned.num_tail == state.num_tokens, "the plan has all tokens"
+        assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * self._block_size, "no place"
         num_accepted = min(state.num_right, planned.num_draft)
         token_ids = list(state.draft[:num_accepted])
         token_ids.append(self._token(state.spec, state.num_tokens + num_accepted))

@@ -54,6 +54,11 @@ class BlockTable:
         """Leading blocks that are full and will not be written again."""
         return len(self._digests)
 
+    @property
+    def num_exclusive_blocks(self) -> int:
+        """Blocks that nobody else holds: what `free` would make available."""
+        return sum(self._pool.num_references(block) == 1 for block in self.block_ids.tolist())
+
     def prefix_digests(self, token_ids: Sequence[int]) -> list[bytes]:
         """What `match` looks up: digests of the full blocks of `token_ids`, the last token left out.
 
@@ -195,5 +200,5 @@ class BlockTable:
     def _keep_blocks(self, num_blocks: int) -> None:
         if num_blocks < self.num_blocks:
             surplus = self.block_ids[num_blocks:].tolist()
-            self._pool.give_back(surplus[::-1])  # tail first: heads, which more sequences share, are evicted last
             self.num_blocks = num_blocks
+            self._pool.give_back(surplus[::-1])  # tail first: heads, which more sequences share, are evicted last
