@@ -30,8 +30,8 @@ def stopping_at(*stop, include_stop=False):
     return CompletionText(Letters(), stop=stop, include_stop=include_stop)
 
 
-def commit(verdict, *, draft=CHAIN, first_row=0, **settings):
-    """Commit one step of a sequence of five prompt tokens whose whole prompt was computed in it."""
+def commit(verdict, *, draft=CHAIN, first_row=0, num_tail=5, **settings):
+    """Commit one step of a sequence of five prompt tokens, of which it computed `num_tail`."""
     pool = BlockPool(8)
     cache = KVCache(
         [LayerKVSpec(num_kv_heads=1, key_dim=1, value_dim=1)],
@@ -41,10 +41,10 @@ def commit(verdict, *, draft=CHAIN, first_row=0, **settings):
         device=torch.device("cpu"),
     )
     generation = generation_of(pool, range(5), **{"max_tokens": 50} | settings)
-    generation.slot.allocate(5 + len(draft))
-    places = generation.slot.slots(0, 5 + len(draft))
+    generation.slot.allocate(num_tail + len(draft))
+    places = generation.slot.slots(0, num_tail + len(draft))
     cache.layers[0].key[places, 0, 0] = torch.arange(float(len(places)))  # row i wrote i
-    (done,) = commit_step([Work(generation, 0, 5, draft)], [first_row], [verdict], cache)
+    (done,) = commit_step([Work(generation, 0, num_tail, draft)], [first_row], [verdict], cache)
     kept = cache.layers[0].key[generation.slot.slots(0, generation.slot.num_computed), 0, 0].tolist()
     return done, generation, kept
 
@@ -136,5 +136,11 @@ def test_a_sequence_that_could_not_be_judged_ends_and_gains_nothing():
 
 
 def test_a_prompt_chunk_keeps_its_kv_and_decides_nothing():
-    done, generation, kept = commit(None, draft=Draft())
-    assert (kept, done.accepted, generation.sequence.output_ids) == ([0, 1, 2, 3, 4], None, [])
+    done, generation, kept = commit(None, draft=Draft(), num_tail=4)
+    assert (kept, done.accepted, generation.sequence.output_ids) == ([0, 1, 2, 3], None, [])
+
+
+def test_an_undecided_sequence_computes_its_last_token_again():
+    done, generation, kept = commit(None)
+    assert (kept, done.accepted, generation.sequence.output_ids) == ([0, 1, 2, 3], None, [])
+    assert (generation.num_uncomputed, generation.finish_reason) == (1, None)

@@ -14,7 +14,6 @@ from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batcher
 from forerun.engine.engine import Engine, EngineParts
-from forerun.engine.grammars import Grammars
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.memory import KVBudget, feature_widths, plan_kv
 from forerun.engine.request import Intake
@@ -23,6 +22,7 @@ from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.engine.settings import EngineSettings
 from forerun.engine.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.errors import ConfigError
+from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
@@ -141,7 +141,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     parts = EngineParts(
         intake=Intake(
             tokenizer=target.tokenizer,
-            grammars=Grammars(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
+            grammars=GrammarCache(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
             vocab_size=model.vocab_size,
             max_model_len=kv.max_model_len,
             eos_token_ids=target.eos_token_ids,

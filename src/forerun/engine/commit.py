@@ -39,7 +39,8 @@ def commit_step(
 ) -> list[Committed]:
     """Commit a step: accepted tree paths become contiguous, tokens are appended, surplus KV goes back.
 
-    `verdicts[i]` is None for a work that had nothing to judge (a prompt chunk before the last).
+    `verdicts[i]` is None for a work that had nothing to judge (a prompt chunk before the last), or that
+    the verifier left undecided: the next step then computes its last token again.
     """
     _compact_accepted_paths(works, verdicts, cache)
     return [_commit(work, row, verdict) for work, row, verdict in zip(works, first_rows, verdicts, strict=True)]
@@ -65,7 +66,7 @@ def _commit(work: Work, first_row: int, verdict: Verdict | None) -> Committed:
     committed = Committed(work, first_row)
     tail = generation.sequence.tokens_between(work.start, work.start + work.num_tail)
     if verdict is None:
-        generation.slot.commit(tail)
+        generation.slot.commit(tail[:-1] if work.reaches_end else tail)
     elif verdict.error is not None:
         generation.finish("error", verdict.error)
     else:

@@ -20,7 +20,6 @@ from forerun.core.verdict import Verdict
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.batcher import Batch, Batcher
 from forerun.engine.commit import Committed, commit_step
-from forerun.engine.drafting import propose
 from forerun.engine.generation import Generation, Work
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.logprobs import describe_logprobs
@@ -30,6 +29,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, StatsLog
 from forerun.errors import RequestError
+from forerun.grammar.drafting import propose
 from forerun.kv.block_pool import BlockPool
 from forerun.verify.base import Judged, Verifier
 
@@ -210,10 +210,10 @@ class Engine:
         clock.append(time.perf_counter())
         verdicts = self._verify(works, batch, result.logits)
         clock.append(time.perf_counter())
-        committed = commit_step(works, batch.first_rows, verdicts, parts.runner.cache)
+        committed = commit_step(works, _decided_rows(batch.first_rows, verdicts), verdicts, parts.runner.cache)
         output = self._report(committed, batch, result.logits, start=start)
         clock.append(time.perf_counter())
-        self._draft(works, batch)
+        self._draft(committed)
         clock.append(time.perf_counter())
         self._count(committed, clock)
         return output
@@ -239,14 +239,14 @@ class Engine:
         """Logprobs, stream deltas and finished requests of the step begun at `start`; siblings are released here."""
         output = StepOutput()
         now = time.monotonic()
-        for done, first_row, prompt_rows in zip(committed, batch.first_rows, batch.prompt_rows, strict=True):
+        for done, prompt_rows in zip(committed, batch.prompt_rows, strict=True):
             generation = done.work.generation
             request = self._requests[generation.request_id]
             metrics = request.metrics
             metrics.first_scheduled_time = metrics.first_scheduled_time or start
             if prompt_rows:
                 self._note_prompt_logprobs(request, done.work, logits, prompt_rows)
-            if first_row < 0:
+            if done.first_row < 0:
                 continue
             if request.held:
                 self._parts.scheduler.enqueue_first(request.held)
@@ -318,17 +318,17 @@ class Engine:
             logits[rows.start : rows.stop], token_ids, wanted, token_text=self._parts.intake.token_text
         )
 
-    def _draft(self, works: Sequence[Work], batch: Batch) -> None:
+    def _draft(self, committed: Sequence[Committed]) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.
 
         So it keeps nothing for those that only wait, however many they are.
         """
         drafting, running = self._parts.drafting, []
-        for work, row in zip(works, batch.first_rows, strict=True):
-            generation = work.generation
+        for done in committed:
+            generation = done.work.generation
             if generation.finish_reason is None:
                 drafting.start(generation.sequence)
-                if row >= 0:
+                if done.first_row >= 0:
                     generation.draft = NO_DRAFT
                     running.append(generation)
         requests = self._parts.control.requests(running, batch_size=len(self._parts.scheduler.running))
@@ -356,6 +356,11 @@ class Engine:
         stats.num_failed_drafts = self._parts.drafting.num_failures - self._num_earlier_failures
         if self._log.is_due:
             self._log.write(stats, self.state)
+
+
+def _decided_rows(first_rows: Sequence[int], verdicts: Sequence[Verdict | None]) -> list[int]:
+    """`first_rows`, -1 also where the verifier left a sequence undecided."""
+    return [row if verdict is not None else -1 for row, verdict in zip(first_rows, verdicts, strict=True)]
 
 
 def _delta(generation: Generation, done: Committed | None = None) -> StreamDelta:

@@ -15,10 +15,10 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.stats import SpeculationStats
 from forerun.engine.generation import Generation
-from forerun.engine.grammars import Grammars
 from forerun.engine.hidden_states import HiddenStatesExporter
 from forerun.engine.text import CompletionText
 from forerun.errors import RequestError
+from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.slots import Slot
 from forerun.models.tokenizer import TextStream, Tokenizer
@@ -79,7 +79,7 @@ class Intake:
     """
 
     tokenizer: Tokenizer | None
-    grammars: Grammars
+    grammars: GrammarCache
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]

@@ -61,7 +61,7 @@ class Function:
 class ToolFormat(Protocol):
     """A form in which models write tool calls.
 
-    `forced` and `after_text` are formats of structural tags (see `engine.structural_tags`).
+    `forced` and `after_text` are formats of structural tags (see `grammar.structural_tags`).
     """
 
     @property
