@@ -1,4 +1,4 @@
-# Everything a user or a contributor does: make demo | test | check | test-slow | soak | bench | format | clean
+# Everything a user or a contributor does: make demo | quick | test | check | package | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-slow soak check bench format clean
+.PHONY: install demo quick test test-slow soak check package bench format clean
+
+# The rooms that a change of the step touches; `make test` runs all.
+QUICK := core kv verify engine ops grammar
 
 install: $(STAMP)
 
@@ -20,6 +23,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 
 demo: install
 	$(BIN)/forerun demo
+
+quick: install
+	$(BIN)/python -m pytest -n 2 $(addprefix tests/,$(QUICK))
 
 test: install
 	$(BIN)/python -m pytest -n 2
@@ -40,6 +46,9 @@ check: install
 	$(BIN)/codespell src tests docs examples benchmarks README.md
 	$(BIN)/deptry src
 	$(BIN)/python -m pytest docs README.md
+
+package: install
+	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/check_package.sh
 
 bench: install
 	$(BIN)/forerun models pull smollm2-135m

@@ -5,12 +5,13 @@ import torch
 
 from forerun.ops.embedding import Embedding
 
-TABLE = torch.randn(5, 4)
+TABLE = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 TOKEN_IDS = torch.tensor([3, 0, 3])
 
 
-def test_rows_are_looked_up():
-    assert torch.equal(Embedding(TABLE)(TOKEN_IDS), TABLE[[3, 0, 3]])
+def test_each_token_gets_its_own_row():
+    rows = torch.tensor([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0]])
+    assert Embedding(rows)(torch.tensor([2, 0, 2])).tolist() == [[2.0, 12.0], [0.0, 10.0], [2.0, 12.0]]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32])
