@@ -61,7 +61,7 @@ class Preparing:
 @every_verifier
 @pytest.mark.parametrize("probs", [None, SAMPLED], ids=["certain", "sampled"])
 def test_a_sequence_whose_grammar_is_not_ready_is_decided_later_as_if_it_had_been(verifier, probs):
-    logits, grammar, num_undecided = random_rows(5), Preparing(), 0
+    logits, grammar, num_undecided = rows_preferring(1, 2, 3, 4), Preparing(), 0
     for seed in range(20):
         waiting = judged_of(Draft((1, 2, 3), None, probs), seed=seed, grammar=grammar)
         grammar.is_ready = True
