@@ -1,4 +1,4 @@
-# Everything a user or a contributor does: make demo | test | check | sanitize | test-slow | soak | bench | format | clean
+# Everything a user or a contributor does: make demo | quick | test | check | sanitize | package | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo test sanitize test-slow soak check bench format clean
+.PHONY: install demo quick test sanitize test-slow soak check package bench format clean
+
+# The rooms that a change of the step touches; `make test` runs all.
+QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
 
 install: $(STAMP)
 
@@ -21,8 +24,11 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 demo: install
 	$(BIN)/forerun demo
 
+quick: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK)
+
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 sanitize: install
 	BIN=$(BIN) sh scripts/sanitize_kernels.sh
@@ -43,6 +49,9 @@ check: install
 	$(BIN)/codespell src tests docs examples benchmarks README.md
 	$(BIN)/deptry src
 	$(BIN)/python -m pytest docs README.md
+
+package: install
+	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/check_package.sh
 
 bench: install
 	$(BIN)/forerun models pull smollm2-135m

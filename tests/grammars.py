@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forerun.core.structured_outputs import StructuredOutputs
-from forerun.engine.grammars import Grammars
+from forerun.grammar.cache import GrammarCache
 from forerun.models.tokenizer import load_tokenizer
 from tests.engines import native_target
 from tests.stand_in import VOCAB_SIZE
@@ -49,7 +49,7 @@ def tokenizer():
 @functools.cache
 def grammars():
     """The grammars of `text_target`."""
-    return Grammars(tokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
+    return GrammarCache(tokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
 
 
 def encode(text):
@@ -69,6 +69,7 @@ class OneOf:
         self.texts = texts
         self.vocab_size = vocab_size
         self.free = list(forced)
+        self.takes_drafts = True
 
     def allowed(self, output_ids, path=()):
         text = (*output_ids, *path)

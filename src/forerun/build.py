@@ -16,12 +16,12 @@ from forerun.config.speculative_config import SpeculativeConfig, merge_deprecate
 from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.engine import Engine, EngineParts
-from forerun.engine.grammars import Grammars
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
+from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel, choose_attention
@@ -143,7 +143,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         cache=_make_cache(settings, model, kv, drafter),
         verifier=speculative.verifier.build(speculative.num_speculative_tokens),
         drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size),
-        grammars=Grammars(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
+        grammars=GrammarCache(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
         torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
         exporter=exporter,
     )

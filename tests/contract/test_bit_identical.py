@@ -57,8 +57,8 @@ def plainly(dtype, quantization=None):
 def test_the_requests_are_mixed():
     reasons = {reason for _, _, _, reason, _, _ in plainly(BF16)}
     assert reasons == {"length", "stop"}
-    assert sum(isinstance(stop, str) for _, _, _, _, stop, _ in plainly(BF16)) > 10
-    assert len({tuple(token_ids) for _, token_ids, *_ in plainly(BF16)}) > 150
+    assert sum(isinstance(stop, str) for _, _, _, _, stop, _ in plainly(BF16)) > 0.05 * len(PROMPTS)
+    assert len({tuple(token_ids) for _, token_ids, *_ in plainly(BF16)}) > 0.75 * len(PROMPTS)
 
 
 @pytest.fixture(params=[*CASES, "oracle-tree"])

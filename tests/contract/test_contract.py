@@ -28,7 +28,7 @@ def mixed_prompts(count):
     return prompts
 
 
-PROMPTS = mixed_prompts(200)
+PROMPTS = mixed_prompts(120)
 
 
 @pytest.fixture(scope="module")

@@ -147,3 +147,9 @@ def test_a_prompt_chunk_keeps_its_kv_and_decides_nothing():
     done, generation = commit_result(SequenceResult(), reaches_end=False)
     assert (done, generation.output_ids, generation.table.num_computed) == (None, [], 5)
     assert generation.draft is CHAIN, "it is verified when the prompt's end is computed"
+
+
+def test_an_undecided_sequence_computes_its_last_token_again_with_the_same_draft():
+    done, generation = commit_result(SequenceResult())
+    assert (done, generation.output_ids, generation.table.num_computed) == (None, [], 4)
+    assert (generation.draft, generation.finish_reason) == (CHAIN, None)

@@ -1,5 +1,7 @@
 """Penalties follow their definitions, and running counts equal counting afresh."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -69,3 +71,16 @@ def test_running_counts_equal_counting_afresh(prompt_ids, steps, repetition, fre
         shaped = torch.tensor(raw)
         rules.apply(shaped, output_ids, path)
         assert shaped.tolist() == pytest.approx(naive(raw, prompt_ids, output_ids + path, params), rel=1e-6, abs=1e-6)
+
+
+def test_a_request_that_waits_holds_no_row_of_the_vocabulary():
+    params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.5)
+
+    def held():
+        return sum(type(one) is torch.Tensor and one.numel() == 12345 for one in gc.get_objects())
+
+    before = held()
+    rules = Penalties(params, prompt_ids=[1], vocab_size=12345)
+    assert held() == before
+    rules.apply(torch.zeros(12345), [], [])
+    assert held() == before + 2

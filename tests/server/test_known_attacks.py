@@ -3,7 +3,7 @@
 pickle over sockets, sockets on all interfaces, weights that run code   below
 code that comes with a model                                            below, tests/models/test_loader.py
 templates that escape, hang or flood                                    test_templates.py; below
-grammars that hang, flood or overflow the compiler                      below, tests/engine/test_grammars.py
+grammars that hang, flood or overflow the compiler                      below, tests/grammar/test_compiler.py
 unbounded n, prompts, stops, headers, bodies                            below, test_errors.py
 options that kill the engine with drafts                                test_sampling_fuzz.py
 `eval` of what came in                                                  below
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import socket
 import time
 from contextlib import suppress
@@ -33,7 +34,7 @@ from tests.server.served import CHAT, NAME, PROMPT, chat_ids, chat_llm, served
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 SOURCES = [(path, ast.parse(path.read_text())) for path in sorted(Path(forerun.__file__).parent.rglob("*.py"))]
-UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+UNPICKLING_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 UNSAFE_METHODS = {"recv_pyobj", "send_pyobj", "Listener"}  # of zmq and multiprocessing: they unpickle what comes
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 
@@ -45,8 +46,35 @@ def nodes(kind):
                 yield path.name, node
 
 
-@pytest.mark.parametrize("module", sorted(UNSAFE_MODULES), ids="{} CVE-2025-47277 CVE-2026-3059".format)
-def test_nothing_is_unpickled_that_came_from_elsewhere(module):
+class Touch:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "application/python-pickle"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_what_comes_over_a_socket_is_not_unpickled(
+    plain, tmp_path, path, content_type
+):  # CVE-2025-47277, CVE-2026-3059
+    sent = pickle.dumps(Touch(tmp_path / "ran"))
+    assert plain.send("POST", path, sent, {"Content-Type": content_type})[0] == 400
+    with socket.create_connection(("127.0.0.1", plain.server.port)) as raw:
+        raw.sendall(sent)
+        raw.shutdown(socket.SHUT_WR)
+        raw.settimeout(10)
+        raw.recv(65536)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(sent)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("module", sorted(UNPICKLING_MODULES), ids="{} CVE-2025-47277 CVE-2026-3059".format)
+def test_no_module_that_unpickles_is_imported(module):
     imported = {alias.name for _, node in nodes(ast.Import) for alias in node.names}
     imported |= {node.module for _, node in nodes(ast.ImportFrom)}
     assert module not in {name.partition(".")[0] for name in imported}

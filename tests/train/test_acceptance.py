@@ -57,7 +57,7 @@ AUX = "eagle_aux_hidden_state_layer_ids"
 # Few attention heads: one of them looks LAG positions back, so the rest must come from the target's features.
 KINDS = {
     "eagle": Kind(
-        settings=TrainSettings(num_steps=350, learning_rate=1e-2, warm_up=0.1),
+        settings=TrainSettings(num_steps=240, learning_rate=1e-2, warm_up=0.1),
         config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
         faults={
             **faults.OF_AUTOREGRESSIVE,
@@ -66,7 +66,7 @@ KINDS = {
         },
     ),
     "eagle3": Kind(
-        settings=TrainSettings(num_steps=250, learning_rate=8e-3),
+        settings=TrainSettings(num_steps=175, learning_rate=8e-3),
         config={
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
@@ -92,7 +92,7 @@ KINDS = {
         },
     ),
     "pard": Kind(
-        settings=TrainSettings(num_steps=200, learning_rate=8e-3),
+        settings=TrainSettings(num_steps=170, learning_rate=8e-3),
         faults={
             "masks one place late": faults.masks_from(1),
             "masks one place early": faults.masks_from(-1),
@@ -121,7 +121,7 @@ KINDS = {
         },
     ),
     "medusa": Kind(
-        settings=TrainSettings(num_steps=150, learning_rate=5e-3),
+        settings=TrainSettings(num_steps=100, learning_rate=5e-3),
         faults={
             **faults.in_the_layer(MedusaHeads),
             "features one place early": faults.last_hidden_states_from(-1, reader="medusa"),
@@ -143,6 +143,14 @@ KINDS = {
 }
 STATEFUL = ("eagle", "eagle3")
 """Kinds whose drawn drafts are looked at, for all that are written token by token."""
+
+
+def one_process(kind, *values):
+    """Parameters whose tests share a process of the run: no other one waits until the head is trained."""
+    return pytest.param(kind, *values, marks=pytest.mark.xdist_group(kind))
+
+
+every_kind = pytest.mark.parametrize("kind", [one_process(kind) for kind in KINDS])
 
 
 class Bench:
@@ -187,18 +195,20 @@ def acceptance(llm, prompts, sampling=GREEDY):
     return llm.stats.speculation.acceptance_rate
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_a_trained_head_is_accepted(kind, bench):
     assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [one_process(kind, fault) for kind in KINDS for fault in KINDS[kind].faults]
+)
 def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
     head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
     assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < FALLEN
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_a_warm_prefix_cache_costs_no_acceptance(kind, bench):
     llm, prompts = bench.llm(kind), KINDS[kind].prompts
     cold = acceptance(llm, prompts)
@@ -207,7 +217,7 @@ def test_a_warm_prefix_cache_costs_no_acceptance(kind, bench):
     assert engine_of(llm).scheduler.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
     llm = bench.llm(kind)
     off = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT_LENGTH, ignore_eos=True, speculation="off")
@@ -217,13 +227,13 @@ def test_nor_does_one_that_was_filled_without_drafts(kind, bench):
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
     target = bench.workshop.native_target_of(KINDS[kind].language)
     assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("kind", [one_process(kind) for kind in STATEFUL])
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )

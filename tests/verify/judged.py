@@ -10,9 +10,13 @@ from forerun.verify.base import VerifyRequest
 VOCAB_SIZE = 8
 
 
-def judged_of(draft=None, *, first_row=0, seed=0, position=5, output_ids=None, stop_ids=frozenset(), **params):
+def judged_of(
+    draft=None, *, first_row=0, seed=0, position=5, output_ids=None, stop_ids=frozenset(), grammar=None, **params
+):
     """A sequence with a vocabulary of `VOCAB_SIZE`; `params` are its sampling settings."""
-    rules = SamplingRules(SamplingParams(**params), prompt_ids=[0], vocab_size=VOCAB_SIZE, stop_token_ids=stop_ids)
+    rules = SamplingRules(
+        SamplingParams(**params), prompt_ids=[0], vocab_size=VOCAB_SIZE, stop_token_ids=stop_ids, grammar=grammar
+    )
     return VerifyRequest(
         draft=draft or Draft(),
         first_row=first_row,

@@ -8,6 +8,7 @@ import torch
 from forerun.core.draft import Draft
 from forerun.core.verdict import Verdict
 from forerun.errors import ErrorKind
+from forerun.ops.grammar import GrammarNotReadyError
 from forerun.verify.judging import SeededChance
 from forerun.verify.registry import VERIFIERS
 from forerun.verify.synthetic import SyntheticConfig
@@ -43,6 +44,37 @@ def test_a_failing_rule_ends_its_own_sequence_only(verifier, draft):
     assert verdicts[1].error == "logits_processors: failing raised RuntimeError: no"
     assert verdicts[1].error_kind is ErrorKind.REQUEST
     assert [verdicts[0], verdicts[2]] == [alone, alone]
+
+
+class Preparing:
+    """A grammar that allows everything, once it is ready."""
+
+    takes_drafts = True
+
+    def __init__(self):
+        self.is_ready = False
+
+    def allowed(self, output_ids, path=()):
+        if not self.is_ready and path:
+            raise GrammarNotReadyError("not yet")
+        return torch.ones(VOCAB_SIZE, dtype=torch.bool)
+
+
+@every_verifier
+@pytest.mark.parametrize("probs", [None, SAMPLED], ids=["certain", "sampled"])
+def test_a_sequence_whose_grammar_is_not_ready_is_decided_later_as_if_it_had_been(verifier, probs):
+    logits, grammar, num_undecided = rows_preferring(1, 2, 3, 4), Preparing(), 0
+    for seed in range(20):
+        waiting = judged_of(Draft((1, 2, 3), None, probs), seed=seed, grammar=grammar)
+        grammar.is_ready = True
+        ready = verifier.verify(logits, [waiting])
+        grammar.is_ready = False
+        (early,) = verifier.verify(logits, [waiting])
+        grammar.is_ready = True
+        assert early is None or [early] == ready
+        assert verifier.verify(logits, [waiting]) == ready
+        num_undecided += early is None
+    assert num_undecided
 
 
 @every_verifier

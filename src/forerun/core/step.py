@@ -202,6 +202,11 @@ class SequenceResult:
     logprobs: RowLogprobs | None = None  # of `token_ids`, where they are asked for
     prompt_logprobs: RowLogprobs | None = None  # of the prompt tokens that this step's rows predict
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether the step gave the sequence a token, or its end; else, where it was to be judged, the next step asks again."""
+        return bool(self.token_ids) or self.error is not None
+
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:

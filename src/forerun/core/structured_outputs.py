@@ -12,20 +12,21 @@ from forerun.errors import RequestError
 
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MOST_CHARACTERS = {"json": 65536, "regex": 8192, "choice": 65536, "grammar": 16384, "structural_tag": 262144}
-LONGEST_STRING = 8192  # in a schema, as a pattern is a regex
+MAX_CHARACTERS = {"json": 65536, "regex": 8192, "choice": 65536, "grammar": 16384, "structural_tag": 262144}
+MAX_STRING_CHARACTERS = 8192  # of each string in a schema: a pattern is a regex
 
 
 @strict_keywords
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """What the text must match, exactly one of six kinds; the text ends where it is complete.
+    """What the text must match, given as exactly one of six kinds; the text ends where it is complete.
 
     json: a JSON Schema, as a dict or as text. json_object: True for any JSON object. regex: in the
-    syntax of Rust's regex crate; the whole text matches. choice: one of these texts. grammar:
-    context-free, in Lark's or GBNF's notation. structural_tag: parts of free text that must match
-    schemas, in vLLM's form (see `engine.structural_tags`), as a dict or as text. For the two JSON kinds `disable_any_whitespace` allows
-    none between tokens and `whitespace_pattern` is a regex of what is allowed.
+    syntax of Rust's regex crate, matched by the whole text. choice: one of these texts. grammar:
+    context-free, in Lark's or GBNF's notation. structural_tag: free text with parts that match, in
+    vLLM's form (see `grammar.structural_tags`), as a dict or as text. For the two JSON kinds
+    `disable_any_whitespace` allows no white space between JSON's tokens, and `whitespace_pattern` is a
+    regex of the white space that is allowed.
 
     Raises:
         RequestError: none or several kinds are given, a value is of a wrong type, empty or too large.
@@ -41,7 +42,7 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     kind: Kind = field(init=False, repr=False)
-    text: str = field(init=False, repr=False)  # the one given, as text
+    text: str = field(init=False, repr=False)  # the kind that is given, as text
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -76,9 +77,9 @@ class StructuredOutputs:
             raise RequestError(
                 f"disable_any_whitespace: got {self.disable_any_whitespace!r:.80}; must be True or False"
             )
-        if pattern is not None and (not isinstance(pattern, str) or not 0 < len(pattern) <= LONGEST_STRING):
+        if pattern is not None and (not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_STRING_CHARACTERS):
             raise RequestError(
-                f"whitespace_pattern: got {pattern!r:.80}; must be a regex of at most {LONGEST_STRING} characters, or None"
+                f"whitespace_pattern: got {pattern!r:.80}; must be a regex of at most {MAX_STRING_CHARACTERS} characters, or None"
             )
         if (pattern is not None or self.disable_any_whitespace) and kind not in ("json", "json_object"):
             raise RequestError(
@@ -93,15 +94,15 @@ class StructuredOutputs:
 def _checked_text(kind: str, text: object) -> str:
     if not isinstance(text, str) or not text.strip():
         raise RequestError(f"{kind}: got {text!r:.80}; must be a text that is not empty")
-    if len(text) > MOST_CHARACTERS[kind]:
+    if len(text) > MAX_CHARACTERS[kind]:
         raise RequestError(
-            f"{kind}: got {len(text)} characters; must be at most {MOST_CHARACTERS[kind]}, so that it compiles in time; shorten it"
+            f"{kind}: got {len(text)} characters; must be at most {MAX_CHARACTERS[kind]}, so that it compiles in time; shorten it"
         )
     return text
 
 
 def _json_text(kind: str, given: object, noun: str) -> str:
-    """A schema or what holds some, as short as it can be written; keys keep their order, which is that of the answer."""
+    """A JSON Schema or a structural tag as compact JSON; keys keep their order, which is that of the answer."""
     try:
         if isinstance(given, str):
             given = json.loads(_checked_text(kind, given))
@@ -119,10 +120,10 @@ def _json_text(kind: str, given: object, noun: str) -> str:
 
 
 def _check_strings(kind: str, value: Any) -> None:
-    """Raise `RequestError` for a string, a pattern for one, that would take long to compile."""
-    if isinstance(value, str) and len(value) > LONGEST_STRING:
+    """Raise `RequestError` for a string (a pattern, say) that would take long to compile."""
+    if isinstance(value, str) and len(value) > MAX_STRING_CHARACTERS:
         raise RequestError(
-            f"{kind}: got a string of {len(value)} characters; must be at most {LONGEST_STRING}; shorten it"
+            f"{kind}: got a string of {len(value)} characters; must be at most {MAX_STRING_CHARACTERS}; shorten it"
         )
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -140,7 +141,7 @@ def _choice_text(choice: object) -> str:
 
 
 def resolve_structured_outputs(given: StructuredOutputs | Mapping[str, Any] | None) -> StructuredOutputs | None:
-    """The constraint a request gives as such, as a dict of its keywords, or not at all."""
+    """Return a request's constraint, given as such or as a dict of its keywords; None where none is given."""
     if given is None or isinstance(given, StructuredOutputs):
         return given
     if isinstance(given, Mapping):

@@ -57,11 +57,12 @@ def commit(
                 row[t].logprob for row, t in zip(rows, committed.token_ids, strict=True)
             )
         tail += committed.token_ids[: len(result.accepted)]
-    if planned.reaches_end:
+    if planned.reaches_end and result.is_decided:
         generation.draft = result.draft
     if has_kv:
         if result.error is None:
-            generation.table.commit(tail)
+            is_undecided = planned.reaches_end and not result.is_decided
+            generation.table.commit(tail[:-1] if is_undecided else tail)  # its logits are wanted again
         later = generation.in_flight
         generation.table.release_surplus(0 if later is None else max(0, later.end - generation.table.num_computed))
     return committed

@@ -308,7 +308,7 @@ class Engine:
             metrics = self._requests[generation.request_id].metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = plan.time
-            if planned.reaches_end and metrics.first_token_time is None:
+            if found.is_decided and metrics.first_token_time is None:
                 metrics.first_token_time = now
             self._apply_to(generation, planned, found, output, record)
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
@@ -332,7 +332,7 @@ class Engine:
         if planned.num_prompt_logits:
             self._note_prompt_logprobs(request, planned, found)
         done = commit(generation, planned, found, token_text=self._parts.processor.token_text)
-        if not planned.reaches_end:
+        if not found.is_decided:
             return
         if request.held:
             self._parts.scheduler.enqueue_first(request.held)

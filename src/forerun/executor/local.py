@@ -29,10 +29,10 @@ from forerun.core.step import (
 from forerun.core.verdict import Verdict
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
-from forerun.engine.drafting import propose
-from forerun.engine.grammars import Grammars
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.grammar.cache import GrammarCache
+from forerun.grammar.drafting import propose
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
 from forerun.ops.attention.base import Attend, Attention
@@ -87,7 +87,7 @@ class LocalExecutor:
         cache: KVCache,
         verifier: Verifier,
         drafting: GuardedDrafter,
-        grammars: Grammars,
+        grammars: GrammarCache,
         torch_threads: AbstractContextManager[None],
         exporter: HiddenStatesExporter | None = None,
     ) -> None:
@@ -299,6 +299,9 @@ class LocalExecutor:
             state.num_computed = planned.start + planned.num_tail + len(result.accepted)
             if not planned.reaches_end:
                 continue
+            if not result.is_decided:  # its newest token is computed again, with the same draft
+                state.num_computed -= 1
+                continue
             state.draft = NO_DRAFT
             output_ids, spec = state.sequence.output_ids, state.spec
             if spec.may_end(len(output_ids), result.token_ids):
@@ -322,7 +325,7 @@ class LocalExecutor:
             self.drafting.start(state.sequence)
             # One place is the target's own token's: a draft deeper than the rest could never be used.
             depth = min(planned.draft_limit, state.spec.max_length - len(state.sequence) - 1)
-            if not planned.reaches_end or depth <= 0:
+            if not result.is_decided or depth <= 0:
                 continue
             num_blocks = -(-state.num_computed // block_size)
             asked.append(

@@ -1,4 +1,4 @@
-"""The seam between sampling rules and what a request's text must match."""
+"""What the sampling rules ask of a grammar; `forerun.grammar` answers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,46 @@ from typing import Protocol
 
 from torch import Tensor
 
+from forerun.errors import RequestError
 
-class Grammar(Protocol):
-    """One sequence's grammar: which tokens may come next, a function of the text alone.
 
-    A text is `output_ids`, which only grows from call to call, and a path of drafted tokens.
+class GrammarNotReadyError(RequestError):
+    """A grammar has no answer in this step, but will have it in a later one.
+
+    A verifier leaves the sequence undecided: the next step asks the same questions again.
     """
 
+
+class Grammar(Protocol):
+    """One sequence's place in its grammar: which tokens may come next.
+
+    The answers are a function of the text alone. A text is `output_ids`, which only grows from call to
+    call, followed by a path of drafted tokens.
+    """
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may be proposed; False for a sequence that must not spend work on them."""
+        ...
+
     def allowed(self, output_ids: Sequence[int], path: Sequence[int] = ()) -> Tensor:
-        """Which tokens may follow the text: [vocab_size] bool; after its end only the end again.
+        """Return which tokens may follow the text: [vocab_size] bool, not to be changed.
+
+        After the end of the text only the end-of-text tokens are allowed.
 
         Raises:
+            GrammarNotReadyError: the answer takes more than this step; ask again in the next one.
             RequestError: the grammar takes more work than it may.
         """
         ...
 
     def num_possible(self, output_ids: Sequence[int], path: Sequence[int]) -> int:
-        """How many tokens of `path`, from its first on, the grammar allows; for cutting drafts."""
+        """Return how many tokens of `path`, from its first on, the grammar allows; for cutting drafts."""
         ...
 
     def forced(self, output_ids: Sequence[int]) -> list[int]:
-        """Tokens that spell what must come next; [] where there is a choice.
+        """Return tokens that spell what must come next; [] where there is a choice.
 
-        A bet, though a good one: the same text may be spelled by other tokens.
+        They are a bet, though a good one: other tokens may spell the same text.
         """
         ...

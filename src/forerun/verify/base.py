@@ -39,7 +39,7 @@ class Verifier(Protocol):
 
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict]:
+    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict | None]:
         """Judge every sequence of a step.
 
         Args:
@@ -47,6 +47,8 @@ class Verifier(Protocol):
             judged: the sequences, each owning 1 + len(draft) rows of `logits`.
 
         Returns:
-            One verdict per sequence, in order; a sequence whose rules raise gets an error verdict.
+            One verdict per sequence, in order. A sequence whose rules raise gets an error verdict. None
+            leaves a sequence undecided: its grammar is not ready, and the next step must ask again, with
+            the same draft.
         """
         ...

@@ -15,6 +15,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import Stream, uniform
 from forerun.core.verdict import Verdict
 from forerun.errors import ForerunError
+from forerun.ops.grammar import GrammarNotReadyError
 from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
 from forerun.verify.base import VerifyRequest
 
@@ -63,15 +64,17 @@ class IndependentVerifier:
     judge: Judge
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Judge every sequence; one whose rules raise gets an error verdict (see `Verifier`)."""
+    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict | None]:
+        """Judge every sequence; one whose rules raise gets an error verdict or none yet (see `Verifier`)."""
         most_likely = MostLikely(logits)
         return [self._verdict(logits, one, most_likely) for one in judged]
 
-    def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict:
+    def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict | None:
         target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
         try:
             return self.judge(one.draft, target, chance)
+        except GrammarNotReadyError:
+            return None
         except ForerunError as error:
             if not len(one.draft):
                 return Verdict((), 0, error=str(error), error_kind=error.kind)

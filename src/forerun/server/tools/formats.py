@@ -33,7 +33,7 @@ class Function:
 class ToolFormat(ABC):
     """A form in which models write tool calls: JSON objects of a name and arguments, between marks.
 
-    `forced` and `after_text` return formats of structural tags (see `engine.structural_tags`).
+    `forced` and `after_text` return formats of structural tags (see `grammar.structural_tags`).
     """
 
     marks: Marks

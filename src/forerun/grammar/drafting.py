@@ -1,4 +1,4 @@
-"""Drafts under grammars: what a grammar forces is a free bet, what it forbids is no bet at all."""
+"""Drafts the tokens that a grammar forces, and cuts drafts where it forbids them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ SOURCE = "grammar"
 
 
 def propose(drafting: GuardedDrafter, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
-    """One draft per request: the tokens that its grammar forces, or the drafter's as far as the grammar allows it.
+    """Return one draft per request: the tokens that its grammar forces, or the drafter's as far as it is allowed.
 
-    The drafter is not asked where forced tokens fill the draft.
+    The drafter is not asked where forced tokens fill the draft, nor where the grammar takes no drafts.
     """
     forced = [_forced(request) for request in requests]
-    asked = [request for request, draft in zip(requests, forced, strict=True) if len(draft) < _room(request)]
+    is_asked = [_takes_drafts(r) and len(draft) < _room(r) for r, draft in zip(requests, forced, strict=True)]
+    asked = [request for request, asks in zip(requests, is_asked, strict=True) if asks]
     answers: Iterator[Draft] = iter(drafting.propose(asked, features))
     return [
-        free if len(free) == _room(request) else _better(free, next(answers), request)
-        for request, free in zip(requests, forced, strict=True)
+        _chosen(free, next(answers), request) if asks else free
+        for request, free, asks in zip(requests, forced, is_asked, strict=True)
     ]
 
 
 def _grammar(request: DraftRequest) -> Grammar | None:
     return None if request.rules is None else request.rules.grammar
+
+
+def _takes_drafts(request: DraftRequest) -> bool:
+    grammar = _grammar(request)
+    return grammar is None or grammar.takes_drafts
 
 
 def _room(request: DraftRequest) -> int:
@@ -45,22 +51,22 @@ def _forced(request: DraftRequest) -> Draft:
     return Draft(tuple(token_ids), source=SOURCE) if token_ids else NO_DRAFT
 
 
-def _better(free: Draft, drafted: Draft, request: DraftRequest) -> Draft:
-    """The drafter's draft where it goes through the forced tokens and on, else those.
+def _chosen(forced: Draft, drafted: Draft, request: DraftRequest) -> Draft:
+    """The drafter's draft where it holds the forced tokens and more, else the forced tokens.
 
-    Not so for a draft drawn with known odds: verifying it is exact only if the choice between the
-    two does not look at what was drawn.
+    A draft sampled with known odds never replaces forced tokens: verifying it is exact only if the
+    choice between the two does not depend on what was drawn.
     """
     grammar = _grammar(request)
     if grammar is None:
         return drafted
-    if free.token_ids and (drafted.probs is not None or not goes_beyond(drafted, free.token_ids)):
-        return free
+    if forced.token_ids and (drafted.probs is not None or not goes_beyond(drafted, forced.token_ids)):
+        return forced
     return within(drafted, grammar, request.sequence.output_ids)
 
 
 def goes_beyond(draft: Draft, token_ids: Listing[int]) -> bool:
-    """Whether a path of `draft` begins with `token_ids` and is longer."""
+    """Return whether a path of `draft` begins with `token_ids` and is longer."""
     children, ends = draft.children(), [-1]
     for token_id in token_ids:
         ends = [child for end in ends for child in children[end + 1] if draft.token_ids[child] == token_id]
@@ -68,10 +74,10 @@ def goes_beyond(draft: Draft, token_ids: Listing[int]) -> bool:
 
 
 def within(draft: Draft, grammar: Grammar, output_ids: Listing[int]) -> Draft:
-    """The part of `draft` that the grammar allows.
+    """Return the part of `draft` that the grammar allows.
 
-    Of a draft drawn with known odds the first forbidden token of a path stays: the verifier must see
-    what was drawn. It falls for sure, and what follows it could never stand.
+    Of a draft sampled with known odds the first forbidden token of each path stays: the verifier must
+    see what was drawn. It is rejected for sure, and nothing after it could be accepted.
     """
     possible = _possible_nodes(draft, grammar, output_ids)
     if draft.probs is None:
@@ -80,7 +86,7 @@ def within(draft: Draft, grammar: Grammar, output_ids: Listing[int]) -> Draft:
 
 
 def _possible_nodes(draft: Draft, grammar: Grammar, output_ids: Listing[int]) -> set[int]:
-    """Nodes whose paths the grammar allows."""
+    """The nodes whose paths the grammar allows."""
     ends = [len(draft) - 1] if draft.is_chain else [i for i, below in enumerate(draft.children()[1:]) if not below]
     possible: set[int] = set()
     for end in ends:

@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance, none of which may take down or hold up the engine."""
+"""Compiles grammars with llguidance, none of which may stop or hold up the engine."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from forerun.core.structured_outputs import StructuredOutputs
-from forerun.engine import grammar_trial, structural_tags
 from forerun.errors import RequestError
+from forerun.grammar import sandbox, structural_tags
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-LIMITS = {
+MATCHER_LIMITS = {
     "initial_lexer_fuel": 500_000,  # work on regexes while compiling
     "max_grammar_size": 100_000,  # symbols
     "max_lexer_states": 20_000,  # 1 to 2 kB each
     "step_lexer_fuel": 200_000,  # work on regexes for one mask, about 14 ms
     "step_max_items": 50_000,  # work on rules for one mask, about 3 ms
 }
-TRIAL_TIMEOUT_S = 30.0  # a trial's own limit is CPU time; this is for a machine that gives it none
+SANDBOX_TIMEOUT_S = 30.0  # the sandbox limits its own CPU time; this is for a machine that gives it none
+MAX_COMPLAINT = 300  # characters of llguidance's message that are repeated
+
+_private_compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forerun-grammar")
+"""Compiles the private matchers of running sequences; llguidance lets go of Python's lock meanwhile."""
 
 
 class Compiler:
@@ -34,7 +39,7 @@ class Compiler:
     Args:
         definition: the tokenizer, as tokenizer.json.
         vocab_size: width of the masks, at least the tokenizer's own.
-        eos_token_ids: what ends a text.
+        eos_token_ids: tokens that end a text.
 
     Raises:
         RequestError: llguidance cannot read this tokenizer.
@@ -47,23 +52,23 @@ class Compiler:
             raise RequestError(
                 f"structured_outputs: llguidance cannot read this model's tokenizer ({error}); leave it out"
             ) from error
-        self._end_ids = eos_token_ids
-        self._marks = {
+        self._eos_token_ids = eos_token_ids
+        self._special_tokens = {
             token["content"]: token["id"]
             for token in json.loads(definition)["added_tokens"]
             if token["id"] < vocab_size and self._tokenizer.is_special_token(token["id"])
         }
 
     def compile(self, wanted: StructuredOutputs) -> CompiledGrammar:
-        """Compile what a request's text must match; a trial in a process of its own comes first.
+        """Compile what a request's text must match, first in a sandbox.
 
         Raises:
             RequestError: it is wrong, too complex, or matches no text.
         """
         source = self._source(wanted)
-        _try(source, wanted.kind)
+        _check_in_sandbox(source, wanted.kind)
         compiled = CompiledGrammar(source, self._tokenizer)
-        first = compiled.matcher()
+        first = compiled.shared_matcher()
         first.compute_bitmask()
         if first.is_error():
             raise _refusal(wanted.kind, first.get_error())
@@ -78,7 +83,9 @@ class Compiler:
                     spaces: JsonCompileOptions = {"whitespace_flexible": flexible, "whitespace_pattern": pattern}
                     return LLMatcher.grammar_from_json_schema(wanted.text, defaults=spaces)
                 case "structural_tag":
-                    return structural_tags.to_lark(json.loads(wanted.text), marks=self._marks, end_ids=self._end_ids)
+                    return structural_tags.to_lark(
+                        json.loads(wanted.text), special_tokens=self._special_tokens, eos_token_ids=self._eos_token_ids
+                    )
                 case kind:
                     return grammar_from(kind, wanted.text)
         except RequestError:
@@ -88,57 +95,69 @@ class Compiler:
 
 
 class CompiledGrammar:
-    """A grammar whose matchers share what they learn about its lexer, and so the limit on that.
+    """A grammar and the matchers that follow it.
 
-    `is_exhausted`: the limit was met, and matchers that share are of no use any more.
+    Shared matchers share what they learn about the grammar's lexer, and with it the limit on that.
+    `is_exhausted` says that the limit was met: shared matchers are then of no use any more.
     """
 
     def __init__(self, source: str, tokenizer: LLTokenizer) -> None:
         self.is_exhausted = False
         self._source = source
         self._tokenizer = tokenizer
-        self._first = self.matcher_alone()
+        self._first = self._compile()
 
-    def matcher(self) -> LLMatcher:
-        """A matcher at the beginning of a text, which shares; microseconds."""
+    def shared_matcher(self) -> LLMatcher:
+        """Return a matcher at the beginning of a text that shares its lexer; takes microseconds."""
         return self._first.deep_copy()
 
-    def matcher_alone(self) -> LLMatcher:
-        """A matcher at the beginning of a text, which shares nothing; compiles again."""
-        limits = LLParserLimits(verbose_errors=False, **LIMITS)  # type: ignore[arg-type]
+    def compile_private_matcher(self) -> Future[LLMatcher]:
+        """Compile, on another thread, a matcher at the beginning of a text that shares nothing.
+
+        To be called where a shared matcher has met a limit, so no new sequence gets one.
+        """
+        self.is_exhausted = True
+        return _private_compiler.submit(self._compile)
+
+    def _compile(self) -> LLMatcher:
+        limits = LLParserLimits(verbose_errors=False, **MATCHER_LIMITS)  # type: ignore[arg-type]
         return LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
 
 
-def _try(source: str, kind: str) -> None:
-    """Compile in another process, which is stopped where it takes too much."""
+def _check_in_sandbox(source: str, kind: str) -> None:
+    """Compile in another process, which is stopped where it takes too much.
+
+    Raises:
+        RequestError: the grammar is wrong or too complex.
+    """
     try:
-        trial = subprocess.run(
-            [sys.executable, "-P", str(Path(grammar_trial.__file__))],
-            input=json.dumps({"grammar": source, "limits": LIMITS}),
+        checked = subprocess.run(
+            [sys.executable, "-P", str(Path(sandbox.__file__))],
+            input=json.dumps({"grammar": source, "limits": MATCHER_LIMITS}),
             capture_output=True,
             text=True,
-            timeout=TRIAL_TIMEOUT_S,
+            timeout=SANDBOX_TIMEOUT_S,
             check=False,
-            start_new_session=True,  # a server obeys Ctrl-C when what runs has finished, this as well
+            start_new_session=True,  # so that Ctrl-C lets it finish, as a server lets all that runs
         )
     except subprocess.TimeoutExpired as error:
         raise _refusal(kind, "it takes too long to compile") from error
-    if trial.returncode:
+    if checked.returncode:
         raise _refusal(kind, "it is too large or too deeply nested to be compiled")
-    if trial.stdout:
-        raise _refusal(kind, trial.stdout)
+    if checked.stdout:
+        raise _refusal(kind, checked.stdout)
 
 
 def _refusal(kind: str, complaint: str) -> RequestError:
-    return RequestError(f"{kind}: cannot be compiled ({brief(complaint)}); mend or simplify it")
+    return RequestError(f"{kind}: cannot be compiled ({summary(complaint)}); mend or simplify it")
 
 
-def brief(complaint: str) -> str:
-    """What llguidance says is wrong, without the excerpts that it shows it in."""
+def summary(complaint: str) -> str:
+    """Return what llguidance says is wrong, in one line, without the excerpts of the grammar around it."""
     found = re.findall(r"^\s*error: (.+)$", complaint, re.MULTILINE)
-    said = found[-1] if found else complaint.strip().split("\n")[0]
-    if said == "NoExtensionBias":
+    message = found[-1] if found else complaint.strip().split("\n")[0]
+    if message == "NoExtensionBias":
         return "it matches no text"
-    if "limits." in said:  # advice that only we could follow
+    if "limits." in message:  # advice that a user cannot follow
         return "it takes too much work"
-    return said if len(said) <= 300 else f"{said[:300]}..."
+    return message if len(message) <= MAX_COMPLAINT else f"{message[:MAX_COMPLAINT]}..."

@@ -24,34 +24,34 @@ FORMATS = {
     "triggered_tags": ("triggers", "tags"),
     "tags_with_separator": ("tags", "separator"),
 }
-"""Types of formats -> the fields that they need."""
+"""Type of a format -> the fields that it needs."""
 
-TEXTS = ("value", "pattern", "begin", "end", "separator")
-LISTS = ("elements", "tags", "triggers")
+TEXT_FIELDS = ("value", "pattern", "begin", "end", "separator")
+LIST_FIELDS = ("elements", "tags", "triggers")
 ESCAPED = r"\\.|/|\n"
 SLASHES = {"/": r"\/", "\n": r"\n"}
-MOST_TRIGGERS = 64  # each is looked for in all of a text
+MAX_TRIGGERS = 64  # each is searched for in the whole text
 
 
-def to_lark(tag: Mapping[str, Any], *, marks: Mapping[str, int], end_ids: Iterable[int]) -> str:
-    """The grammar of a structural tag.
+def to_lark(tag: Mapping[str, Any], *, special_tokens: Mapping[str, int], eos_token_ids: Iterable[int]) -> str:
+    """Return the grammar of a structural tag.
 
     Args:
         tag: the structural tag.
-        marks: tokens that no text spells, by how they are written: where a literal names one, the token is meant.
-        end_ids: those of them that end a text; free text may hold all others, but for what triggers a tag.
+        special_tokens: how each special token is written -> its id. Where a literal holds one, the token is meant.
+        eos_token_ids: those that end a text. Free text may hold all other special tokens but those that trigger a tag.
 
     Raises:
-        RequestError: it is none, or holds a form that is not known.
+        RequestError: it is no structural tag, or holds a format that is not known.
     """
     try:
-        return _Writer(marks, end_ids).grammar(_format(tag))
+        return _Writer(special_tokens, eos_token_ids).grammar(_format(tag))
     except RecursionError as error:
         raise RequestError("structural_tag: is nested too deeply; flatten it") from error
 
 
 def _format(tag: Mapping[str, Any]) -> Any:
-    """The newer form of either form."""
+    """The format of a structural tag; the older form is written as the newer one."""
     if "format" in tag:
         return tag["format"]
     structures, triggers = tag.get("structures"), tag.get("triggers")
@@ -62,24 +62,24 @@ def _format(tag: Mapping[str, Any]) -> Any:
 
 
 class _Writer:
-    """Writes one grammar, rule by rule."""
+    """Writes one grammar in llguidance's Lark notation, rule by rule."""
 
-    def __init__(self, marks: Mapping[str, int], end_ids: Iterable[int]) -> None:
-        self._marks = marks
-        self._end_ids = frozenset(end_ids)
+    def __init__(self, special_tokens: Mapping[str, int], eos_token_ids: Iterable[int]) -> None:
+        self._special_tokens = special_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._splitter = re.compile(
-            "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)) or "(?!)"
+            "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True)) or "(?!)"
         )
         self._rules: list[str] = []
-        self._before_marks: dict[frozenset[int], str] = {}
+        self._free_texts: dict[frozenset[int], str] = {}
 
     def grammar(self, form: Any) -> str:
         start = self._any(form)
         return "\n".join(["%llguidance {}", f"start: {start}", r"TEXT: /(.|\n)*/", *self._rules])
 
     def _any(self, form: Any) -> str:
-        """An expression for a format."""
-        kind = _checked(form)
+        """An expression for a format of any type."""
+        kind = _checked_type(form)
         match kind:
             case "const_string":
                 return self._literal(form["value"])
@@ -99,16 +99,16 @@ class _Writer:
                 return self._separated(form)
 
     def _tag(self, tag: Any, begin: str) -> str:
-        """A tag of which `begin` is what is left to write of its beginning."""
-        if _checked({"type": "tag", **tag} if isinstance(tag, Mapping) else tag) != "tag":
+        """A tag; `begin` is the part of its beginning that is still to be written."""
+        if _checked_type({"type": "tag", **tag} if isinstance(tag, Mapping) else tag) != "tag":
             raise _refusal("must hold tags here", tag)
         content, end = tag.get("content"), tag["end"]
-        if _checked(content) == "any_text" and end:
+        if _checked_type(content) == "any_text" and end:
             return self._rule(f"{self._literal(begin)} {self._up_to(end)}")
         return self._rule(f"{self._literal(begin)} {self._any(content)} {self._literal(end)}")
 
     def _triggered(self, form: Any) -> str:
-        """Text, in which each trigger begins one of the tags that begin with it."""
+        """Free text in which each trigger is followed by the rest of one of the tags that begin with it."""
         bodies: dict[str, list[str]] = {trigger: [] for trigger in _triggers(form["triggers"])}
         for tag in form["tags"]:
             begin = _begin(tag)
@@ -119,7 +119,7 @@ class _Writer:
         if not all(bodies.values()):
             raise _refusal("each trigger must begin a tag", form["triggers"])
         begun = [(trigger, self._rule(" | ".join(each))) for trigger, each in bodies.items()]
-        hidden = {self._marks[mark] for trigger in bodies for mark in self._splitter.findall(trigger)}
+        hidden = {self._special_tokens[token] for trigger in bodies for token in self._splitter.findall(trigger)}
         first = self._rule(" | ".join(f"{self._literal(trigger)} {body}" for trigger, body in begun))
         later = self._rule(" | ".join(f"{self._up_to(trigger, hidden)} {body}" for trigger, body in begun))
         text = self._text(hidden)
@@ -139,33 +139,33 @@ class _Writer:
         return self._rule(f"{tag}{more}" if form.get("at_least_one") else f"({tag}{more})?")
 
     def _up_to(self, end: str, hidden: Iterable[int] = ()) -> str:
-        """Text to the first `end`, that included."""
-        mark = self._splitter.match(end)
-        if mark:
-            return self._rule(f"{self._text({*hidden, self._marks[mark.group()]})} {self._literal(end)}")
+        """Free text up to and including the first `end`."""
+        token = self._splitter.match(end)
+        if token:
+            return self._rule(f"{self._text({*hidden, self._special_tokens[token.group()]})} {self._literal(end)}")
         ending = self._splitter.split(end)[0]
         return self._rule(
             f"{self._before(hidden)} {self._rule(f'TEXT {_quoted(ending)}', '[lazy]')} {self._literal(end[len(ending) :])}"
         )
 
     def _text(self, hidden: Iterable[int] = ()) -> str:
-        """Free text; its tokens may be marks but for ends and those hidden."""
+        """Free text with any special tokens but those that end texts and those in `hidden`."""
         return self._rule(f"{self._before(hidden)} TEXT")
 
     def _before(self, hidden: Iterable[int]) -> str:
-        """Free text up to a mark, any number of times."""
-        free = frozenset(self._marks.values()) - self._end_ids - frozenset(hidden)
-        if free not in self._before_marks:
+        """Free text up to a special token that it may hold, any number of times."""
+        free = frozenset(self._special_tokens.values()) - self._eos_token_ids - frozenset(hidden)
+        if free not in self._free_texts:
             ids = ",".join(map(str, sorted(free)))
-            self._before_marks[free] = self._rule(f"(TEXT <[{ids}]>)*" if free else '""')
-        return self._before_marks[free]
+            self._free_texts[free] = self._rule(f"(TEXT <[{ids}]>)*" if free else '""')
+        return self._free_texts[free]
 
     def _literal(self, text: str) -> str:
-        """A text, in which marks are tokens."""
+        """A literal text; special tokens in it are written as tokens."""
         parts, at = [], 0
-        for mark in self._splitter.finditer(text):
-            parts += [_quoted(text[at : mark.start()]), f"<[{self._marks[mark.group()]}]>"]
-            at = mark.end()
+        for token in self._splitter.finditer(text):
+            parts += [_quoted(text[at : token.start()]), f"<[{self._special_tokens[token.group()]}]>"]
+            at = token.end()
         return " ".join(part for part in (*parts, _quoted(text[at:])) if part) or '""'
 
     def _rule(self, expression: str, how: str = "") -> str:
@@ -174,16 +174,16 @@ class _Writer:
         return name
 
 
-def _checked(form: Any) -> str:
-    """The type of a format, whose fields are of the right types."""
+def _checked_type(form: Any) -> str:
+    """The type of a format; raises unless its fields are of the right types."""
     kind = form.get("type") if isinstance(form, Mapping) else None
     if not (isinstance(kind, str) and kind in FORMATS):
         raise _refusal(f"a format's type may be {', '.join(FORMATS)}", form)
     for name in FORMATS[kind]:
         value = form.get(name)
-        if name in TEXTS and not isinstance(value, str):
+        if name in TEXT_FIELDS and not isinstance(value, str):
             raise _refusal(f"{name} of a {kind} must be a text", value)
-        if name in LISTS and not (isinstance(value, Sequence) and not isinstance(value, str) and value):
+        if name in LIST_FIELDS and not (isinstance(value, Sequence) and not isinstance(value, str) and value):
             raise _refusal(f"{name} of a {kind} must be a list that is not empty", value)
     return kind
 
@@ -196,8 +196,8 @@ def _begin(tag: Any) -> str:
 
 
 def _triggers(given: Sequence[Any]) -> Sequence[str]:
-    if len(given) > MOST_TRIGGERS or not all(isinstance(trigger, str) and trigger for trigger in given):
-        raise _refusal(f"triggers must be at most {MOST_TRIGGERS} texts, none of them empty", given)
+    if len(given) > MAX_TRIGGERS or not all(isinstance(trigger, str) and trigger for trigger in given):
+        raise _refusal(f"triggers must be at most {MAX_TRIGGERS} texts, none of them empty", given)
     return given
 
 

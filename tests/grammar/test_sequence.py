@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import pytest
 
+from forerun import SamplingParams
 from forerun.errors import RequestError
-from tests.grammars import EOS, SCHEMA, begin, encode
+from forerun.grammar.compiler import CompiledGrammar
+from forerun.ops.grammar import GrammarNotReadyError
+from tests.engines import tiny_llm
+from tests.grammars import EOS, SCHEMA, begin, encode, text_target
+from tests.native import needs_kernels
 
 HEAVY = {"regex": "[x-z]{3}" + "(.?a?)" * 300 + "(.?b?)" * 300}
-"""Soon takes more work than a grammar may."""
+"""Takes more work than a grammar may after three characters."""
 
 
 def allowed(grammar, output_ids, path=()):
-    return grammar.allowed(output_ids, path).nonzero().flatten().tolist()
+    """Ids of the tokens that may follow; asked again until the grammar is ready."""
+    while True:
+        try:
+            return grammar.allowed(output_ids, path).nonzero().flatten().tolist()
+        except GrammarNotReadyError:
+            time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,7 @@ def test_a_sequence_that_meets_another_ones_limit_goes_on_without_drafts():
     last_words(first)
     assert second.num_possible([], encode("zzzz")) == 0
     assert allowed(second, encode("zz")) == allowed(begin(**HEAVY), encode("zz")) == encode("xyz")
+    assert not second.takes_drafts
     assert second.num_possible([], encode("x")) == 0
     assert begin(**HEAVY).num_possible([], encode("x")) == 1
 
@@ -115,3 +128,62 @@ def test_a_draft_that_takes_too_much_work_costs_only_drafts():
     assert grammar.num_possible(encode("x"), encode("yz..............")) < 16
     assert allowed(grammar, encode("x")) == encode("xyz")
     assert grammar.num_possible(encode("x"), encode("yz")) == 0
+
+
+def test_no_draft_uses_up_the_work_that_the_text_needs():
+    grammar = begin(**HEAVY)
+    for _ in range(2):  # with a shared matcher, then with the first private one
+        with pytest.raises(GrammarNotReadyError):
+            grammar.allowed([], encode("xyz"))
+        allowed(grammar, [])
+    with pytest.raises(RequestError, match="a draft takes too much work"):
+        grammar.allowed([], encode("xyz"))
+    assert allowed(grammar, encode("xy")) == encode("xyz")
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Holds back private matchers until it is set."""
+    event, compiled = threading.Event(), CompiledGrammar._compile
+
+    def compile_late(grammar):
+        if threading.current_thread().name.startswith("forerun-grammar"):
+            event.wait(60)
+        return compiled(grammar)
+
+    monkeypatch.setattr(CompiledGrammar, "_compile", compile_late)
+    yield event
+    event.set()
+
+
+def test_a_grammar_is_not_ready_while_it_compiles_on_another_thread(held):
+    grammar = begin(**HEAVY)
+    grammar.num_possible([], encode("xyz" + "." * 16))
+    for _ in range(3):
+        with pytest.raises(GrammarNotReadyError):
+            grammar.allowed([])
+    assert not grammar.takes_drafts
+    held.set()
+    assert allowed(grammar, []) == encode("xyz")
+
+
+@needs_kernels
+@pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 4}], ids=["plain", "drafts"])
+def test_other_sequences_go_on_while_a_grammar_compiles(held, config):
+    llm = tiny_llm(config, target=text_target())
+    engine, repeat = llm.engine, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    heavy = SamplingParams(temperature=0, logprobs=1, structured_outputs={"regex": HEAVY["regex"]})
+    engine.add_request("heavy", encode("xyz xyz"), heavy)
+    engine.add_request("other", encode("xyz xyz"), repeat)
+    finished = {}
+    while "other" not in finished:
+        finished |= {output.request_id: output for output in engine.step().finished}
+    assert "heavy" not in finished
+    held.set()
+    while engine.has_work:
+        finished |= {output.request_id: output for output in engine.step().finished}
+    alone = tiny_llm(config, target=text_target()).generate([encode("xyz xyz")], heavy, use_tqdm=False)[0]
+    assert finished["heavy"].outputs[0].text == alone.outputs[0].text
+    assert finished["heavy"].outputs[0].logprobs == alone.outputs[0].logprobs
+    assert finished["heavy"].error == alone.error
+    assert len(finished["other"].outputs[0].token_ids) == 40

@@ -13,7 +13,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
-from forerun.engine.drafting import goes_beyond, propose, within
+from forerun.grammar.drafting import goes_beyond, propose, within
 from forerun.ops.sampling import SamplingRules
 from tests.grammars import OneOf
 from tests.verify.exact import continuations, largest_error, random_model, reversed_model, sampled_drafts
@@ -157,3 +157,12 @@ def test_a_drafter_is_not_asked_where_forced_tokens_fill_the_draft():
     drafts = propose(GuardedDrafter(says, vocab_size=4), requests, {})
     assert drafts == [Draft((3,)), FORCED, Draft((2, 2)), Draft((1,), source="grammar"), Draft((1, 2, 0))]
     assert says.num_asked == 3
+
+
+def test_a_grammar_that_takes_no_drafts_gets_none():
+    grammar, says = OneOf(TWO, vocab_size=4), Says(Draft((3,)), Draft((2, 2)))
+    grammar.takes_drafts = False
+    requests = [request_of(None), request_of(grammar), request_of(None)]
+    drafts = propose(GuardedDrafter(says, vocab_size=4), requests, {})
+    assert drafts == [Draft((3,)), NO_DRAFT, Draft((2, 2))]
+    assert says.num_asked == 2
