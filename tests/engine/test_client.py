@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +14,7 @@ from forerun.errors import RequestError
 from tests.contract.drafters import NGRAM
 from tests.contract.test_contract import PROMPTS
 from tests.engines import tiny_llm
-from tests.executor.simulations import run, simulated_engine
+from tests.executor.simulations import assert_nothing_is_held, run, simulated_engine
 
 SAMPLING = SamplingParams(seed=3, max_tokens=12, ignore_eos=True, stop_token_ids=[4])
 
@@ -92,3 +93,19 @@ def test_events_are_records_that_no_later_step_changes():
     first = given[0].deltas[0]
     assert first.prompt_logprobs == given[-1].finished[0].prompt_logprobs
     assert all(delta.prompt_logprobs is None for output in given[1:] for delta in output.deltas)
+
+
+def test_two_threads_that_accept_one_id_get_one_request_between_them():
+    engine = simulated_engine()
+
+    def accept(_):
+        try:
+            engine.accept(EngineRequest(request_id="a", prompt_ids=[1, 2], sampling=SamplingParams(n=3)))
+        except RequestError:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(accept, range(64))) == 1
+    engine.withdraw("a")
+    assert_nothing_is_held(engine)
