@@ -35,23 +35,23 @@ def sampling_of(index):
 SAMPLING = [sampling_of(index) for index in range(len(PROMPTS))]
 
 
-def told(output):
-    """All that a request was told: text, tokens, how it ended, and every logprob."""
+def reported(output):
+    """All that a request got: text, tokens, how it ended, and every logprob."""
     one = output.outputs[0]
     return (one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason, output.prompt_logprobs)
 
 
 def run(llm, count=None):
-    """What the first `count` requests, or all, are told when they share the engine."""
-    return [told(output) for output in llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)]
+    """What the first `count` requests, or all, get when they share the engine."""
+    return [reported(output) for output in llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)]
 
 
 @functools.cache
 def plainly(dtype, quantization=None):
-    """What each request is told when it is decoded alone, with ample memory and no drafts."""
+    """What each request gets when it is decoded alone, with ample memory and no drafts."""
     llm = tiny_llm(target=native_target(dtype, quantization), enable_prefix_caching=False)
     requests = zip(PROMPTS, SAMPLING, strict=True)
-    return [told(llm.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
+    return [reported(llm.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
 
 
 def test_the_requests_are_mixed():
@@ -65,7 +65,7 @@ def test_the_requests_are_mixed():
 def config(request):
     """The speculative_config of each drafter in turn."""
     if request.param == "oracle-tree":
-        answers = {tuple(prompt): told[1] for prompt, told in zip(PROMPTS, plainly(BF16), strict=True)}
+        answers = {tuple(prompt): reported[1] for prompt, reported in zip(PROMPTS, plainly(BF16), strict=True)}
         return {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
     return CASES[request.param]
 

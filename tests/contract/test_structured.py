@@ -56,16 +56,16 @@ def matches(text, kind):
     return text in CHOICES if "choice" in kind else re.fullmatch("(<+)[a-z]{1,6}(>+)", text) is not None
 
 
-def told(output):
-    """All that a request was told."""
+def reported(output):
+    """All that a request got."""
     return [(one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason) for one in output.outputs]
 
 
 @functools.cache
 def plainly():
-    """What each request is told when it is decoded alone, with ample memory and no drafts."""
+    """What each request gets when it is decoded alone, with ample memory and no drafts."""
     llm = tiny_llm(target=text_target(), enable_prefix_caching=False)
-    return [told(llm.generate([p], s, use_tqdm=False)[0]) for p, s in zip(PROMPTS[:COUNT], SAMPLING, strict=True)]
+    return [reported(llm.generate([p], s, use_tqdm=False)[0]) for p, s in zip(PROMPTS[:COUNT], SAMPLING, strict=True)]
 
 
 def test_complete_texts_match_and_others_are_cut_by_length():
@@ -84,7 +84,7 @@ def test_complete_texts_match_and_others_are_cut_by_length():
 def config(request):
     """The speculative_config of each drafter in turn."""
     if request.param == "oracle-tree":
-        answers = {tuple(p): told[0][1] for p, told in zip(PROMPTS, plainly(), strict=False)}
+        answers = {tuple(p): reported[0][1] for p, reported in zip(PROMPTS, plainly(), strict=False)}
         return {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
     return CASES[request.param]
 
@@ -92,7 +92,7 @@ def config(request):
 def test_any_drafter_gives_the_bits_of_plain_decoding(config):
     llm = tiny_llm(config, target=text_target(), **TIGHT)
     outputs = llm.generate(PROMPTS[:COUNT], SAMPLING, use_tqdm=False)
-    assert [told(output) for output in outputs] == plainly()
+    assert [reported(output) for output in outputs] == plainly()
     assert engine_of(llm).scheduler.num_preemptions > 0, "the memory was meant to be too small"
     forced = llm.stats.speculation.by_drafter.get("grammar")
     if llm.speculative.num_speculative_tokens:
@@ -110,7 +110,7 @@ def test_every_verifier_keeps_to_the_grammar(drafter, method):
         config["draft_sample_method"] = "probabilistic"
     llm = tiny_llm(config, target=text_target(), **TIGHT)
     for output, sampling in zip(llm.generate(PROMPTS[:COUNT], SAMPLING, use_tqdm=False), SAMPLING, strict=True):
-        for text, _, _, reason, _ in told(output):
+        for text, _, _, reason, _ in reported(output):
             assert reason == "length" or (reason == "stop" and matches(text, sampling.structured_outputs)), output.error
 
 

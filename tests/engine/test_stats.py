@@ -18,7 +18,7 @@ STATE = EngineState(
 
 
 class Clock:
-    """A clock that goes when told to."""
+    """A clock that goes when it is set."""
 
     def __init__(self):
         self.now = 100.0

@@ -106,7 +106,7 @@ def test_a_draft_goes_beyond_forced_tokens_or_not(draft, expected):
 
 
 class Says:
-    """A drafter that gives the drafts it is told to, and notes whom it was asked for."""
+    """A drafter that gives the drafts that it is handed, and notes whom it was asked for."""
 
     needs = frozenset()
 

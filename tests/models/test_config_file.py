@@ -57,7 +57,7 @@ def content_of(model_type):
 
 
 def outcome(read, folder):
-    """What all that read a configuration get from it, or what they are told."""
+    """What all that read a configuration get from it, or the errors they get."""
     try:
         config = read(folder)
         seen = {name: getattr(config.get_text_config(), name) for name in READ_OUTSIDE_THE_DECODER}

@@ -49,9 +49,9 @@ def test_counts_are_the_engines(after):
 def test_acceptance_is_told_per_position(after):
     found, spec = after
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    told = [found[name, (("position", str(place)),)] for place in range(4)]
-    assert told == (spec.accepted_per_position + [0] * 4)[:4]
-    assert sum(told) == spec.num_accepted_tokens
+    reported = [found[name, (("position", str(place)),)] for place in range(4)]
+    assert reported == (spec.accepted_per_position + [0] * 4)[:4]
+    assert sum(reported) == spec.num_accepted_tokens
 
 
 def test_latencies_are_counted_per_request(after):

@@ -70,7 +70,7 @@ def answered(server, body):
     if not body["stream"]:
         status, _, answer = server.send("POST", "/v1/completions", body)
         assert status in (200, 400), answer
-        return [told(choice) for choice in answer["choices"]] if status == 200 else answer["error"]
+        return [reported(choice) for choice in answer["choices"]] if status == 200 else answer["error"]
     status, _, answer = server.send("POST", "/v1/completions", body)
     if status != 200:
         assert status == 400, answer
@@ -90,7 +90,7 @@ def answered(server, body):
     return [parts[index] for index in sorted(parts)]
 
 
-def told(choice):
+def reported(choice):
     return choice["text"], choice["finish_reason"], choice.get("token_ids") or []
 
 

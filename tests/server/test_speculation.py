@@ -1,4 +1,4 @@
-"""Speculation per request: asked for, told of, and without effect on the text."""
+"""Speculation per request: asked for, reported, and without effect on the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def answer(server, own=None, **fields):
     return server.post("/v1/completions", BODY | fields | ({"forerun": own} if own else {}))
 
 
-def told(answer):
+def reported(answer):
     return answer["metrics"]["speculative_decoding"]
 
 
@@ -28,14 +28,14 @@ def test_drafts_do_not_change_the_text(drafting, sampling):
 
 
 def test_a_request_may_turn_drafts_off_or_cap_them(drafting):
-    assert told(answer(drafting))["num_draft_tokens"] > 0
-    assert told(answer(drafting, {"speculation": "off"}))["num_draft_tokens"] == 0
-    capped = told(answer(drafting, {"speculation": "on", "num_speculative_tokens": 2}))
+    assert reported(answer(drafting))["num_draft_tokens"] > 0
+    assert reported(answer(drafting, {"speculation": "off"}))["num_draft_tokens"] == 0
+    capped = reported(answer(drafting, {"speculation": "on", "num_speculative_tokens": 2}))
     assert set(capped["per_step_drafted"]) == {2}
 
 
 def test_metrics_are_in_vllms_words(drafting):
-    metrics = told(answer(drafting))
+    metrics = reported(answer(drafting))
     stats_free = generate(PROMPT, max_tokens=24, ignore_eos=True).outputs[0]
     assert answer(drafting)["choices"][0]["text"] == stats_free.text
     histogram = metrics["acceptance_histogram"]
@@ -50,7 +50,7 @@ def test_metrics_are_in_vllms_words(drafting):
 
 def test_a_stream_tells_of_drafts_with_its_usage(drafting):
     events = drafting.stream("/v1/completions", BODY | {"stream_options": {"include_usage": True}})
-    assert told(events[-1]) == told(answer(drafting))
+    assert reported(events[-1]) == reported(answer(drafting))
     assert all("metrics" not in event for event in events[:-1])
 
 
@@ -63,7 +63,7 @@ def test_the_server_says_how_much_is_told(level, has_steps):
     with served(chat_llm(NGRAM), per_request_spec_decode_metrics=level) as server:
         found = answer(server)
         assert ("metrics" in found) is (has_steps is not None)
-        assert has_steps is None or "per_step_drafted" not in told(found)
+        assert has_steps is None or "per_step_drafted" not in reported(found)
 
 
 def test_a_server_without_a_drafter_tells_nothing_and_cannot_be_made_to_draft(plain):

@@ -1,4 +1,4 @@
-"""Tools through the openai client: forced and free calls, whole and streamed, and what the model is told."""
+"""Tools through the openai client: forced and free calls, whole and streamed, and what the model is given."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_several_calls_each_fit(either, seed):
 def test_a_stream_gives_the_whole_answer(either, choice):
     fields = {"tool_choice": choice, "n": 2, "temperature": 1.0, "seed": 1, "max_tokens": 200}
     whole = create(either, **fields)
-    told = streamed(create(either, **fields, stream=True))
-    assert told == {c.index: (c.message.content or "", called(c.message), c.finish_reason) for c in whole.choices}
+    reported = streamed(create(either, **fields, stream=True))
+    assert reported == {c.index: (c.message.content or "", called(c.message), c.finish_reason) for c in whole.choices}
 
 
 def test_arguments_are_streamed_as_they_come(server):
@@ -142,12 +142,12 @@ def test_free_calls_are_read_and_what_is_none_is_content(either, monkeypatch, st
     with saying(monkeypatch, text):
         answer = create(either, stream=stream)
         if stream:
-            told = streamed(answer)[0]
+            reported = streamed(answer)[0]
         else:
             (choice,) = answer.choices
-            told = (choice.message.content or "", called(choice.message), choice.finish_reason)
+            reported = (choice.message.content or "", called(choice.message), choice.finish_reason)
     expected = [("get_weather", '{"city": "Rom", "days": 3}')] * calls
-    assert told == (content, expected, "tool_calls" if calls else "stop")
+    assert reported == (content, expected, "tool_calls" if calls else "stop")
 
 
 def test_a_message_without_calls_is_an_ordinary_one(server, monkeypatch):

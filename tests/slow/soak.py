@@ -106,7 +106,7 @@ def offline_params(fields):
 
 @dataclass
 class Soak:
-    """Clients that ask at random until the time is up; what went as it should is counted, the rest is told."""
+    """Clients that ask at random until the time is up; what went as it should is counted, the rest is reported."""
 
     url: str
     questions: list[Question]

@@ -1,4 +1,4 @@
-"""Synthetic acceptance hits the rates it was told."""
+"""Synthetic acceptance hits the rates it was reported."""
 
 import pytest
 

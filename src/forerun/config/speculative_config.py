@@ -39,7 +39,7 @@ class SpeculativeConfig:
     verifier: VerifierConfig = field(default_factory=MatchingConfig)
     num_speculative_tokens: int = 0
     schedule: Schedule = ()
-    storage: Storage | None = None  # None: none are saved
+    storage: Storage | None = None  # without it no hidden states are saved
 
     @property
     def exported(self) -> tuple[str, ...]:

@@ -18,18 +18,18 @@ ARGUMENTS = ({}, {"a": 1, "b": [2.5, None, {"c": "}"}]}, {"text": 'a "b" \\ <too
 
 def joined(events):
     """Events with neighbours of a kind put together: ["text", ("name", "arguments"), ...]."""
-    told = []
+    reported = []
     for event in events:
         match event:
-            case Content(text) if told and isinstance(told[-1], str):
-                told[-1] += text
+            case Content(text) if reported and isinstance(reported[-1], str):
+                reported[-1] += text
             case Content(text):
-                told.append(text)
+                reported.append(text)
             case CallBegin(name):
-                told.append((name, ""))
+                reported.append((name, ""))
             case Arguments(text):
-                told[-1] = (told[-1][0], told[-1][1] + text)
-    return told
+                reported[-1] = (reported[-1][0], reported[-1][1] + text)
+    return reported
 
 
 def read(form, pieces, *, is_forced=False):
@@ -54,7 +54,7 @@ ADD = ("add", '{"a": 1}')
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "told"),
+    ("form", "text", "reported"),
     [
         ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", [ADD]),
         ("hermes", f"Let me see.\n\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}", ["Let me see.", ADD, ADD]),
@@ -81,9 +81,9 @@ ADD = ("add", '{"a": 1}')
         ("mistral", f"[{CALL}]", [f"[{CALL}]"]),
     ],
 )
-def test_calls_and_text_around_them(form, text, told):
-    assert whole(form, text) == told
-    assert read(form, text) == told
+def test_calls_and_text_around_them(form, text, reported):
+    assert whole(form, text) == reported
+    assert read(form, text) == reported
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_what_is_no_call_is_content(form, before, after, call):
 @pytest.mark.parametrize("is_forced", [False, True])
 def test_what_a_form_writes_it_reads(form, is_forced):
     calls = [("add", ARGUMENTS[1]), ("get_weather", ARGUMENTS[2]), ("add", {})]
-    told = read(form, FORMATS[form].written(calls), is_forced=is_forced)
-    assert [(name, json.loads(arguments)) for name, arguments in told] == calls
+    reported = read(form, FORMATS[form].written(calls), is_forced=is_forced)
+    assert [(name, json.loads(arguments)) for name, arguments in reported] == calls
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -154,11 +154,11 @@ def texts(form):
 @given(data=st.data())
 def test_pieces_are_read_as_the_whole_and_nothing_is_lost(form, data):
     text = data.draw(texts(form))
-    told = read(form, cut(text, data.draw(st.lists(st.integers(0, 2000), max_size=30))))
-    assert told == whole(form, text)
-    calls = [one for one in told if not isinstance(one, str)]
+    reported = read(form, cut(text, data.draw(st.lists(st.integers(0, 2000), max_size=30))))
+    assert reported == whole(form, text)
+    calls = [one for one in reported if not isinstance(one, str)]
     assert all(name in NAMES and isinstance(json.loads(arguments), dict) for name, arguments in calls)
-    expected = [re.escape(o) if isinstance(o, str) else GAP_BEFORE + re.escape(o[1]) + GAP_AFTER for o in told]
+    expected = [re.escape(o) if isinstance(o, str) else GAP_BEFORE + re.escape(o[1]) + GAP_AFTER for o in reported]
     assert re.fullmatch("".join(expected), text)
 
 
@@ -170,9 +170,9 @@ def test_forced_calls_that_are_cut_are_told_as_far_as_they_go(form, data):
     )
     text = FORMATS[form].written(calls)
     text = text[: data.draw(st.integers(0, len(text)))]
-    told = read(form, cut(text, data.draw(st.lists(st.integers(0, 500), max_size=30))), is_forced=True)
-    assert told == whole(form, text, is_forced=True)
-    found = [one for one in told if not isinstance(one, str)]
+    reported = read(form, cut(text, data.draw(st.lists(st.integers(0, 500), max_size=30))), is_forced=True)
+    assert reported == whole(form, text, is_forced=True)
+    found = [one for one in reported if not isinstance(one, str)]
     for (name, arguments), (wanted_name, wanted) in zip(found, calls, strict=False):
         assert name == wanted_name
         assert json.dumps(wanted, ensure_ascii=False).startswith(arguments)
