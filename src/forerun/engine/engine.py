@@ -269,7 +269,7 @@ class Engine:
         tails: list[Sequence[int]] = []
         drafts: list[Draft] = []
         new: list[SequenceSpec] = []
-        is_pending = False
+        is_pending, may_draft = False, control.num_speculative_tokens > 0
         for generation, planned in chosen:
             sequences.append(planned)
             if planned.is_pending:
@@ -279,7 +279,7 @@ class Engine:
             else:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
-            if planned.reaches_end:
+            if may_draft and planned.reaches_end:
                 planned.draft_limit = generation.draft_limit = control.draft_limit(generation, batch_size=batch_size)
             if not generation.is_known:
                 new.append(generation.spec)
@@ -290,30 +290,35 @@ class Engine:
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Commit what a step found, at once or one step late: tokens, text, KV, finished requests, statistics."""
-        output = StepOutput()
-        now = self._clock()
-        record = StepRecord(
-            num_rows=len(plan.rows.token_ids),
-            num_context_tokens=sum(planned.start for planned in plan.sequences),
-            verified=[],
-            times=result.times,
-        )
-        chosen = [(self._generations.get(planned.seq_id), planned) for planned in plan.sequences]
-        for generation, planned in chosen:
-            if generation is not None and generation.in_flight is planned:
-                generation.in_flight = None
-        for (generation, planned), found in zip(chosen, result.sequences, strict=True):
+        output, now = StepOutput(), self._clock()
+        verified: list[tuple[str | None, int, int]] = []
+        num_context_tokens = 0
+        for planned, found in zip(plan.sequences, result.sequences, strict=True):
+            num_context_tokens += planned.start
+            generation = self._generations.get(planned.seq_id)
             if generation is None or generation.finished:  # it ended after this step was planned
                 continue
-            metrics = self._requests[generation.request_id].metrics
+            if generation.in_flight is planned:
+                generation.in_flight = None
+            request = self._requests[generation.request_id]
+            metrics = request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = plan.time
-            if found.is_decided and metrics.first_token_time is None:
+            if metrics.first_token_time is None and found.is_decided:
                 metrics.first_token_time = now
-            self._apply_to(generation, planned, found, output, record)
+            done = self._apply_to(generation, planned, found, request, output)
+            if done is not None:
+                verified.append((done.draft.source, len(done.draft.token_ids), len(done.accepted)))
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
-        self._parts.control.observe(record)
+        self._parts.control.observe(
+            StepRecord(
+                num_rows=len(plan.rows.token_ids),
+                num_context_tokens=num_context_tokens,
+                verified=verified,
+                times=result.times,
+            )
+        )
         self._num_failed_drafts = result.num_failed_drafts
         self.stats.num_failed_drafts = self._num_failed_drafts - self._num_earlier_failures
         return output
@@ -323,26 +328,28 @@ class Engine:
         generation: Generation,
         planned: PlannedSequence,
         found: SequenceResult,
+        request: Request,
         output: StepOutput,
-        record: StepRecord,
-    ) -> None:
+    ) -> Committed | None:
         """Commit one sequence's part of a step."""
-        request = self._requests[generation.request_id]
-        self._count_prompt(generation, planned)
+        if planned.start < len(generation.spec.prompt_ids):
+            self._count_prompt(generation, planned)
         if planned.num_prompt_logits:
             self._note_prompt_logprobs(request, planned, found)
         done = commit(generation, planned, found, token_text=self._parts.processor.token_text)
         if not found.is_decided:
-            return
+            return done
         if request.held:
             self._parts.scheduler.enqueue_first(request.held)
             request.held = []
         if done is not None:
-            self._count(done, record)
+            self.stats.num_generation_tokens += len(done.token_ids)
+            self.stats.speculation.record(done.draft, done.accepted)
         prompt_logprobs, request.prompt_logprobs_to_send = request.prompt_logprobs_to_send, None
         output.deltas.append(delta(generation, done, prompt_logprobs=prompt_logprobs))
         if generation.finish_reason is not None:
             self._retire(generation)
+        return done
 
     def _forget_plan(self) -> None:
         """After a step that failed: nothing is in flight but the step before, if that is still to be applied."""
@@ -402,14 +409,6 @@ class Engine:
     def _count_prompt(self, generation: Generation, planned: PlannedSequence) -> None:
         """Count the prompt tokens that a step computed for the first time."""
         start, num_prompt = planned.start, len(generation.spec.prompt_ids)
-        if start >= num_prompt:
-            return
         end = min(start + planned.num_tail, num_prompt)
         self.stats.num_prompt_tokens += max(0, end - max(start, generation.num_counted_prompt_tokens))
         generation.num_counted_prompt_tokens = max(generation.num_counted_prompt_tokens, end)
-
-    def _count(self, done: Committed, record: StepRecord) -> None:
-        """Add what one sequence's verdict says to the statistics and to the step's record."""
-        self.stats.num_generation_tokens += len(done.token_ids)
-        self.stats.speculation.record(done.draft, done.accepted)
-        record.verified.append((done.draft.source, len(done.draft.token_ids), len(done.accepted)))

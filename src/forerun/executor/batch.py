@@ -24,16 +24,18 @@ class BatchBuilder:
 
     def build(self, sequences: Sequence[PlannedSequence], rows: Rows, drafts: Sequence[Draft]) -> ForwardBatch:
         """Tensors of a plan's rows, and a mask where a draft is a tree."""
+        # one tensor of all rows: making each would take as long
+        token_ids, positions, slots = self._tensor((rows.token_ids, rows.positions, rows.slots)).unbind()
         return ForwardBatch(
-            token_ids=self._tensor(rows.token_ids),
-            positions=self._tensor(rows.positions),
-            slot_mapping=self._tensor(rows.slots),
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slots,
             sequences=[
                 SequenceRows(
                     num_context=planned.start,
                     num_rows=planned.num_tail + len(draft.token_ids),
                     block_ids=planned.blocks,
-                    tree_mask=None if draft.is_chain else tree_mask(planned.num_tail, draft),
+                    tree_mask=None if draft.parents is None or draft.is_chain else tree_mask(planned.num_tail, draft),
                 )
                 for planned, draft in zip(sequences, drafts, strict=True)
                 if planned.num_tail
@@ -43,7 +45,7 @@ class BatchBuilder:
             features=self._features,
         )
 
-    def _tensor(self, values: list[int]) -> Tensor:
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         tensor = torch.from_numpy(np.array(values, dtype=np.int64))
         return tensor if self._is_on_cpu else tensor.to(self._device)
 

@@ -192,20 +192,18 @@ class LocalExecutor:
 
     def _settle(self, plan: StepPlan) -> _Step:
         """The plan as it is, or with the rows that pending sequences really have."""
-        known = self._states
-        states = [known[planned.seq_id] for planned in plan.sequences]
-        drafts = [
-            state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
-            for planned, state in zip(plan.sequences, states, strict=True)
-        ]
-        is_as_planned = not plan.is_pending
-        for i, (planned, state) in enumerate(zip(plan.sequences, states, strict=True)):
-            if planned.reaches_end and not planned.is_pending:
-                num_tokens = planned.start + planned.num_tail
-                if num_tokens != len(state.sequence):  # the engine never got the result of a step that was interrupted
-                    states[i] = self._rewind(state, num_tokens)
-                    drafts[i] = NO_DRAFT
-                    is_as_planned = False
+        known, is_as_planned = self._states, not plan.is_pending
+        states: list[_State] = []
+        drafts: list[Draft] = []
+        for planned in plan.sequences:
+            state = known[planned.seq_id]
+            draft = state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
+            num_tokens = planned.start + planned.num_tail
+            if planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence):
+                # the engine never got the result of a step that was interrupted
+                state, draft, is_as_planned = self._rewind(state, num_tokens), NO_DRAFT, False
+            states.append(state)
+            drafts.append(draft)
         if is_as_planned:
             return _Step(plan.sequences, plan.rows, states, drafts)
         sequences = [
