@@ -43,6 +43,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 """The types that transformers takes for fields of several families; it has to refuse others."""
 
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Keys of config.json for the mask token; the first that is present counts, as in vLLM."""
+
 
 class ConfigStandIn(SimpleNamespace):
     """Stands in for transformers' configuration: its fields, and those of its methods that forerun calls."""
@@ -127,6 +130,27 @@ def eos_token_ids(path: Path) -> frozenset[int]:
             return _as_ids(eos, path / GENERATION_FILE)
     eos = read_config(path).get_text_config().eos_token_id
     return frozenset() if eos is None else _as_ids(eos, path)
+
+
+def read_mask_token(content: Mapping[str, Any], *, vocab_size: int) -> int:
+    """Read a drafter's mask token (see `MaskToken`) from the content of its config.json.
+
+    Raises:
+        ModelError: it names none, or one outside the vocabulary.
+    """
+    for key in MASK_KEYS:
+        token_id = content.get(key)
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(
+                f"config.json of the drafter: {key}: got {token_id!r}; must be a token id from 0 to {vocab_size - 1}; mend it"
+            )
+        return token_id
+    raise ModelError(
+        f"config.json of the drafter: has none of {', '.join(MASK_KEYS)}, which parallel drafting needs; use a drafter "
+        "that was trained for it, or leave parallel_drafting out"
+    )
 
 
 def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | None:

@@ -1,20 +1,24 @@
-"""The training losses: functions of a head and a batch, named after the method or the way of training."""
+"""The training losses: functions of a module that drafts and a batch, named after the method or the way of training."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.kv.cache import LayerKV
-from forerun.models.heads.base import DraftHead
+from forerun.models.base import DraftHead, MaskToken
+from forerun.models.decoder import Decoder
 from forerun.models.heads.dflash import DFlashHead
+from forerun.models.heads.eagle3 import PEagleHead
 from forerun.models.heads.medusa import MedusaHeads
 from forerun.models.heads.mlp_speculator import MLPSpeculator
-from forerun.models.heads.peagle import PEagleHead
+from forerun.ops.attention.base import Attend
 from forerun.train.attention import BlockAttention, UnrolledAttention
-from forerun.train.batches import Batch
-from forerun.train.pard import PardModel
+from forerun.train.target import Batch
 
 
 def unrolled_loss(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) -> Tensor:
@@ -53,6 +57,21 @@ def peagle_loss(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
         outputs = _outputs(head, batch, states, attend, index, token_id=mask.token_id if index else None)
         loss = loss + _cross_entropy(head, batch, outputs, first=1 + index)
     return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PardModel:
+    """A draft model in training for `pard_loss`: a decoder with a mask token, which reads none of the target's features."""
+
+    model: Decoder
+    mask: MaskToken
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def logits(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Compute the logits of the token after each row: token ids [T], positions [T] -> [T, vocab_size]."""
+        model = self.model
+        hidden = model.layers(model.embed(token_ids), model.rotations(positions), attend, 0, model.num_layers)
+        return model.logits(model.norm(hidden))
 
 
 def pard_loss(drafter: PardModel, batch: Batch, *, num_tokens: int) -> Tensor:

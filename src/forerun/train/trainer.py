@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,9 +20,9 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import SINGLE_FILE, save_tensors
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.models.weights import StateDict
-from forerun.train.batches import observe, shuffled
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.recipes import RECIPES
+from forerun.train.target import observe
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,17 @@ def train_head(
         if step % STEPS_PER_LOG == 0 or step == settings.num_steps - 1:
             logger.info("step %d of %d: loss %.4f", step + 1, settings.num_steps, loss.item())
     return HeadCheckpoint(config=content, tensors={name: tensor.detach() for name, tensor in tensors.items()})
+
+
+def shuffled(texts: Sequence[Sequence[int]], *, size: int, seed: int) -> Iterator[list[Sequence[int]]]:
+    """Yield batches of `size` texts without end: all texts in random order, then all again in another."""
+    source = torch.Generator().manual_seed(seed)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < size:
+            waiting += torch.randperm(len(texts), generator=source).tolist()
+        yield [texts[index] for index in waiting[:size]]
+        del waiting[:size]
 
 
 def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tensor:
