@@ -135,10 +135,8 @@ def _transformers_block(
 
     Architectures whose own norms are centred on 0 all have linear attention, and are refused as targets.
     """
-    from forerun.models.transformers_layer import load_one_layer
-    from forerun.models.transformers_model import (
-        TransformersModel,  # here: importing transformers' modelling code takes 120 MB
-    )
+    # here: importing transformers' modelling code takes 120 MB
+    from forerun.models.transformers_model import TransformersModel, load_one_layer
 
     model = target.model
     assert isinstance(model, TransformersModel), "a target that is not a Decoder is a TransformersModel"
