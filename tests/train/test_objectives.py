@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 
+from forerun.models.checkpoint import StateDict, renamed
 from forerun.models.heads.eagle import EagleHead
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.models.weights import StateDict, renamed
 from forerun.train.objectives import eagle_loss, pard_loss, unrolled_loss
 from forerun.train.recipes import RECIPES
 from forerun.train.target import observe

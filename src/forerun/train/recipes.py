@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from forerun.models.base import LoadedTarget, MaskToken, TargetModel
+from forerun.models.checkpoint import Checkpoint, CheckpointView, Rename, renamed
 from forerun.models.config_file import read_mask_token
 from forerun.models.decoder import build_decoder
 from forerun.models.heads import eagle3, medusa
@@ -22,7 +23,6 @@ from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.mtp import MTPHead
 from forerun.models.heads.reader import HeadReader
 from forerun.models.mtp_layout import DEEPSEEK
-from forerun.models.weights import Checkpoint, CheckpointView, Rename, renamed
 from forerun.train import initial_weights
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.objectives import (

@@ -17,9 +17,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import SINGLE_FILE, save_tensors
+from forerun.models.checkpoint import SINGLE_FILE, StateDict, save_tensors
 from forerun.models.model_folder import CONFIG_FILE
-from forerun.models.weights import StateDict
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.recipes import RECIPES
 from forerun.train.target import observe

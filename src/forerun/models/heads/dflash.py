@@ -20,11 +20,10 @@ from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError, one_line
 from forerun.kv.cache import LayerKV
 from forerun.models.base import LoadedTarget, TargetModel
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import Checkpoint, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.model_folder import CONFIG_FILE, read_json
-from forerun.models.weights import Checkpoint, renamed
 from forerun.ops.attention.base import Attend
 from forerun.ops.layers import RMSNorm
 from forerun.ops.rotary import rotate

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import CheckpointView, open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
@@ -20,7 +20,6 @@ from forerun.models.heads.reader import HeadReader
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
-from forerun.models.weights import CheckpointView
 from forerun.ops.attention.base import Attend
 
 logger = logging.getLogger(__name__)
