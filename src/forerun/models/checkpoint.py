@@ -190,7 +190,7 @@ class WeightReader:
         self._unread = set(self._names)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor of this name."""
+        """Return whether the checkpoint has a tensor of this name."""
         return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -175,7 +175,7 @@ def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | N
 
 
 def _have_their_types(fields: Fields, defaults: ConfigDefaults) -> bool:
-    """Whether all values have the types that transformers takes; None has where it is a default to be filled in."""
+    """Return whether all values have types that transformers takes; None is taken where it is the default."""
     types = {**TYPES, **defaults.types}
     return all(
         type(value) in types.get(name, (type(value),)) or (value is None and defaults.values.get(name, ...) is None)
@@ -195,7 +195,7 @@ def _fill(fields: Fields, defaults: ConfigDefaults) -> None:
 
 
 def _is_ordinary(config: ConfigStandIn) -> bool:
-    """Whether transformers would accept a completed configuration."""
+    """Return whether transformers would accept a completed configuration."""
     kinds, eos = getattr(config, "layer_types", None), config.eos_token_id
     return (
         config.num_attention_heads > 0
@@ -209,7 +209,7 @@ def _is_ordinary(config: ConfigStandIn) -> bool:
 
 
 def _as_ids(eos: Any, source: Path) -> frozenset[int]:
-    """One id or a list of them."""
+    """Turn one id or a list of them into a set."""
     ids = eos if isinstance(eos, list) else [eos]
     if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
         raise ModelError(f"{source}: eos_token_id: got {eos!r}; must be a token id or a list of them; mend it")

@@ -178,7 +178,7 @@ def _attention_forward(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
+    """Compute attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
     Its other arguments (dropout, and those of other implementations) are not used.
     """

@@ -137,7 +137,7 @@ def dflash_loss(head: DFlashHead, batch: Batch) -> Tensor:
 
 
 def _fused(head: DraftHead, batch: Batch) -> Tensor:
-    """The head's input states, fused from the target's features: [B, S, width]."""
+    """Fuse the target's features to the head's input states: [B, S, width]."""
     fused = head.fuse([batch.features[name].flatten(0, 1) for name in head.needs])
     return fused.view(*batch.token_ids.shape, -1)
 
@@ -162,13 +162,13 @@ def _outputs(
 
 
 def _cross_entropy(head: DraftHead, batch: Batch, outputs: Tensor, *, first: int) -> Tensor:
-    """Cross-entropy of the head's logits for outputs [B, R, hidden_size] with the target's from position `first` on."""
+    """Compute the cross-entropy of the head's logits for outputs [B, R, hidden_size] with the target's from position `first` on."""
     logits = head.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
     return _soft_cross_entropy(logits, batch, head.target_ids, first=first)
 
 
 def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None, *, first: int) -> Tensor:
-    """Cross-entropy of logits [B, R, V] with the target's probabilities from position `first` on.
+    """Compute the cross-entropy of logits [B, R, V] with the target's probabilities from position `first` on.
 
     A head that drafts a part of the vocabulary, `target_ids`, learns the target's probabilities within that
     part; positions where the target's most likely token lies outside are left out.
@@ -182,5 +182,5 @@ def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None,
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """The mean of values [B, R] where `counted` [B, R] is True; 0 without any."""
+    """Return the mean of values [B, R] where `counted` [B, R] is True; 0 without any."""
     return (values * counted).sum() / counted.sum().clamp(min=1)

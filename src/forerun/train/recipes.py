@@ -54,7 +54,7 @@ class Recipe:
 
 
 def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
-    """A `Build` of `head` from its tensors, whose published names `rename` translates."""
+    """Make a `Build` of `head` from its tensors, whose published names `rename` translates."""
     return lambda content, checkpoint, target: head(HeadReader(content, renamed(checkpoint, rename), target))
 
 

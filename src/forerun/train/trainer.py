@@ -52,7 +52,7 @@ class TrainSettings:
             raise ConfigError(f"warm_up: got {self.warm_up}; must be from 0 to 1")
 
     def rate(self, step: int) -> float:
-        """The factor of the learning rate at step `step`."""
+        """Return the factor of the learning rate at step `step`."""
         warm = max(1, round(self.warm_up * self.num_steps))
         return min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * step / self.num_steps))
 
@@ -135,7 +135,7 @@ def shuffled(texts: Sequence[Sequence[int]], *, size: int, seed: int) -> Iterato
 
 
 def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tensor:
-    """How often each token of the vocabulary occurs, [vocab_size].
+    """Count how often each token of the vocabulary occurs, [vocab_size].
 
     Raises:
         ConfigError: there are no texts, one is too short or too long, or a token id is not the target's.
@@ -155,7 +155,7 @@ def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tenso
 
 
 def _master(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy in fp32 to train; integer and boolean tensors are returned as they are."""
+    """Return a copy in fp32 to train; integer and boolean tensors are returned as they are."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(device, torch.float32, copy=True).requires_grad_()

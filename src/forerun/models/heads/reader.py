@@ -151,7 +151,7 @@ class HeadReader:
             )
 
     def _is_same(self, table: Tensor, read_rows: Callable[[Tensor], Tensor]) -> bool:
-        """Whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
+        """Return whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
         for start in range(0, len(table), COMPARED_ROWS):
             ids = torch.arange(start, min(start + COMPARED_ROWS, len(table)), device=table.device)
             if not torch.equal(table[ids], read_rows(ids).to(table.dtype)):
