@@ -12,11 +12,10 @@ from benchmarks.targets import llm_on
 from forerun import LLM
 from forerun.build import choose_arithmetic
 from forerun.config.settings import EngineSettings
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import Checkpoint, open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.decoder import build_decoder
 from forerun.models.store import resolve_model
-from forerun.models.weights import Checkpoint
 from forerun.ops.native.formats.int8 import quantize
 
 

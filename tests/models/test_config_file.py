@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import ModelError
 from forerun.models.config_file import (
+    MASK_KEYS,
     TYPES,
     ConfigStandIn,
     config_without_transformers,
@@ -15,7 +16,6 @@ from forerun.models.config_file import (
     read_transformers_config,
 )
 from forerun.models.families import MODEL_TYPES, decoder_config
-from forerun.models.mask_token import MASK_KEYS
 from forerun.models.mtp_layout import COUNT_KEYS
 from tests.tiny_models import tiny_config
 

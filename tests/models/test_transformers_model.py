@@ -20,7 +20,7 @@ from transformers import (
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.errors import DraftError, ModelError
 from forerun.kv.cache import KVCache
-from forerun.models import transformers_model
+from forerun.models import transformers_attention
 from forerun.models.transformers_attention import UnsupportedAttentionError
 from forerun.models.transformers_model import load_transformers_model, wrap_model
 from forerun.ops.attention.paged import PagedAttention
@@ -198,7 +198,7 @@ def test_attention_that_computes_something_else_is_refused(monkeypatch):
         def begin(self, batch, cache):
             return lambda layer, query, key, value, **_: value.repeat_interleave(query.shape[1] // value.shape[1], 1)
 
-    monkeypatch.setattr(transformers_model, "PagedAttention", Deaf)
+    monkeypatch.setattr(transformers_attention, "PagedAttention", Deaf)
     with pytest.raises(UnsupportedAttentionError, match="logits differ from eager"):
         wrap_model(make_model(CONFIGS["mixture_of_experts"]))
 

@@ -90,7 +90,7 @@ def test_only_one_small_file_is_read_by_torch_and_as_weights_only():  # CVE-2025
         for name, node in nodes(ast.Call)
         if ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load", "torch.jit.load")
     ]
-    assert [(name, given["weights_only"]) for name, given in loads] == [("dflash_checkpoint.py", True)]
+    assert [(name, given["weights_only"]) for name, given in loads] == [("dflash.py", True)]
 
 
 @pytest.mark.parametrize("call", sorted(UNSAFE_CALLS), ids="{} CVE-2025-9141".format)

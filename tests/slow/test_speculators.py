@@ -19,8 +19,7 @@ from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.base import choose_attention
 from forerun.models.heads.dflash import load_dflash
-from forerun.models.heads.eagle3 import load_eagle3
-from forerun.models.heads.peagle import load_peagle
+from forerun.models.heads.eagle3 import load_eagle3, load_peagle
 from tests.engines import native_target, tiny_llm, tiny_target
 from tests.native import needs_kernels
 from tests.slow.environments import interpreter_of

@@ -7,13 +7,13 @@ import functools
 import pytest
 import torch
 
+from forerun.models.checkpoint import StateDict, renamed
 from forerun.models.heads.eagle import EagleHead
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.models.weights import StateDict, renamed
-from forerun.train.batches import observe
 from forerun.train.objectives import eagle_loss, pard_loss, unrolled_loss
-from forerun.train.pard import PardModel
+from forerun.train.recipes import RECIPES
+from forerun.train.target import observe
 from forerun.train.trainer import TrainSettings, train_head
 from tests import heads_eagle
 from tests.engines import tiny_target
@@ -84,7 +84,7 @@ def test_feature_regression_is_smooth_l1_to_the_next_state_and_cross_entropy():
 
 def test_pards_is_cross_entropy_after_every_text_and_so_many_masks():
     made = train_head("pard", tiny_target(), TEXTS, TrainSettings(num_steps=1))
-    drafter = PardModel.build(made.config, StateDict(made.tensors), tiny_target())
+    drafter = RECIPES["pard"].build(made.config, StateDict(made.tensors), tiny_target())
     batch = observe(tiny_target(), TEXTS, frozenset())
     losses = [[] for _ in range(3)]
     for row, text in enumerate(TEXTS):

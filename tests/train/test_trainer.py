@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,7 +12,7 @@ from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.train.recipes import RECIPES
-from forerun.train.trainer import TrainSettings, train_head
+from forerun.train.trainer import TrainSettings, shuffled, train_head
 from tests.engines import native_target, tiny_llm, tiny_target
 from tests.native import needs_kernels
 from tests.tiny_models import save_tiny_model
@@ -119,3 +121,16 @@ def test_the_rate_warms_up_and_falls_to_zero():
     assert rates[:10] == sorted(rates[:10])
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[100] == pytest.approx(0)
+
+
+def test_each_round_takes_every_text_once_in_an_order_of_its_own():
+    texts = [[i, i] for i in range(10)]
+    taken = [text[0] for chosen in islice(shuffled(texts, size=4, seed=0), 10) for text in chosen]
+    rounds = [taken[first : first + 10] for first in range(0, 40, 10)]
+    assert all(sorted(one) == list(range(10)) for one in rounds)
+    assert len({tuple(one) for one in rounds}) == 4
+
+
+def test_a_batch_may_be_larger_than_all_texts():
+    (chosen,) = islice(shuffled([[1, 1], [2, 2]], size=5, seed=0), 1)
+    assert len(chosen) == 5

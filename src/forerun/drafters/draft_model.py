@@ -13,10 +13,9 @@ from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting
 from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
-from forerun.models.base import CausalModel, LoadedTarget, TargetModel
-from forerun.models.config_file import read_config
+from forerun.models.base import CausalModel, LoadedTarget, MaskToken, TargetModel
+from forerun.models.config_file import read_config, read_mask_token
 from forerun.models.loader import load_model
-from forerun.models.mask_token import MaskToken, read_mask_token
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.vocabulary_map import VocabularyMappedModel

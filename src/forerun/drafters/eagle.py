@@ -15,11 +15,9 @@ from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting
 from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
-from forerun.models.base import LoadedTarget
-from forerun.models.heads.base import DraftHead
+from forerun.models.base import DraftHead, LoadedTarget
 from forerun.models.heads.eagle import load_eagle
-from forerun.models.heads.eagle3 import load_eagle3
-from forerun.models.heads.peagle import load_peagle
+from forerun.models.heads.eagle3 import load_eagle3, load_peagle
 from forerun.models.store import resolve_model
 
 logger = logging.getLogger(__name__)

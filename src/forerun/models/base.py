@@ -1,8 +1,8 @@
-"""The interface between models and those that run them: the engine and the drafters."""
+"""The interface between models, trained heads among them, and those that run them: the engine and the drafters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +53,50 @@ class TargetModel(CausalModel, Protocol):
     def head_rows(self, token_ids: Tensor) -> Tensor:
         """Return the head's weights of some tokens: [n] int64 -> [n, hidden_size]."""
         ...
+
+
+class DraftHead(Protocol):
+    """A small network on the target's hidden states that predicts one token further than the target.
+
+    Row i, at position i, reads token x[i + 1] and a state of token x[i], and predicts x[i + 2], as in
+    EAGLE (arXiv 2401.15077) and in DeepSeek-V3's multi-token prediction (arXiv 2412.19437).
+    """
+
+    needs: tuple[str, ...]  # the target's hidden states that it reads, as in `ForwardBatch.features`
+    kv_specs: list[LayerKVSpec]
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int  # tokens, as its own configuration allows
+    target_ids: Tensor | None  # the target's token of each logit, [V] int64 ascending; None if V is its vocabulary
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """Fuse the hidden states that it `needs`, [T, hidden_size of the target] each -> states [T, width]."""
+        ...
+
+    def forward(self, token_ids: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Compute a packed pass: [T] int64, [T, width], [T] int64 -> outputs [T, hidden_size]."""
+        ...
+
+    def states(self, outputs: Tensor) -> Tensor:
+        """Turn outputs [R, hidden_size] into states [R, width], which are read with the tokens drafted from them."""
+        ...
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Apply norm and head: outputs [R, hidden_size] -> [R, V] fp32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MaskToken:
+    """The token that drafters which predict several tokens in one pass read in place of tokens not known yet.
+
+    Attributes:
+        token_id: the mask token.
+        state: the hidden state [width] that is read with it, or None for drafters that read tokens only.
+    """
+
+    token_id: int
+    state: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

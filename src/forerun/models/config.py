@@ -135,7 +135,7 @@ def common_config(hf: HFConfig) -> DecoderConfig:
 
 
 def checked_activation(name: str) -> str:
-    """The name of an activation that the decoder has.
+    """Return `name`, the name of an activation, if the decoder has it.
 
     Raises:
         NotCoveredError: the decoder does not have it.
@@ -150,7 +150,7 @@ def checked_activation(name: str) -> str:
 
 
 def windows_by_layer_type(hf: HFConfig) -> tuple[int | None, ...]:
-    """The configuration's window for each layer of type sliding_attention.
+    """Return the window of each layer: the configuration's in layers of type sliding_attention, None in the others.
 
     Raises:
         NotCoveredError: a layer is of another type than sliding or full attention.
@@ -183,7 +183,7 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
 
 
 def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | None:
-    """How a rope is stretched over more than the tokens it was trained for, or None."""
+    """Resolve how a rope is stretched over more positions than it was trained on; None if it is not."""
     from forerun.ops.rotary import LinearScaling, Llama3Scaling
 
     rope_type = parameters["rope_type"]
@@ -204,7 +204,7 @@ def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | 
 
 
 def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
-    """The positive number under `key`, or `default` if there is none."""
+    """Return the positive number under `key`, or `default` if there is none."""
     value = parameters.get(key)
     if value is None and default is not None:
         return default

@@ -15,11 +15,11 @@ SCALED_ROPES = ("linear", "llama3", "yarn")
 
 
 def same_window(fields: Fields) -> None:
-    """All layers have the window that `sliding_window` names, or none: there is nothing to fill in."""
+    """Fill in nothing: all layers have the window that `sliding_window` names, or none has one."""
 
 
 def late_windows(fields: Fields) -> None:
-    """Qwen's: no windows, or one in the layers from `max_window_layers` on."""
+    """Fill in Qwen's windows: none, or one in the layers from `max_window_layers` on."""
     if not fields["use_sliding_window"]:
         fields["sliding_window"] = None
     first = fields["max_window_layers"] if fields["sliding_window"] is not None else fields["num_hidden_layers"]
@@ -28,7 +28,7 @@ def late_windows(fields: Fields) -> None:
 
 
 def windows_without_rope(fields: Fields) -> None:
-    """SmolLM3's: windows, if any, in the layers that have no rotary embedding."""
+    """Fill in SmolLM3's windows: in the layers that have no rotary embedding, if in any."""
     has_windows = fields["use_sliding_window"] and fields["sliding_window"] is not None
     rotates = fields["no_rope_layers"]
     kinds = ["sliding_attention" if has_windows and not one else "full_attention" for one in rotates]
@@ -36,13 +36,13 @@ def windows_without_rope(fields: Fields) -> None:
 
 
 def alternating_windows(fields: Fields, *, every: int = 2) -> None:
-    """Gemma 2's: full attention in every second layer."""
+    """Fill in Gemma 2's windows: full attention in every second layer."""
     kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(fields["num_hidden_layers"])]
     set_if_none(fields, "layer_types", kinds)
 
 
 def mostly_windows(fields: Fields) -> None:
-    """Gemma 3's: full attention in every `sliding_window_pattern`-th layer."""
+    """Fill in Gemma 3's windows: full attention in every `sliding_window_pattern`-th layer."""
     alternating_windows(fields, every=fields["sliding_window_pattern"])
 
 
@@ -53,7 +53,7 @@ def set_if_none(fields: Fields, name: str, value: Any) -> None:
 
 
 def one_rope(fields: Fields, theta: float) -> Fields | None:
-    """The rope parameters of all layers, under their newer or older names, or None if transformers has to read them."""
+    """Resolve the rope parameters of all layers, under their newer or older names; None if transformers has to read them."""
     parameters = copy.copy(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     if not isinstance(parameters, dict):
         return None
@@ -64,7 +64,7 @@ def one_rope(fields: Fields, theta: float) -> Fields | None:
 
 
 def unscaled_rope(fields: Fields, theta: float) -> Fields | None:
-    """Phi-3's: as `one_rope`, but transformers reads scaled ropes."""
+    """Resolve Phi-3's rope as `one_rope` does, but leave scaled ropes to transformers."""
     parameters = one_rope(fields, theta)
     if parameters is None or parameters["rope_type"] != "default" or fields.get("partial_rotary_factor", 1.0) is None:
         return None
@@ -72,7 +72,7 @@ def unscaled_rope(fields: Fields, theta: float) -> Fields | None:
 
 
 def two_ropes(fields: Fields, theta: float) -> Fields | None:
-    """Gemma 3's: one rope for layers with a window, another, which may be scaled, for the rest."""
+    """Resolve Gemma 3's ropes: one for layers with a window, another, which may be scaled, for the rest."""
     given = fields.get("rope_parameters") or {kind: {"rope_type": "default"} for kind in LAYER_TYPES}
     scaling = fields.get("rope_scaling") or {}
     if not isinstance(given, dict) or not all(isinstance(one, dict) for one in (scaling, *map(given.get, LAYER_TYPES))):
@@ -85,7 +85,7 @@ def two_ropes(fields: Fields, theta: float) -> Fields | None:
 
 
 def _standardized(parameters: Fields, fields: Fields) -> Fields | None:
-    """The parameters with a type and the length before scaling, or None if transformers has to check them."""
+    """Complete rope parameters with a type and the length before scaling; None if transformers has to check them."""
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     rope_type = parameters["rope_type"]
     if any(isinstance(value, Mapping) for value in parameters.values()):

@@ -43,6 +43,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 """The types that transformers takes for fields of several families; it has to refuse others."""
 
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Keys of config.json for the mask token; the first that is present counts, as in vLLM."""
+
 
 class ConfigStandIn(SimpleNamespace):
     """Stands in for transformers' configuration: its fields, and those of its methods that forerun calls."""
@@ -129,6 +132,27 @@ def eos_token_ids(path: Path) -> frozenset[int]:
     return frozenset() if eos is None else _as_ids(eos, path)
 
 
+def read_mask_token(content: Mapping[str, Any], *, vocab_size: int) -> int:
+    """Read a drafter's mask token (see `MaskToken`) from the content of its config.json.
+
+    Raises:
+        ModelError: it names none, or one outside the vocabulary.
+    """
+    for key in MASK_KEYS:
+        token_id = content.get(key)
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(
+                f"config.json of the drafter: {key}: got {token_id!r}; must be a token id from 0 to {vocab_size - 1}; mend it"
+            )
+        return token_id
+    raise ModelError(
+        f"config.json of the drafter: has none of {', '.join(MASK_KEYS)}, which parallel drafting needs; use a drafter "
+        "that was trained for it, or leave parallel_drafting out"
+    )
+
+
 def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | None:
     """Complete a config.json as transformers would, or return None if transformers has to read it."""
     family = MODEL_TYPES.get(content.get("model_type", ""))
@@ -151,7 +175,7 @@ def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | N
 
 
 def _have_their_types(fields: Fields, defaults: ConfigDefaults) -> bool:
-    """Whether all values have the types that transformers takes; None has where it is a default to be filled in."""
+    """Return whether all values have types that transformers takes; None is taken where it is the default."""
     types = {**TYPES, **defaults.types}
     return all(
         type(value) in types.get(name, (type(value),)) or (value is None and defaults.values.get(name, ...) is None)
@@ -171,7 +195,7 @@ def _fill(fields: Fields, defaults: ConfigDefaults) -> None:
 
 
 def _is_ordinary(config: ConfigStandIn) -> bool:
-    """Whether transformers would accept a completed configuration."""
+    """Return whether transformers would accept a completed configuration."""
     kinds, eos = getattr(config, "layer_types", None), config.eos_token_id
     return (
         config.num_attention_heads > 0
@@ -185,7 +209,7 @@ def _is_ordinary(config: ConfigStandIn) -> bool:
 
 
 def _as_ids(eos: Any, source: Path) -> frozenset[int]:
-    """One id or a list of them."""
+    """Turn one id or a list of them into a set."""
     ids = eos if isinstance(eos, list) else [eos]
     if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
         raise ModelError(f"{source}: eos_token_id: got {eos!r}; must be a token id or a list of them; mend it")

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
+from forerun.models.checkpoint import Checkpoint, WeightReader
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
-from forerun.models.weights import Checkpoint, WeightReader
 from forerun.ops.attention.base import Attend
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM

@@ -284,7 +284,7 @@ MODEL_TYPES: dict[str, Family] = {family.model_type: family for family in ROWS}
 
 
 def supports(hf: HFConfig) -> bool:
-    """Whether the decoder computes this model; if not, transformers' own code may.
+    """Return whether the decoder computes this model; if not, transformers' own code may.
 
     Raises:
         ModelError: nothing can run it: its weights are quantized, or it does not generate left to right.

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from forerun.errors import ModelError, one_line
+from forerun.models.checkpoint import StateDict
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.models.weights import StateDict
 
 try:
     from transformers import GgufConfig

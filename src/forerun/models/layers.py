@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig, QKNorm
-from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
 from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
 from forerun.ops.native.layers import PackedLinear

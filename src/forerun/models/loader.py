@@ -11,14 +11,13 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import Checkpoint, open_checkpoint
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import decoder_config, supports
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.models.weights import Checkpoint
 
 DUMMY_STD = 0.02  # what most models' weights are initialised with
 

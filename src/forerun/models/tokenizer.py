@@ -280,7 +280,7 @@ class TextStream:
         return self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
 
     def _context(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The last tokens of the prompt, beginning with a whole character where there is one near."""
+        """Return the last tokens of the prompt, beginning with a whole character where there is one near."""
         start = max(len(prompt_ids) - CONTEXT_TOKENS, 0)
         for earlier in range(start, max(start - LONGEST_CHARACTER, -1), -1):
             window = list(prompt_ids[earlier:])

@@ -47,7 +47,7 @@ class TokenizerParts:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a model folder has a tokenizer, or `path` is or holds a .gguf file, which contains one."""
+    """Return whether a model folder has a tokenizer, or `path` is or holds a .gguf file, which contains one."""
     return any((path / name).exists() for name in VOCABULARY_FILES) or find_gguf(path) is not None
 
 
@@ -89,7 +89,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _is_taken_as_stored(config: Mapping[str, Any], model: Mapping[str, Any], content: bytes) -> bool:
-    """Whether transformers would take tokenizer.json as it is stored."""
+    """Return whether transformers would take tokenizer.json as it is stored."""
     if any(config.get(name) for name in (*UNUSUAL, "split_special_tokens")):
         return False
     named, model_type = config.get("tokenizer_class") or model.get("tokenizer_class"), model.get("model_type")
@@ -105,7 +105,7 @@ def _is_taken_as_stored(config: Mapping[str, Any], model: Mapping[str, Any], con
 
 
 def _has_all_tokens(backend: Backend, config: Mapping[str, Any]) -> bool:
-    """Whether tokenizer.json has all tokens that the configuration adds, with the same flags."""
+    """Return whether tokenizer.json has all tokens that the configuration adds, with the same flags."""
     added = {token_id: _flags(token) for token_id, token in backend.get_added_tokens_decoder().items()}
     listed = {int(i): _flags(AddedToken(**token)) for i, token in config.get("added_tokens_decoder", {}).items()}
     of_this_model = [name for name in config if name.endswith("_token") and name not in SPECIAL_TOKENS]

@@ -1,4 +1,4 @@
-"""Lets transformers' modelling code call forerun's attention.
+"""Lets transformers' modelling code call forerun's attention, once a probe and a comparison of logits show that it can.
 
 In transformers a model's attention can be replaced by a registered function, which gets queries, keys and
 values after rotary embedding, and the keyword arguments of the model's own call: an `AttentionHandler`
@@ -12,16 +12,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from forerun.core.batch import LayerKVSpec
+from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
+from forerun.errors import one_line
+from forerun.kv.cache import KVCache
+from forerun.models.base import CausalModel
+from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.attention.base import Attend
+from forerun.ops.attention.paged import PagedAttention
 
+EAGER = "eager"  # transformers' reference attention
 PAGED = "forerun"  # names of forerun's attention in transformers' registry
 PROBE = "forerun_probe"
 FAR = 1 << 20  # tokens; farther than any window
+CHECKED_TOKENS = 8
+CHECKED_BLOCK_SIZE = 4
+TOLERANCE = 1e-3  # of a row's norm
+HALF_TOLERANCE = 0.1  # of the median row's: in 16 bits a router's near tie may fall the other way in some
 
 
 class UnsupportedAttentionError(Exception):
@@ -108,6 +119,55 @@ def register() -> None:
     AttentionMaskInterface.register(PROBE, _probe_mask)
 
 
+def with_attention(model: Any, implementation: str, compute: Callable[[], Any]) -> Any:
+    """Set one of transformers' registered attentions, then compute.
+
+    Raises:
+        UnsupportedAttentionError: the model's code raised anything, as it may where it does not expect forerun's attention.
+    """
+    try:
+        with quiet_transformers():
+            model.set_attn_implementation(implementation)
+            return compute()
+    except UnsupportedAttentionError:
+        raise
+    except Exception as error:
+        raise UnsupportedAttentionError(one_line(error)) from error
+
+
+def check_logits(model: CausalModel, tokens: Tensor, reference: Tensor) -> None:
+    """Compare a model's logits over a paged cache with `reference`, for a chunked and a whole prompt packed together.
+
+    Args:
+        model: the model, which calls forerun's attention.
+        tokens: the prompt, [CHECKED_TOKENS] int64.
+        reference: the logits that eager attention gives, [CHECKED_TOKENS, vocab_size] fp32.
+
+    Raises:
+        UnsupportedAttentionError: they differ by more than rounding.
+    """
+    block_size, split = CHECKED_BLOCK_SIZE, CHECKED_TOKENS - 3
+    cache = KVCache(model.kv_specs, num_blocks=4, block_size=block_size, dtype=model.dtype, device=model.device)
+    chunked, whole = np.array([[0, 2], [3, 1]], dtype=np.int32)
+    first = _run(model, cache, tokens, [SequenceRows(num_context=0, num_rows=split, block_ids=chunked)])
+    second = _run(
+        model,
+        cache,
+        tokens,
+        [
+            SequenceRows(num_context=split, num_rows=CHECKED_TOKENS - split, block_ids=chunked),
+            SequenceRows(num_context=0, num_rows=CHECKED_TOKENS, block_ids=whole),
+        ],
+    )
+    found = torch.cat([first, second])
+    expected = torch.cat([reference, reference])
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    is_half = model.dtype.itemsize < torch.float32.itemsize
+    error = (errors.median() if is_half else errors.max()).item()
+    if not error <= (HALF_TOLERANCE if is_half else TOLERANCE):
+        raise UnsupportedAttentionError(f"logits differ from eager attention's by {error:.1%}")
+
+
 def _attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -118,7 +178,7 @@ def _attention_forward(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
+    """Compute attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
     Its other arguments (dropout, and those of other implementations) are not used.
     """
@@ -171,3 +231,23 @@ def _window(call: AttentionCall) -> int | None:
     if window < 0 or window != int(window):
         raise UnsupportedAttentionError("it computes a mask of its own")
     return int(window) or None
+
+
+def _run(model: CausalModel, cache: KVCache, tokens: Tensor, sequences: list[SequenceRows]) -> Tensor:
+    """Run one pass over rows of sequences that all hold `tokens`, and return the logits of every row."""
+    positions = [at for rows in sequences for at in range(rows.num_context, rows.num_context + rows.num_rows)]
+    slots = [
+        rows.block_ids[at // cache.block_size] * cache.block_size + at % cache.block_size
+        for rows in sequences
+        for at in range(rows.num_context, rows.num_context + rows.num_rows)
+    ]
+    at = tokens.new_tensor(positions)
+    batch = ForwardBatch(
+        token_ids=tokens[at],
+        positions=at,
+        slot_mapping=tokens.new_tensor(slots),
+        sequences=sequences,
+        block_size=cache.block_size,
+        logits_rows=torch.arange(len(positions), device=tokens.device),
+    )
+    return model.forward(batch, PagedAttention().begin(batch, cache)).logits

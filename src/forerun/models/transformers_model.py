@@ -1,4 +1,4 @@
-"""Runs any other causal architecture: transformers' own modelling code with forerun's attention in it.
+"""Runs any other causal architecture, or one layer of it: transformers' own modelling code with forerun's attention in it.
 
 This is slower than forerun's decoder. When a model is loaded it is probed and compared with transformers'
 eager attention, so that it is refused rather than run wrong.
@@ -6,43 +6,42 @@ eager attention, so that it is refused rather than run wrong.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
+from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.errors import DraftError, ModelError, one_line
-from forerun.kv.cache import KVCache
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.gguf import load_gguf_model
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
 from forerun.models.transformers_attention import (
+    CHECKED_TOKENS,
+    EAGER,
     PAGED,
     PROBE,
     PagedHandler,
     ProbedLayer,
     ProbeHandler,
     UnsupportedAttentionError,
+    check_logits,
     register,
+    with_attention,
 )
 from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.attention.base import Attend
-from forerun.ops.attention.paged import PagedAttention
 
-EAGER = "eager"  # transformers' reference attention
-CHECKED_TOKENS = 8
-CHECKED_BLOCK_SIZE = 4
-TOLERANCE = 1e-3  # of a row's norm
-HALF_TOLERANCE = 0.1  # of the median row's: in 16 bits a router's near tie may fall the other way in some
+STAND_IN_TOKENS = 32  # of a single layer's model
+LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
 BATCH_ROPES = ("dynamic", "longrope")  # their frequencies depend on the longest sequence of the batch
 
 
@@ -184,6 +183,45 @@ def load_transformers_model(
         ) from error
 
 
+def load_one_layer(
+    like: TransformersModel, weights: Mapping[str, Tensor], packing: Packing | None
+) -> TransformersModel:
+    """Load a model of one layer like another model's last, for `TransformersModel.run_layers`.
+
+    transformers converts the weights as it converts a whole checkpoint's (it stacks experts, for one).
+    Embedding, final norm and head are random: `wrap_model` needs them to check the layer's attention.
+
+    Args:
+        like: the other model.
+        weights: the layer's, "layers.0.self_attn.o_proj.weight" and so on, as checkpoints store them.
+        packing: packs the linear layers for the native kernels, or None for torch.
+
+    Raises:
+        ModelError: a tensor is missing, surplus or of another shape.
+    """
+    config = _one_layer_config(like.wrapped.config.get_text_config())
+    state = {f"model.{name}": weight for name, weight in weights.items()} | _stand_ins(config.hidden_size)
+    try:
+        with quiet_transformers():
+            model, info = type(like.wrapped).from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=like.dtype,
+                attn_implementation=EAGER,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise ModelError(f"transformers cannot load it ({one_line(error)}); download the model again") from error
+    wrong = _mismatch(model, info)
+    if wrong is not None:
+        raise ModelError(wrong)
+    try:
+        return wrap_model(model.to(like.device).eval().requires_grad_(False), packing)
+    except UnsupportedAttentionError as error:
+        raise ModelError(f"its attention cannot be replaced by forerun's: {error}; use another method") from error
+
+
 def wrap_model(model: Any, packing: Packing | None = None) -> TransformersModel:
     """Put forerun's attention, and packed linear layers, into a transformers model, and check that its logits stay.
 
@@ -196,11 +234,13 @@ def wrap_model(model: Any, packing: Packing | None = None) -> TransformersModel:
             "it keeps a state that is not keys and values (Mamba, linear attention or a hybrid)"
         )
     register()
-    tokens = torch.randint(model.get_input_embeddings().num_embeddings, [CHECKED_TOKENS], generator=_fixed_random())
+    tokens = torch.randint(
+        model.get_input_embeddings().num_embeddings, [CHECKED_TOKENS], generator=torch.Generator().manual_seed(0)
+    )
     tokens = tokens.to(model.device)
-    reference = _with_attention(model, EAGER, lambda: model(input_ids=tokens[None], use_cache=False).logits[0])
+    reference = with_attention(model, EAGER, lambda: model(input_ids=tokens[None], use_cache=False).logits[0])
     probe = ProbeHandler()
-    _with_attention(
+    with_attention(
         model,
         PROBE,
         lambda: model(input_ids=tokens[None, :1], position_ids=tokens.new_zeros(1, 1), use_cache=False, handler=probe),
@@ -210,74 +250,11 @@ def wrap_model(model: Any, packing: Packing | None = None) -> TransformersModel:
             f"{num_layers} layers call attention {probe.num_calls} times; must be once each"
         )
     plugged = TransformersModel(model, probe.layers, vocab_size=reference.shape[1])
-    _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
+    with_attention(model, PAGED, lambda: check_logits(plugged, tokens, reference.float()))
     if packing is not None:
         pack_modules(model, packing)
-        _with_attention(model, PAGED, lambda: _check(plugged, tokens, reference.float()))
+        with_attention(model, PAGED, lambda: check_logits(plugged, tokens, reference.float()))
     return plugged
-
-
-def _check(model: TransformersModel, tokens: Tensor, reference: Tensor) -> None:
-    """Compare logits over a paged cache with `reference`, for a chunked and a whole prompt packed together."""
-    block_size, split = CHECKED_BLOCK_SIZE, CHECKED_TOKENS - 3
-    cache = KVCache(model.kv_specs, num_blocks=4, block_size=block_size, dtype=model.dtype, device=model.device)
-    chunked, whole = np.array([[0, 2], [3, 1]], dtype=np.int32)
-    first = _run(model, cache, tokens, [SequenceRows(num_context=0, num_rows=split, block_ids=chunked)])
-    second = _run(
-        model,
-        cache,
-        tokens,
-        [
-            SequenceRows(num_context=split, num_rows=CHECKED_TOKENS - split, block_ids=chunked),
-            SequenceRows(num_context=0, num_rows=CHECKED_TOKENS, block_ids=whole),
-        ],
-    )
-    found = torch.cat([first, second])
-    expected = torch.cat([reference, reference])
-    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
-    is_half = model.dtype.itemsize < torch.float32.itemsize
-    error = (errors.median() if is_half else errors.max()).item()
-    if not error <= (HALF_TOLERANCE if is_half else TOLERANCE):
-        raise UnsupportedAttentionError(f"logits differ from eager attention's by {error:.1%}")
-
-
-def _run(model: TransformersModel, cache: KVCache, tokens: Tensor, sequences: list[SequenceRows]) -> Tensor:
-    """One pass over rows of sequences that all hold `tokens`; logits of every row."""
-    positions = [at for rows in sequences for at in range(rows.num_context, rows.num_context + rows.num_rows)]
-    slots = [
-        rows.block_ids[at // cache.block_size] * cache.block_size + at % cache.block_size
-        for rows in sequences
-        for at in range(rows.num_context, rows.num_context + rows.num_rows)
-    ]
-    at = tokens.new_tensor(positions)
-    batch = ForwardBatch(
-        token_ids=tokens[at],
-        positions=at,
-        slot_mapping=tokens.new_tensor(slots),
-        sequences=sequences,
-        block_size=cache.block_size,
-        logits_rows=torch.arange(len(positions), device=tokens.device),
-    )
-    return model.forward(batch, PagedAttention().begin(batch, cache)).logits
-
-
-def _with_attention(model: Any, implementation: str, compute: Callable[[], Any]) -> Any:
-    """Set one of transformers' registered attentions, then compute.
-
-    A model may raise anything where its code does not expect forerun's attention.
-    """
-    try:
-        with quiet_transformers():
-            model.set_attn_implementation(implementation)
-            return compute()
-    except UnsupportedAttentionError:
-        raise
-    except Exception as error:
-        raise UnsupportedAttentionError(one_line(error)) from error
-
-
-def _fixed_random() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype | None) -> Any:
@@ -309,13 +286,13 @@ def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype 
                 f"{path}: transformers cannot load the model ({one_line(error)}); download it again"
             ) from error
     info["unexpected_keys"] = {key for key in info["unexpected_keys"] if not key.startswith(mtp_prefixes(config))}
-    wrong = mismatch(model, info)
+    wrong = _mismatch(model, info)
     if wrong is not None:
         raise ModelError(f"{path}: {wrong}")
     return model
 
 
-def mismatch(model: Any, info: Mapping[str, Any]) -> str | None:
+def _mismatch(model: Any, info: Mapping[str, Any]) -> str | None:
     """Return which tensors were missing or surplus by transformers' loading info, and what to do; None if none."""
     for what, names in (("lacks", info["missing_keys"]), ("has the unknown", info["unexpected_keys"])):
         if names:
@@ -336,3 +313,24 @@ def _refuse_batch_ropes(path: Path, config: PretrainedConfig) -> None:
                 f"{path}: rope_type {parameters['rope_type']!r} changes with the longest sequence of a batch, "
                 f"which would change texts; not supported for {config.model_type!r}, use another model"
             )
+
+
+def _one_layer_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration of the same model with its last layer only."""
+    one = copy.deepcopy(config)
+    content = config.to_dict()
+    changes = {name: content[name][-1:] for name in LISTS_BY_LAYER if content.get(name)}
+    if "first_k_dense_replace" in content:
+        changes["first_k_dense_replace"] = 0  # the last layer has experts
+    changes |= {"num_hidden_layers": 1, "vocab_size": STAND_IN_TOKENS, "tie_word_embeddings": False}
+    for name, value in (changes | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))).items():
+        setattr(one, name, value)
+    return one
+
+
+def _stand_ins(width: int) -> dict[str, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    return {name: torch.randn(STAND_IN_TOKENS, width, generator=source) for name in tables} | {
+        "model.norm.weight": torch.ones(width)
+    }

@@ -102,7 +102,7 @@ class BlockAttention:
 
 
 def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None) -> Tensor:
-    """The attention mask of pass `num_later`, [num_rows, num_keys + num_later]; row r of pass n has position r + n."""
+    """Make the attention mask of pass `num_later`, [num_rows, num_keys + num_later]; row r of pass n has position r + n."""
     rows, keys = torch.arange(num_rows)[:, None], torch.arange(num_keys)[None]
     text, own = keys <= rows, torch.ones(num_rows, num_later, dtype=torch.bool)
     if window is not None:

@@ -62,7 +62,7 @@ class InitialWeights:
 
 
 def llama_config(model: TargetModel) -> dict[str, Any]:
-    """The config.json of a one-layer Llama with the target's width and its number and size of keys."""
+    """Return the config.json of a one-layer Llama with the target's width and its number and size of keys."""
     width, keys = model.hidden_size, model.kv_specs[0]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -82,7 +82,7 @@ def llama_config(model: TargetModel) -> dict[str, Any]:
 
 
 def init_eagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """EAGLE-1 and -2: add the tensors to `first` and return the content of config.json, as all that follow do."""
+    """Begin an EAGLE-1 or -2 head: add its tensors to `first` and return its config.json, as all functions that follow do."""
     config = {**llama_config(model), "bias": False, **changes}
     width = config["hidden_size"]
     first.matrix("fc", width, 2 * width)
@@ -91,7 +91,7 @@ def init_eagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWei
 
 
 def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """EAGLE-3; with a `draft_vocab_size` below the target's, its LM head is initialised with the target's rows."""
+    """Begin an EAGLE-3 head; with a `draft_vocab_size` below the target's, its LM head is initialised with the target's rows."""
     last = model.num_layers
     own = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -110,7 +110,7 @@ def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
 
 
 def init_peagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """P-EAGLE: EAGLE-3 and the state of the mask, whose token is the last of the vocabulary."""
+    """Begin a P-EAGLE head: EAGLE-3's and the state of the mask, whose token is the last of the vocabulary."""
     config = init_eagle3(model, {"mask_token_id": model.vocab_size - 1, **changes}, first)
     num_features = len(config["eagle_aux_hidden_state_layer_ids"])
     first.tensors["mask_hidden"] = torch.zeros(1, 1, num_features * model.hidden_size)
@@ -118,7 +118,7 @@ def init_peagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
 
 
 def init_pard(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """PARD: a whole Llama of two layers, as wide as the target; the mask is the last token of the vocabulary."""
+    """Begin a PARD draft model: a whole Llama of two layers, as wide as the target; the mask is the last token of the vocabulary."""
     config = {**llama_config(model), "num_hidden_layers": 2, "pard_token": model.vocab_size - 1, **changes}
     width = config["hidden_size"]
     for name in ("model.embed_tokens", "lm_head"):
@@ -131,7 +131,7 @@ def init_pard(model: TargetModel, changes: Mapping[str, Any], first: InitialWeig
 
 
 def init_medusa(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """Medusa: residual blocks that begin as the identity, and the target's LM head, as the authors initialise it."""
+    """Begin Medusa heads: residual blocks that begin as the identity, and the target's LM head, as the authors initialise it."""
     config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "vocab_size": model.vocab_size, **changes}
     width = model.hidden_size
     rows = model.head_rows(torch.arange(model.vocab_size, device=model.device)).cpu().float()
@@ -144,7 +144,7 @@ def init_medusa(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
 
 
 def init_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """An MLP speculator of three steps, as wide as the target."""
+    """Begin an MLP speculator of three steps, as wide as the target."""
     own = {"n_predict": 3, "emb_dim": model.hidden_size, "inner_dim": 0, "vocab_size": model.vocab_size}
     config = {**own, "tie_weights": False, "scale_input": True, **changes}
     inner = config["inner_dim"] or config["emb_dim"]
@@ -158,7 +158,7 @@ def init_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: I
 
 
 def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """A multi-token prediction layer in DeepSeek's layout, to be stored beside the target's own tensors.
+    """Begin a multi-token prediction layer in DeepSeek's layout, to be stored beside the target's own tensors.
 
     Raises:
         ConfigError: the target's layers differ from Llama's, which are the only ones that can be made here.
@@ -187,7 +187,7 @@ def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeigh
 
 
 def init_dflash(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """DFlash: one layer and blocks of four; the mask is the last token of the vocabulary."""
+    """Begin a DFlash head: one layer and blocks of four; the mask is the last token of the vocabulary."""
     layers = sorted({min(1, model.num_layers - 1), model.num_layers // 2, model.num_layers - 1})
     own = {
         "architectures": ["DFlashDraftModel"],

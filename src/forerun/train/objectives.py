@@ -1,20 +1,24 @@
-"""The training losses: functions of a head and a batch, named after the method or the way of training."""
+"""The training losses: functions of a module that drafts and a batch, named after the method or the way of training."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.kv.cache import LayerKV
-from forerun.models.heads.base import DraftHead
+from forerun.models.base import DraftHead, MaskToken
+from forerun.models.decoder import Decoder
 from forerun.models.heads.dflash import DFlashHead
+from forerun.models.heads.eagle3 import PEagleHead
 from forerun.models.heads.medusa import MedusaHeads
 from forerun.models.heads.mlp_speculator import MLPSpeculator
-from forerun.models.heads.peagle import PEagleHead
+from forerun.ops.attention.base import Attend
 from forerun.train.attention import BlockAttention, UnrolledAttention
-from forerun.train.batches import Batch
-from forerun.train.pard import PardModel
+from forerun.train.target import Batch
 
 
 def unrolled_loss(head: DraftHead, batch: Batch, *, num_passes: int, decay: float) -> Tensor:
@@ -53,6 +57,21 @@ def peagle_loss(head: PEagleHead, batch: Batch, *, num_tokens: int) -> Tensor:
         outputs = _outputs(head, batch, states, attend, index, token_id=mask.token_id if index else None)
         loss = loss + _cross_entropy(head, batch, outputs, first=1 + index)
     return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PardModel:
+    """A draft model in training for `pard_loss`: a decoder with a mask token, which reads none of the target's features."""
+
+    model: Decoder
+    mask: MaskToken
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def logits(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Compute the logits of the token after each row: token ids [T], positions [T] -> [T, vocab_size]."""
+        model = self.model
+        hidden = model.layers(model.embed(token_ids), model.rotations(positions), attend, 0, model.num_layers)
+        return model.logits(model.norm(hidden))
 
 
 def pard_loss(drafter: PardModel, batch: Batch, *, num_tokens: int) -> Tensor:
@@ -118,7 +137,7 @@ def dflash_loss(head: DFlashHead, batch: Batch) -> Tensor:
 
 
 def _fused(head: DraftHead, batch: Batch) -> Tensor:
-    """The head's input states, fused from the target's features: [B, S, width]."""
+    """Fuse the target's features to the head's input states: [B, S, width]."""
     fused = head.fuse([batch.features[name].flatten(0, 1) for name in head.needs])
     return fused.view(*batch.token_ids.shape, -1)
 
@@ -143,13 +162,13 @@ def _outputs(
 
 
 def _cross_entropy(head: DraftHead, batch: Batch, outputs: Tensor, *, first: int) -> Tensor:
-    """Cross-entropy of the head's logits for outputs [B, R, hidden_size] with the target's from position `first` on."""
+    """Compute the cross-entropy of the head's logits for outputs [B, R, hidden_size] with the target's from position `first` on."""
     logits = head.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
     return _soft_cross_entropy(logits, batch, head.target_ids, first=first)
 
 
 def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None, *, first: int) -> Tensor:
-    """Cross-entropy of logits [B, R, V] with the target's probabilities from position `first` on.
+    """Compute the cross-entropy of logits [B, R, V] with the target's probabilities from position `first` on.
 
     A head that drafts a part of the vocabulary, `target_ids`, learns the target's probabilities within that
     part; positions where the target's most likely token lies outside are left out.
@@ -163,5 +182,5 @@ def _soft_cross_entropy(logits: Tensor, batch: Batch, target_ids: Tensor | None,
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """The mean of values [B, R] where `counted` [B, R] is True; 0 without any."""
+    """Return the mean of values [B, R] where `counted` [B, R] is True; 0 without any."""
     return (values * counted).sum() / counted.sum().clamp(min=1)

@@ -8,23 +8,25 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from transformers import AutoConfig
 
-from forerun.models.base import LoadedTarget, TargetModel
+from forerun.models.base import LoadedTarget, MaskToken, TargetModel
+from forerun.models.checkpoint import Checkpoint, CheckpointView, Rename, renamed
+from forerun.models.config_file import read_mask_token
+from forerun.models.decoder import build_decoder
 from forerun.models.heads import eagle3, medusa
 from forerun.models.heads.dflash import build_dflash
 from forerun.models.heads.eagle import EagleHead
-from forerun.models.heads.eagle3 import Eagle3Head
+from forerun.models.heads.eagle3 import Eagle3Head, PEagleHead
 from forerun.models.heads.medusa import MedusaHeads
 from forerun.models.heads.mlp_speculator import MLPSpeculator
 from forerun.models.heads.mtp import MTPHead
-from forerun.models.heads.peagle import PEagleHead
 from forerun.models.heads.reader import HeadReader
 from forerun.models.mtp_layout import DEEPSEEK
-from forerun.models.weights import Checkpoint, CheckpointView, Rename, renamed
 from forerun.train import initial_weights
-from forerun.train.batches import Batch
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.objectives import (
+    PardModel,
     dflash_loss,
     eagle_loss,
     medusa_loss,
@@ -33,7 +35,7 @@ from forerun.train.objectives import (
     peagle_loss,
     unrolled_loss,
 )
-from forerun.train.pard import PardModel
+from forerun.train.target import Batch
 
 Init = Callable[[TargetModel, Mapping[str, Any], InitialWeights], dict[str, Any]]
 """(target, changes to config.json, tensors to add to) -> config.json's content."""
@@ -52,7 +54,7 @@ class Recipe:
 
 
 def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
-    """A `Build` of `head` from its tensors, whose published names `rename` translates."""
+    """Make a `Build` of `head` from its tensors, whose published names `rename` translates."""
     return lambda content, checkpoint, target: head(HeadReader(content, renamed(checkpoint, rename), target))
 
 
@@ -60,6 +62,12 @@ def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarge
     layout = replace(DEEPSEEK, prefix=DEEPSEEK.prefix.format(num_layers=target.model.num_layers))
     part = CheckpointView(checkpoint, layout.own_names(checkpoint.names()))
     return MTPHead(part, layout, target, norm_eps=content["rms_norm_eps"])
+
+
+def _pard(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> PardModel:
+    config = AutoConfig.for_model(**content)
+    model = build_decoder(config, checkpoint, dtype=target.model.dtype, device=target.model.device)
+    return PardModel(model=model, mask=MaskToken(read_mask_token(content, vocab_size=model.vocab_size)))
 
 
 RECIPES: dict[str, Recipe] = {
@@ -80,7 +88,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "pard": Recipe(
         init=initial_weights.init_pard,
-        build=PardModel.build,
+        build=_pard,
         loss=partial(pard_loss, num_tokens=4),
     ),
     "medusa": Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import SINGLE_FILE, save_tensors
+from forerun.models.checkpoint import SINGLE_FILE, StateDict, save_tensors
 from forerun.models.model_folder import CONFIG_FILE
-from forerun.models.weights import StateDict
-from forerun.train.batches import observe, shuffled
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.recipes import RECIPES
+from forerun.train.target import observe
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class TrainSettings:
             raise ConfigError(f"warm_up: got {self.warm_up}; must be from 0 to 1")
 
     def rate(self, step: int) -> float:
-        """The factor of the learning rate at step `step`."""
+        """Return the factor of the learning rate at step `step`."""
         warm = max(1, round(self.warm_up * self.num_steps))
         return min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * step / self.num_steps))
 
@@ -124,8 +123,19 @@ def train_head(
     return HeadCheckpoint(config=content, tensors={name: tensor.detach() for name, tensor in tensors.items()})
 
 
+def shuffled(texts: Sequence[Sequence[int]], *, size: int, seed: int) -> Iterator[list[Sequence[int]]]:
+    """Yield batches of `size` texts without end: all texts in random order, then all again in another."""
+    source = torch.Generator().manual_seed(seed)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < size:
+            waiting += torch.randperm(len(texts), generator=source).tolist()
+        yield [texts[index] for index in waiting[:size]]
+        del waiting[:size]
+
+
 def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tensor:
-    """How often each token of the vocabulary occurs, [vocab_size].
+    """Count how often each token of the vocabulary occurs, [vocab_size].
 
     Raises:
         ConfigError: there are no texts, one is too short or too long, or a token id is not the target's.
@@ -145,7 +155,7 @@ def _count_tokens(texts: Sequence[Sequence[int]], target: LoadedTarget) -> Tenso
 
 
 def _master(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy in fp32 to train; integer and boolean tensors are returned as they are."""
+    """Return a copy in fp32 to train; integer and boolean tensors are returned as they are."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(device, torch.float32, copy=True).requires_grad_()

@@ -15,8 +15,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
 from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
-from forerun.models.base import CausalModel
-from forerun.models.heads.base import DraftHead
+from forerun.models.base import CausalModel, DraftHead
 from forerun.ops.attention.base import Attend, Attention
 
 MAX_TEXT_ROWS = 512

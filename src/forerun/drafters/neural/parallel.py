@@ -23,7 +23,7 @@ from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, GrowingTree, StaticTree
 from forerun.drafters.neural.writers import DraftNetwork
 from forerun.errors import ConfigError
-from forerun.models.mask_token import MaskToken
+from forerun.models.base import MaskToken
 
 
 class TreeBuilder(Protocol):

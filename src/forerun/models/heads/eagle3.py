@@ -1,11 +1,15 @@
 """EAGLE-3's head: one wide decoder layer on hidden states of three depths of the target (arXiv 2503.01840).
 
+P-EAGLE (arXiv 2602.01469) is the same head with a learned state for positions whose hidden states are not
+known yet, so that one pass drafts all tokens.
+
 Published layouts: the authors' and SpecForge's (`midlayer`), and speculators' (`layers.0`,
 `transformer_layer_config`). Flags of the configuration name what a checkpoint computes differently.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +20,12 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError
-from forerun.models.base import LoadedTarget
+from forerun.models.base import LoadedTarget, MaskToken
+from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig
+from forerun.models.config_file import read_mask_token
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
-from forerun.models.weights import WeightReader
 from forerun.ops.attention.base import Attend
 from forerun.ops.layers import RMSNorm
 
@@ -58,6 +63,15 @@ def load_eagle3(folder: Path, target: LoadedTarget) -> Eagle3Head:
     if "mask_hidden" in reader.weights:
         raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
     return Eagle3Head(reader)
+
+
+def load_peagle(folder: Path, target: LoadedTarget) -> PEagleHead:
+    """Load a published P-EAGLE checkpoint.
+
+    Raises:
+        ModelError: files or tensors are missing, surplus, damaged, or do not fit the target, or config.json names no mask token.
+    """
+    return PEagleHead(HeadReader.open(folder, target, rename=canonical_name))
 
 
 def canonical_name(name: str) -> str:
@@ -187,6 +201,36 @@ class Eagle3Head:
         return logits if self.flags.logit_scale == 1.0 else logits * self.flags.logit_scale
 
 
+class PEagleHead(Eagle3Head):
+    """P-EAGLE: EAGLE-3's head with a `mask`, whose state is `mask_hidden` after the norms and `fc`.
+
+    `num_trained` is how many tokens it was trained to draft in a pass, or None if config.json does not name it.
+    """
+
+    mask: MaskToken
+
+    def __init__(self, reader: HeadReader) -> None:
+        if "mask_hidden" not in reader.weights:
+            raise ModelError(
+                "checkpoint: has no mask_hidden, so it is not of P-EAGLE; if it is of EAGLE-3, set method='eagle3'"
+            )
+        super().__init__(reader)
+        self.num_trained = _num_trained(reader.content)
+
+    def _read_fusion(self, reader: HeadReader, config: DecoderConfig) -> None:
+        super()._read_fusion(reader, config)
+        count, model = len(self.needs), reader.target.model
+        shape = reader.weights.shape("mask_hidden")  # [1, 1, width] in speculators' layout, [1, width] in others
+        if math.prod(shape) != count * model.hidden_size:
+            raise ModelError(
+                f"checkpoint: mask_hidden has shape {list(shape)}, the {count} features of the target are "
+                f"{count * model.hidden_size} wide; use a head that was trained for this target"
+            )
+        features = reader.weights.tensor("mask_hidden", shape).view(1, -1).chunk(count, dim=-1)
+        state = self.fuse(features)[0]
+        self.mask = MaskToken(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
+
+
 def _architecture(content: Mapping[str, Any]) -> str:
     """Return the architecture whose layers the head has."""
     return "Qwen3ForCausalLM" if content.get("model_type") == "qwen3" else "LlamaForCausalLM"
@@ -209,3 +253,10 @@ def _read_wide_layer(weights: WeightReader, config: DecoderConfig, *, starts_nor
         beside_in=norm("input_layernorm"),
         starts_normed=starts_normed,
     )
+
+
+def _num_trained(content: Mapping[str, Any]) -> int | None:
+    """Return the tokens per pass in speculators' format, which are as many as were trained, or None."""
+    proposals = (content.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    found: int | None = proposals[0].get("speculative_tokens")
+    return found

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import SafetensorsCheckpoint, open_checkpoint
+from forerun.models.checkpoint import SafetensorsCheckpoint, open_checkpoint, renamed
 from forerun.models.heads.reader import HeadReader, read_token_map
 from forerun.models.layers import Product
 from forerun.models.model_folder import CONFIG_FILE, read_json
-from forerun.models.weights import renamed
 
 HEADS_FILE = "medusa_lm_head.safetensors"
 

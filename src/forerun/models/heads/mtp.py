@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import CheckpointView, open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
@@ -20,7 +20,6 @@ from forerun.models.heads.reader import HeadReader
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
-from forerun.models.weights import CheckpointView
 from forerun.ops.attention.base import Attend
 
 logger = logging.getLogger(__name__)
@@ -135,10 +134,8 @@ def _transformers_block(
 
     Architectures whose own norms are centred on 0 all have linear attention, and are refused as targets.
     """
-    from forerun.models.transformers_layer import load_one_layer
-    from forerun.models.transformers_model import (
-        TransformersModel,  # here: importing transformers' modelling code takes 120 MB
-    )
+    # here: importing transformers' modelling code takes 120 MB
+    from forerun.models.transformers_model import TransformersModel, load_one_layer
 
     model = target.model
     assert isinstance(model, TransformersModel), "a target that is not a Decoder is a TransformersModel"

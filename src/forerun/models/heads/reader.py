@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import Checkpoint, Rename, WeightReader, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.config_file import config_like
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
@@ -20,7 +20,6 @@ from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
-from forerun.models.weights import Checkpoint, Rename, WeightReader, renamed
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
@@ -152,7 +151,7 @@ class HeadReader:
             )
 
     def _is_same(self, table: Tensor, read_rows: Callable[[Tensor], Tensor]) -> bool:
-        """Whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
+        """Return whether the target has the same rows [vocab_size, hidden_size], so that no second copy is needed."""
         for start in range(0, len(table), COMPARED_ROWS):
             ids = torch.arange(start, min(start + COMPARED_ROWS, len(table)), device=table.device)
             if not torch.equal(table[ids], read_rows(ids).to(table.dtype)):

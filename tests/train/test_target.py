@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import torch
 
-from forerun.train.batches import observe, shuffled
+from forerun.train.target import observe
 from tests.engines import tiny_target
 from tests.models.paged_run import PagedRun
 
@@ -26,16 +24,3 @@ def test_features_and_logits_are_those_of_the_texts_alone():
             torch.testing.assert_close(
                 batch.features[name][row, : len(text)], alone.features[name], rtol=1e-4, atol=1e-4
             )
-
-
-def test_each_round_takes_every_text_once_in_an_order_of_its_own():
-    texts = [[i, i] for i in range(10)]
-    taken = [text[0] for chosen in islice(shuffled(texts, size=4, seed=0), 10) for text in chosen]
-    rounds = [taken[first : first + 10] for first in range(0, 40, 10)]
-    assert all(sorted(one) == list(range(10)) for one in rounds)
-    assert len({tuple(one) for one in rounds}) == 4
-
-
-def test_a_batch_may_be_larger_than_all_texts():
-    (chosen,) = islice(shuffled([[1, 1], [2, 2]], size=5, seed=0), 1)
-    assert len(chosen) == 5
