@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
 
+from forerun.bench.energy import POWERCAP
 from forerun.bench.load.answer import GOODPUT_METRICS, METRICS
 from forerun.bench.load.workload import Backend
-from forerun.bench.sensors import POWERCAP
 from forerun.cli.output import check_picture
 from forerun.errors import ConfigError, did_you_mean
 
