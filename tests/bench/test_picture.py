@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from forerun.bench.outcomes import Comparison, Outcome
-from forerun.bench.picture import PHASE_COLOURS, draw
+from forerun.bench.picture import PHASE_COLOURS, draw_comparison
 from forerun.core.stats import PHASES, SpeculationStats
 
 
@@ -52,7 +52,7 @@ def comparison():
 
 
 def test_every_kind_and_configuration_is_drawn(tmp_path):
-    draw(comparison(), tmp_path / "picture.svg")
+    draw_comparison(comparison(), tmp_path / "picture.svg")
     drawn = (tmp_path / "picture.svg").read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("code: tokens/s", "chat: tokens/s", "plain", "ngram", *PHASES))
 

@@ -69,9 +69,9 @@ def compare(
         found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
     report.write(as_json(found))
     if picture is not None:
-        from forerun.bench.picture import draw  # matplotlib: only when it is needed
+        from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
 
-        draw(found, picture)
+        draw_comparison(found, picture)
     if not report.json_output:
         _show(found, Console(highlight=False))
 
