@@ -15,8 +15,8 @@ from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import loading
 from forerun.cli.bench_compare import compare
 from forerun.cli.bench_serve import serve
-from forerun.cli.options import WORKLOAD, EngineOptions
-from forerun.cli.output import REPORT, ReportOptions, speculation_json, speculation_rows, status
+from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
+from forerun.cli.output import speculation_json, speculation_rows, status
 
 if TYPE_CHECKING:
     from forerun import LLM

@@ -18,7 +18,7 @@ from forerun.bench.load.answer import METRICS
 from forerun.bench.load.workload import Dataset, Traffic
 from forerun.cli import loading
 from forerun.cli.bench_serve_options import BodyOptions, FigureOptions, ResultOptions, ServerOptions
-from forerun.cli.output import REPORT, ReportOptions
+from forerun.cli.options import REPORT, ReportOptions
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
 
