@@ -28,9 +28,9 @@ from benchmarks.serving import FORERUN, RunningServer, serving
 from forerun import LLM
 from forerun.bench.instruments import Clock
 from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.offline import measure_throughput
 from forerun.bench.prompts import WORKLOADS, encode_prompt
 from forerun.bench.sharegpt import SampledRequest
-from forerun.bench.throughput import measure_throughput
 from forerun.bench.workloads import ThroughputWorkload
 
 T = TypeVar("T")

@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.bench.energy import EnergyMeter
-from forerun.bench.sensors import Counter, RaplDomain, find_gpus, find_rapl
+from forerun.bench.energy import Counter, EnergyMeter, RaplDomain, find_gpus, find_rapl
 
 
 def save_domain(root, folder, name, energy, most=1000):

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.bench.answers import Answers
-from forerun.bench.outcomes import Rounds, summarise
+from forerun.bench.outcomes import Answers, Rounds, summarise
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.stats import SpeculationStats, StepTimes
 

@@ -1,13 +1,16 @@
-"""The picture of a comparison."""
+"""The pictures of a comparison and of a load test."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
 from forerun.bench.outcomes import Comparison, Outcome
-from forerun.bench.picture import PHASE_COLOURS, draw
+from forerun.bench.picture import PHASE_COLOURS, draw_comparison
 from forerun.core.stats import PHASES, SpeculationStats
 
 
@@ -52,10 +55,19 @@ def comparison():
 
 
 def test_every_kind_and_configuration_is_drawn(tmp_path):
-    draw(comparison(), tmp_path / "picture.svg")
+    draw_comparison(comparison(), tmp_path / "picture.svg")
     drawn = (tmp_path / "picture.svg").read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("code: tokens/s", "chat: tokens/s", "plain", "ngram", *PHASES))
 
 
 def test_every_phase_has_a_colour():
     assert tuple(PHASE_COLOURS) == PHASES
+
+
+def test_a_load_test_is_drawn_without_torch(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from forerun.bench.picture import draw_load; "
+        f"draw_load([], 'nothing was answered', Path({str(tmp_path / 'load.svg')!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert "nothing was answered" in (tmp_path / "load.svg").read_text()

@@ -27,6 +27,9 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
+    def whole_text(self, token_id: int) -> str:
+        return chr(token_id)
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 

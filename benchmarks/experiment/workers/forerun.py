@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from benchmarks.experiment.workers.protocol import Answer, Load, Prompts, Worker, serve
 from forerun import LLM, SamplingParams
-from forerun.bench.answers import check_outputs
 from forerun.bench.machine import describe_kernels
+from forerun.bench.offline import check_outputs
 from forerun.core.outputs import RequestMetrics, RequestOutput
 
 

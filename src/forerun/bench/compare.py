@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.bench.answers import Answers, answer
 from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.outcomes import PLAIN, Comparison, Judge, Rounds, summarise
+from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, summarise
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError, ForerunError, RequestError
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 
@@ -189,3 +188,46 @@ def _run_round(
         for name in order:
             answers[name].append(answer(engines[name], batch, params, salt=f"round {number}", clock=clock))
     return answers
+
+
+def answer(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    salt: str,
+    clock: Clock = time.perf_counter,
+) -> Answers:
+    """Answer prompts (token ids) as one batch to their ends.
+
+    Prompts of different salts share neither prefix-cached KV nor what a drafter remembers.
+
+    Raises:
+        RequestError: a request does not fit, or failed while it ran.
+    """
+    texts: list[list[int]] = [[] for _ in prompts]
+    without_token = set(range(len(prompts)))
+    num_failed_drafts = 0
+    llm.reset_stats()
+    start = decode_start = clock()
+    for delta in llm.stream([{"prompt_token_ids": prompt, "cache_salt": salt} for prompt in prompts], params):
+        if delta.finish_reason == "error":
+            raise RequestError(f"prompt {delta.request_id} failed: {delta.stop_reason}; nothing was measured")
+        place = int(delta.request_id)
+        texts[place] += delta.token_ids
+        if without_token and delta.token_ids:
+            without_token.discard(place)
+            if not without_token:
+                num_failed_drafts = llm.stats.num_failed_drafts
+                llm.reset_stats()
+                decode_start = clock()
+    end = clock()
+    return Answers(
+        texts=texts,
+        seconds=end - start,
+        decode_seconds=end - decode_start,
+        num_decode_tokens=llm.stats.num_generation_tokens,
+        num_failed_drafts=num_failed_drafts + llm.stats.num_failed_drafts,
+        speculation=llm.stats.speculation,
+        times=llm.stats.times,
+    )

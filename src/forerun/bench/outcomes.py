@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
-from forerun.bench.answers import Answers
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.llm import LLM
 from forerun.verify.registry import MatchingConfig
@@ -94,6 +93,28 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """All fields but the outcomes' `speculation`, as JSON."""
         return {**asdict(self), "outcomes": [outcome.to_json() for outcome in self.outcomes]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The texts of one batch, with times and counts.
+
+    Decoding begins when each prompt has its first token. `speculation` and `times` are of decoding
+    steps alone, without prefill.
+    """
+
+    texts: list[list[int]]  # token ids, one text per prompt
+    seconds: float  # from the requests to the last token
+    decode_seconds: float  # the part of these after each prompt's first token
+    num_decode_tokens: int
+    num_failed_drafts: int
+    speculation: SpeculationStats
+    times: StepTimes
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens."""
+        return sum(map(len, self.texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

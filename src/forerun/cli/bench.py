@@ -15,15 +15,13 @@ from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import loading
 from forerun.cli.bench_compare import compare
 from forerun.cli.bench_serve import serve
-from forerun.cli.options import WORKLOAD, EngineOptions
-from forerun.cli.output import REPORT, ReportOptions, speculation_json, speculation_rows, status
+from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
+from forerun.cli.output import speculation_json, speculation_rows, status
 
 if TYPE_CHECKING:
     from forerun import LLM
-    from forerun.bench.curve import Curve
-    from forerun.bench.drafting import DraftingCost
-    from forerun.bench.latency import LatencyResult
-    from forerun.bench.throughput import ThroughputResult
+    from forerun.bench.curve import Curve, DraftingCost
+    from forerun.bench.offline import LatencyResult, ThroughputResult
     from forerun.core.stats import SpeculationStats
 
 bench = App(
@@ -90,8 +88,7 @@ def curve(
         sequences: Numbers of sequences of one row each in a pass.
         repeats: Rounds; each measures everything once, the bandwidth too, and medians are shown.
     """
-    from forerun.bench.curve import measure_curve  # torch: only when it is needed
-    from forerun.bench.drafting import measure_drafting
+    from forerun.bench.curve import measure_curve, measure_drafting  # torch: only when it is needed
 
     llm = loading.load_llm(model, engine)
     with status() as progress:
@@ -118,7 +115,7 @@ def latency(
     Args:
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
     """
-    from forerun.bench.latency import measure_latency  # torch: only when it is needed
+    from forerun.bench.offline import measure_latency  # torch: only when it is needed
 
     llm = loading.load_llm(model, engine)
     with status() as progress:
@@ -141,8 +138,8 @@ def throughput(
     Args:
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
     """
-    from forerun.bench.sharegpt import read_conversations  # torch: only when it is needed
-    from forerun.bench.throughput import make_requests, measure_throughput
+    from forerun.bench.offline import make_requests, measure_throughput  # torch: only when it is needed
+    from forerun.bench.sharegpt import read_conversations
 
     exchanges = [] if workload.dataset_path is None else read_conversations(workload.dataset_path)
     llm = loading.load_llm(model, engine)

@@ -14,8 +14,8 @@ from rich.text import Text
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import loading
 from forerun.cli.input_files import Prompt, read_kinds, read_yaml
-from forerun.cli.options import WORKLOAD, EngineOptions
-from forerun.cli.output import REPORT, ReportOptions, check_picture, speculation_json, status
+from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions, check_picture
+from forerun.cli.output import speculation_json, status
 from forerun.core.stats import PHASES
 from forerun.errors import ConfigError, ForerunError
 
@@ -69,9 +69,9 @@ def compare(
         found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
     report.write(as_json(found))
     if picture is not None:
-        from forerun.bench.picture import draw  # matplotlib: only when it is needed
+        from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
 
-        draw(found, picture)
+        draw_comparison(found, picture)
     if not report.json_output:
         _show(found, Console(highlight=False))
 

@@ -18,7 +18,7 @@ from forerun.bench.load.answer import METRICS
 from forerun.bench.load.workload import Dataset, Traffic
 from forerun.cli import loading
 from forerun.cli.bench_serve_options import BodyOptions, FigureOptions, ResultOptions, ServerOptions
-from forerun.cli.output import REPORT, ReportOptions
+from forerun.cli.options import REPORT, ReportOptions
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
 
@@ -65,9 +65,9 @@ def serve(
 
         save(document, result.path(found.file_name), append=result.append_result)
     if result.plot is not None:
-        from forerun.bench.load.picture import draw  # matplotlib: only when it is needed
+        from forerun.bench.picture import draw_load  # matplotlib: only when it is needed
 
-        draw(found.measurement.run.answers, f"{model.name} at {server.url}", result.plot)
+        draw_load(found.measurement.run.answers, f"{model.name} at {server.url}", result.plot)
     report.write(document)
     _show(found, quiet=report.json_output)
     return 0 if found.figures.completed else FAILED

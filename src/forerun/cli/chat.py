@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, SamplingOptions
-from forerun.cli.output import speculation_rows
-from forerun.cli.streaming import Answer, read_answer
+from forerun.cli.output import Answer, read_answer, speculation_rows
 from forerun.core.outputs import StreamDelta
 from forerun.errors import ForerunError, did_you_mean
 

@@ -14,8 +14,7 @@ from rich.table import Table
 import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import speculation_json, speculation_rows
-from forerun.cli.streaming import Answer, Show, hide, read_answer
+from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.core.verdict import Origin

@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
-from forerun.cli.output import speculation_json
-from forerun.cli.streaming import Answer, hide, read_answer
+from forerun.cli.output import Answer, hide, read_answer, speculation_json
 from forerun.core.outputs import StreamDelta
 from forerun.errors import RequestError
 

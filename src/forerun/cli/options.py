@@ -1,4 +1,4 @@
-"""Options that several commands share, and their conversion to arguments of `LLM` and `SamplingParams`."""
+"""Options that several commands share: those of the engine, of sampling, and of reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ import forerun
 
 if TYPE_CHECKING:
     from forerun import SamplingParams
+from importlib.util import find_spec
+from pathlib import Path
+
+from forerun.errors import ConfigError
 
 SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
+PICTURE_FORMATS = (".png", ".svg", ".pdf")
+
+JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+"""Print one line of JSON for machines, and nothing else, on standard output."""
 
 
 def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]) -> dict[str, Any]:
@@ -164,5 +172,45 @@ class SamplingOptions:
 WORKLOAD = Parameter(name="*", group=Group("Workload", sort_key=1), negative=())
 """Makes the fields of a benchmark's workload options of the command."""
 
-JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
-"""Print one line of JSON for machines, and nothing else, on standard output."""
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the figures of a benchmark are written."""
+
+    output_json: Path | None = None
+    """Write all figures to this file, as JSON."""
+    json_output: JsonFlag = False
+    """Print one line of JSON for machines, and nothing else, on standard output."""
+
+    def __post_init__(self) -> None:
+        if self.output_json is not None and (self.output_json.is_dir() or not self.output_json.parent.is_dir()):
+            raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
+        if self.output_json is not None:
+            self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        if self.json_output:
+            print(json.dumps(figures))
+
+
+REPORT = ReportOptions()
+
+
+def check_picture(option: str, picture: Path | None) -> None:
+    """Refuse a picture file that could not be written after the measurement.
+
+    Raises:
+        ConfigError: the file's ending or folder is wrong, or matplotlib is missing.
+    """
+    if picture is None:
+        return
+    if picture.suffix not in PICTURE_FORMATS or picture.is_dir() or not picture.parent.is_dir():
+        raise ConfigError(
+            f"{option}: cannot write {picture}; give a file that ends in {', '.join(PICTURE_FORMATS)}, in a folder that exists"
+        )
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"{option}: matplotlib is not installed; pip install 'forerun[bench]', or leave the picture out"
+        )

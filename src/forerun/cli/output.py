@@ -1,74 +1,79 @@
-"""Output that several commands share: JSON files, pictures, progress, and how well drafting worked."""
+"""Output that several commands share: a streamed answer, how well drafting worked, a measurement's progress."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from forerun.bench.instruments import Progress
-from forerun.cli.options import JsonFlag
+from forerun.core.outputs import StreamDelta
 from forerun.core.stats import SpeculationStats
-from forerun.errors import ConfigError
+from forerun.errors import RequestError
 
-PICTURE_FORMATS = (".png", ".svg", ".pdf")
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Where the figures of a benchmark are written."""
-
-    output_json: Path | None = None
-    """Write all figures to this file, as JSON."""
-    json_output: JsonFlag = False
-    """Print one line of JSON for machines, and nothing else, on standard output."""
-
-    def __post_init__(self) -> None:
-        if self.output_json is not None and (self.output_json.is_dir() or not self.output_json.parent.is_dir()):
-            raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
-
-    def write(self, figures: Mapping[str, Any]) -> None:
-        """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
-        if self.output_json is not None:
-            self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        if self.json_output:
-            print(json.dumps(figures))
+Show = Callable[[StreamDelta], None]
+"""Shows a part of an answer when it arrives."""
 
 
-REPORT = ReportOptions()
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """A completion read from a stream."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    first_token_seconds: float | None = None  # from the request to the first token
+    seconds: float = 0.0  # from the request to the last token
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens / time from request to end, prefill included."""
+        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+
+    def add(self, delta: StreamDelta, *, seconds: float) -> None:
+        """Append a delta that arrived `seconds` after the request."""
+        self.seconds = seconds
+        if delta.token_ids and self.first_token_seconds is None:
+            self.first_token_seconds = seconds
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
-@contextmanager
-def status() -> Iterator[Progress]:
-    """Show how far a measurement is on one line of stderr, if that is a terminal."""
-    with Console(stderr=True, highlight=False).status("starting") as shown:
-        yield shown.update
+def never() -> bool:
+    """Never stop: read an answer to its end."""
+    return False
 
 
-def check_picture(option: str, picture: Path | None) -> None:
-    """Refuse a picture file that could not be written after the measurement.
+def hide(delta: StreamDelta) -> None:
+    """Show nothing of an answer."""
+
+
+def read_answer(deltas: Generator[StreamDelta, None, None], show: Show, *, stop: Callable[[], bool] = never) -> Answer:
+    """Read the stream of one completion to its end or until `stop()`, and show each delta on arrival.
+
+    A stream that is not read to its end is closed, which aborts the request.
 
     Raises:
-        ConfigError: the file's ending or folder is wrong, or matplotlib is missing.
+        RequestError: the request failed while it ran.
     """
-    if picture is None:
-        return
-    if picture.suffix not in PICTURE_FORMATS or picture.is_dir() or not picture.parent.is_dir():
-        raise ConfigError(
-            f"{option}: cannot write {picture}; give a file that ends in {', '.join(PICTURE_FORMATS)}, in a folder that exists"
-        )
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            f"{option}: matplotlib is not installed; pip install 'forerun[bench]', or leave the picture out"
-        )
+    answer = Answer()
+    start = time.perf_counter()
+    try:
+        for delta in deltas:
+            answer.add(delta, seconds=time.perf_counter() - start)
+            show(delta)
+            if stop():
+                break
+    finally:
+        deltas.close()
+    if answer.finish_reason == "error":
+        raise RequestError(f"the request failed: {answer.stop_reason}")
+    return answer
 
 
 def speculation_json(stats: SpeculationStats) -> dict[str, object]:
@@ -111,3 +116,10 @@ def _share_of(stats: SpeculationStats) -> str:
     """The accepted tokens of one of several drafters."""
     tokens = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} tokens"
     return f"{tokens} in {stats.num_drafts} drafts ({_acceptance(stats)})"
+
+
+@contextmanager
+def status() -> Iterator[Progress]:
+    """Show how far a measurement is on one line of stderr, if that is a terminal."""
+    with Console(stderr=True, highlight=False).status("starting") as shown:
+        yield shown.update

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.load.arrivals import rates
 from forerun.bench.load.figures import Figures
+from forerun.bench.load.sender import rates
 from forerun.bench.machine import describe_processor
 from forerun.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Measures requests and tokens per second with all requests given at once, as `vllm bench throughput` does."""
+"""Measures offline inference, as `vllm bench latency` and `vllm bench throughput` do."""
 
 from __future__ import annotations
 
@@ -7,18 +7,91 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.bench.answers import check_outputs
-from forerun.bench.instruments import Clock
+import numpy as np
+
+from forerun.bench.instruments import Clock, Progress, no_progress
 from forerun.bench.prompts import random_prompts
 from forerun.bench.sharegpt import Exchange, SampledRequest, sample_requests
-from forerun.bench.workloads import ThroughputWorkload
+from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.config.inputs import Prompt
+from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
+from forerun.errors import RequestError
 from forerun.llm import LLM
 
-INPUT_LEN = 1024
+PERCENTILES = (10, 25, 50, 75, 90, 99)  # of latencies
+INPUT_LEN = 1024  # of random prompts in the throughput benchmark, as in vLLM
 OUTPUT_LEN = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyResult:
+    """Seconds of each round, and the counts of speculation over all of them."""
+
+    latencies: list[float]
+    speculation: SpeculationStats
+
+    @property
+    def avg_latency(self) -> float:
+        """Mean seconds of a round."""
+        return float(np.mean(self.latencies))
+
+    @property
+    def percentiles(self) -> dict[str, float]:
+        """Percent -> seconds."""
+        return {str(percent): float(np.percentile(self.latencies, percent)) for percent in PERCENTILES}
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `vllm bench latency --output-json`."""
+        return {
+            "avg_latency": self.avg_latency,
+            "std_latency": float(np.std(self.latencies)),
+            "latencies": self.latencies,
+            "percentiles": self.percentiles,
+        }
+
+
+def measure_latency(
+    llm: LLM,
+    workload: LatencyWorkload,
+    *,
+    progress: Progress = no_progress,
+    clock: Clock = time.perf_counter,
+) -> LatencyResult:
+    """Run a batch of random prompts to its end, round after round.
+
+    Each round has prompts of its own, so that neither the prefix cache nor a drafter's memory makes a
+    later round cheaper.
+
+    Raises:
+        ConfigError: prompt and output are longer than the engine's sequences.
+    """
+    num_rounds = workload.num_iters_warmup + workload.num_iters
+    prompts = random_prompts(
+        llm, num_rounds * workload.batch_size, input_len=workload.input_len, output_len=workload.output_len
+    )
+    sampling = SamplingParams(
+        n=workload.n,
+        temperature=workload.temperature,
+        ignore_eos=True,
+        max_tokens=workload.output_len,
+        detokenize=not workload.disable_detokenize,
+    )
+    latencies: list[float] = []
+    for index in range(num_rounds):
+        is_warm = index >= workload.num_iters_warmup
+        progress(f"round {index - workload.num_iters_warmup + 1} of {workload.num_iters}" if is_warm else "warming up")
+        if index == workload.num_iters_warmup:
+            llm.reset_stats()
+        batch = prompts[index * workload.batch_size : (index + 1) * workload.batch_size]
+        start = clock()
+        outputs = llm.generate(batch, sampling, use_tqdm=False)
+        seconds = clock() - start
+        check_outputs(outputs)
+        if is_warm:
+            latencies.append(seconds)
+    return LatencyResult(latencies=latencies, speculation=llm.stats.speculation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +186,14 @@ def measure_throughput(
         num_output_tokens=sum(len(text.token_ids) for output in outputs for text in output.outputs),
         speculation=llm.stats.speculation,
     )
+
+
+def check_outputs(outputs: Sequence[RequestOutput]) -> None:
+    """Refuse a measurement in which a request failed.
+
+    Raises:
+        RequestError: a request failed.
+    """
+    for output in outputs:
+        if output.error is not None:
+            raise RequestError(f"request {output.request_id} failed: {output.error}; nothing was measured")
