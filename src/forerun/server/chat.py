@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.errors import RequestError
-from forerun.server.conversation import check_template_variables, lay_out
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
 from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
 from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
+from forerun.server.tokenization import check_template_variables, lay_out
 from forerun.server.tools.tool_use import CallWriter, ToolUse, tool_use
 
 router = APIRouter()

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what the message of such an error begins with
+RETRY_AFTER_S = 1  # what answers that will soon be others advise
 SHOWN_CAUSES = 3  # of a value that fits none of several types
 
 

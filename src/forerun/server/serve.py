@@ -20,9 +20,8 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.server.app import Edge, build_app
+from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
-from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
 from forerun.server.tools.formats import FORMATS
