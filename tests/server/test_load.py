@@ -265,10 +265,10 @@ def test_what_is_cut_off_need_not_wait_for_a_long_step():
         connection = begin(server, LONG | {"stream": True})
         stream = connection.getresponse()
         until(lambda: steps.num > 1)
-        steps.seconds = 6
+        steps.seconds = 4
         server.server.stop()
         assert server.events(stream.read().decode())[-1]["error"]["type"] == "service_unavailable_error"
-        assert server.model.engine._thread.is_alive()
+        assert server.model.engine.is_running
     connection.close()
 
 
@@ -327,7 +327,7 @@ def test_a_server_that_is_told_so_twice_ends_its_engine_at_once():
         until(lambda: steps.num)
         server.server._server.force_exit = True
         server.server.stop()
-        until(lambda: not server.model.engine._thread.is_alive())
+        until(lambda: not server.model.engine.is_running)
         connection.close()
         assert server.model.engine.failure is None
     assert steps.num < 100

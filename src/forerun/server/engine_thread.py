@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAILURES_IN_A_ROW = 3  # failed steps, with none between that worked, that make a server ill
+LAST_STEP_S = 5.0  # for the step that runs when the server stops; nobody reads what it gives
 
 
 class EngineError(Exception):
@@ -88,6 +89,11 @@ class EngineThread:
             return f"a step of the engine has taken more than {self._step_timeout:g} s (--step-timeout) and goes on"
         return self._failure
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has begun and not ended; after `stop`, whether a step hangs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Begin; what comes out goes to the event loop that is running now."""
         self._loop = asyncio.get_running_loop()
@@ -145,14 +151,21 @@ class EngineThread:
         return await asyncio.wrap_future(answer)
 
     def stop(self) -> None:
-        """End the thread after the step that is running; requests in flight are aborted."""
+        """End the thread after the step that is running; requests in flight are aborted.
+
+        A step that does not end soon is left to itself: the thread is a daemon, and ends with the process.
+        """
 
         def finish() -> None:
             self._is_over = True
 
         self._commands.put(finish)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(LAST_STEP_S)
+        if self._thread.is_alive():
+            logger.error(
+                "the step that was running has not ended within %g s; the engine's thread is left in it", LAST_STEP_S
+            )
 
     def _send(self, command: Command) -> None:
         with self._gate:
