@@ -359,7 +359,7 @@ def test_a_step_that_hangs_is_reported_until_it_ends(caplog):
     assert "a step of the engine took" in caplog.text
 
 
-def test_who_comes_after_the_end_is_told_why():
+def test_a_request_after_the_end_is_answered_with_the_reason():
     async def run():
         async with running(tiny_llm()) as engine:
             engine.stop()

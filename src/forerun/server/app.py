@@ -19,10 +19,10 @@ from forerun.server.errors import RETRY_AFTER_S, ApiError
 from forerun.server.options import ServerOptions
 
 MOST_BODY_BYTES = 4 << 20
-MOST_HELD_BYTES = 256 << 20  # of all bodies at once; parsed they take several times as much
+MOST_HELD_BYTES = 256 << 20  # of all bodies that the server holds at once; parsed they take several times as much
 MOST_HEADER_BYTES = 32 << 10
 REQUEST_ID = b"x-request-id"
-SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # others are replaced: ids go into headers and logs
+SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id is replaced, as ids go into headers and logs
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -56,7 +56,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
 
 
 class Edge:
-    """What all requests get, whatever becomes of them: an id, and an answer when the shutdown cuts them off.
+    """Gives every request an id, and answers those that the shutdown cuts off.
 
     The id is the client's x-request-id, if that is sane, else a new one; `request.state.request_id` holds
     it, and the answer's header repeats it.

@@ -77,7 +77,7 @@ def _check(body: CompletionBody) -> None:
 
 
 def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:
-    """A prompt's text, where it is needed, and token ids."""
+    """A prompt's text (None where nothing needs it) and its token ids."""
     if isinstance(prompt, str):
         tokenizer = model.llm.get_tokenizer()
         return prompt, tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)

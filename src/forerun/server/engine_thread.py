@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAILURES_IN_A_ROW = 3  # failed steps, with none between that worked, that make a server ill
+FAILURES_IN_A_ROW = 3  # failed steps in a row after which `failure` reports them
 LAST_STEP_S = 5.0  # for the step that runs when the server stops; nobody reads what it gives
 
 
@@ -76,8 +76,8 @@ class EngineThread:
         self._failure: str | None = None
         self._busy_since: float | None = None  # monotonic; None while the engine waits for work
         self._is_over = False
-        self._reason = STOPPED  # what requests are answered once it is
-        self._gate = threading.Lock()  # nobody's command slips in behind the last one carried out
+        self._reason = STOPPED  # the answer to requests that come when it is over
+        self._gate = threading.Lock()  # no command is queued behind the last one that is carried out
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
 

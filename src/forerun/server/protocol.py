@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-MOST_COMPLETIONS = 16  # n
+MOST_COMPLETIONS = 16  # the largest n
 MOST_PROMPTS = 64
 MOST_STOPS = 16  # OpenAI takes 4; code tasks of evaluations have more
-MOST_STOP_CHARACTERS = 1024  # of one; each is looked for after every token
+MOST_STOP_CHARACTERS = 1024  # of one stop string; each is searched for after every token
 MOST_MESSAGES = 2048
 MOST_LOGPROBS = 20
-MOST_TOOLS = 128  # OpenAI's
-MOST_CALLS = 128  # of one message
-MOST_TOOL_DEPTH = 64  # brackets within brackets, of a schema or of arguments
-MOST_TOKEN_IDS = 1 << 16  # of stop_token_ids, allowed_token_ids
+MOST_TOOLS = 128  # OpenAI's limit
+MOST_CALLS = 128  # tool calls of one message
+MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
+MOST_TOKEN_IDS = 1 << 16  # in stop_token_ids and in allowed_token_ids
 MOST_BIASES = 1024
 MOST_BAD_WORDS = 256
 MOST_BAD_WORD_CHARACTERS = 256

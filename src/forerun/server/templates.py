@@ -29,7 +29,14 @@ MOST_SECONDS = 5.0  # of CPU, for one conversation
 MOST_WALL_SECONDS = 10.0  # where no CPU time can be measured, as on Windows
 MOST_TEXT_BYTES = 16 << 20  # of one conversation's text, as JSON
 MOST_MEMORY_BYTES = 2 << 30  # of a process's address space
-ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")  # of ours; not our keys
+ENVIRONMENT = (
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONPATH",
+    "TZ",
+)  # variables that the processes inherit; the API keys are not among them
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -123,7 +130,7 @@ def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
 
 @contextmanager
 def _deadline(process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """Kill a process that takes too long, where it cannot see to that itself; the event says that it was."""
+    """Kill a process that takes too long, where the system has no timer of CPU time; the event is set if it was killed."""
     is_over = threading.Event()
     if hasattr(signal, "setitimer"):
         yield is_over
