@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             seen.server = options
             load()
 
-        is_loading = False
+        is_working = False
 
         def run(self) -> None:
             pass
@@ -195,4 +195,44 @@ def test_a_signal_lets_what_runs_finish_and_ends_with_0(number: signal.Signals, 
     assert lines[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in lines[-2]
     assert program.returncode == 0
+    assert "Traceback" not in errors
+
+
+HANGING = """
+import threading
+from forerun.cli import loading
+from forerun.server import engine_thread
+
+def load(*arguments, load=loading.load_llm):
+    llm = load(*arguments)
+    llm.engine.step = threading.Event().wait
+    return llm
+
+loading.load_llm, engine_thread.LAST_STEP_S = load, 0.1
+"""
+
+
+def test_a_step_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [
+            *(sys.executable, "-c", HANGING + FORERUN[-1]),
+            *("serve", str(save_stand_in(tmp_path)), "--port", "0", "--shutdown-timeout", "0"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    url = next(line for line in program.stdout if line.startswith("ready: ")).split()[1]
+    body = b'{"prompt": "hello", "stream": true}'
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        program.send_signal(signal.SIGTERM)
+        assert answer.read().decode().endswith("data: [DONE]\n\n")
+    try:
+        _, errors = program.communicate(timeout=20)
+    finally:
+        program.kill()
+    assert program.returncode == 0
+    assert "has not ended within 0.1 s" in errors
     assert "Traceback" not in errors

@@ -359,7 +359,7 @@ def test_a_step_that_hangs_is_reported_until_it_ends(caplog):
     assert "a step of the engine took" in caplog.text
 
 
-def test_who_comes_after_the_end_is_told_why():
+def test_a_request_after_the_end_is_answered_with_the_reason():
     async def run():
         async with running(tiny_llm()) as engine:
             engine.stop()
@@ -367,3 +367,28 @@ def test_who_comes_after_the_end_is_told_why():
                 submit(engine, "a")
 
     asyncio.run(run())
+
+
+def test_a_step_that_never_ends_holds_up_no_stop(monkeypatch, caplog):
+    monkeypatch.setattr("forerun.server.engine_thread.LAST_STEP_S", 0.05)
+    llm = tiny_llm()
+    step = LongStep(llm)
+
+    async def run():
+        async with running(llm) as engine:
+            submit(engine, "a")
+            await asyncio.to_thread(step.began.wait, 10)
+            engine.stop()
+            hangs = engine.is_running
+            step.release()
+            while engine.is_running:
+                await asyncio.sleep(0.001)
+            return hangs
+
+    assert asyncio.run(run())
+    (report,) = caplog.records
+    assert (
+        report.getMessage()
+        == "the step that was running has not ended within 0.05 s; the engine's thread is left in it"
+    )
+    assert llm.engine.parts.pool.num_free == llm.engine.parts.pool.num_blocks

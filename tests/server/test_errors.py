@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from forerun.errors import ConfigError, ModelError, RequestError
+from forerun.server.app import MOST_BODY_BYTES
 from forerun.server.errors import failed_while_running
-from forerun.server.limits import MOST_BODY_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.request_params import _warned
 from forerun.server.serve import Server

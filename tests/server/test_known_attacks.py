@@ -29,7 +29,7 @@ import pytest
 import forerun
 from forerun.errors import ModelError
 from forerun.models.tokenizer import load_tokenizer
-from forerun.server.limits import MOST_COMPLETIONS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS
+from forerun.server.protocol import MOST_COMPLETIONS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS
 from tests.server.served import CHAT, NAME, PROMPT, chat_ids, chat_llm, served
 from tests.tiny_tokenizer import save_tiny_tokenizer
 

@@ -29,6 +29,7 @@ class CountedDecodes:
     def __init__(self, tokenizer):
         self.num_calls = self.num_tokens = 0
         self.special_token_ids = tokenizer.special_token_ids
+        self.whole_text = tokenizer.whole_text
         self._decode = tokenizer.decode
 
     def decode(self, ids, **options):

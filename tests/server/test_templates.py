@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from jinja2 import TemplateError
 
@@ -33,14 +36,27 @@ ESCAPES = (
 )
 
 
+def children():
+    """The processes that this one has started and not yet waited for."""
+    return set(psutil.Process().children())
+
+
+@pytest.fixture
+def started():
+    """A function that returns the processes of this test."""
+    before = children()
+    return lambda: children() - before
+
+
 @pytest.fixture(scope="module")
 def templates():
+    before = children()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("forerun.server.templates.MOST_SECONDS", MOST_SECONDS)
         templates = Templates()
         yield templates
         templates.close()
-    assert templates._idle == []
+    assert children() <= before
 
 
 def render(templates, template, **variables):
@@ -87,58 +103,61 @@ def test_time_memory_and_text_have_an_end(templates, template):
     assert render(templates, "{{ messages[0].role }}") == "user"
 
 
-def test_it_knows_no_keys(monkeypatch):
+def test_it_knows_no_keys(monkeypatch, started):
     monkeypatch.setenv("FORERUN_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     templates = Templates()
     templates.prepare()
-    (process,) = templates._idle
-    if os.path.exists("/proc"):
-        with open(f"/proc/{process.pid}/environ", "rb") as file:
-            assert b"secret" not in file.read()
+    (process,) = started()
+    assert "secret" not in process.environ().values()
     templates.close()
-    assert process.poll() is not None
+    assert not started()
 
 
-def test_ctrl_c_at_the_servers_terminal_is_not_for_them(templates):
-    render(templates, "a")
-    assert os.getsid(templates._idle[-1].pid) != os.getsid(0)
-
-
-def test_one_that_comes_back_while_they_are_closed_is_ended_too():
-    class Late(list):
-        def append(self, process):
-            templates.close()
-            super().append(process)
-
+def test_ctrl_c_at_the_servers_terminal_is_not_for_them(started):
     templates = Templates()
-    templates.prepare()
-    (process,) = templates._idle
-    templates._idle = Late(templates._idle)
+    render(templates, "a")
+    (process,) = started()
+    assert os.getsid(process.pid) != os.getsid(0)
+    templates.close()
+
+
+def test_one_that_answers_while_they_are_closed_is_ended_too(monkeypatch, started):
+    templates = Templates()
+
+    def late(answer):
+        templates.close()
+        return json.loads(answer)
+
+    monkeypatch.setattr("forerun.server.templates.json", SimpleNamespace(dumps=json.dumps, loads=late))
     assert render(templates, "a") == "a"
-    assert templates._idle == []
-    assert process.poll() is not None
+    assert not started()
 
 
-def test_closing_waits_for_no_template(monkeypatch):
+def test_closing_waits_for_no_template(monkeypatch, started):
     monkeypatch.setattr("forerun.server.templates.MOST_SECONDS", 1000.0)
     templates = Templates()
+    render(templates, "a")
+    (process,) = started()
+    before = process.cpu_times().user
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(render, templates, HANG)
-        until(lambda: templates._busy)
+        until(lambda: process.cpu_times().user > before + 0.1)
         templates.close()
         with pytest.raises(TemplateError):
             hanging.result(30)
-    assert templates._idle == []
-    assert not templates._busy
+    assert not started()
 
 
-def test_one_that_has_died_is_replaced(templates):
+def test_one_that_has_died_is_replaced(started):
+    templates = Templates()
     render(templates, "a")
-    process = templates._idle[-1]
+    (process,) = started()
     process.kill()
-    process.wait()
+    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
     assert render(templates, "a") == "a"
+    assert process not in started()
+    templates.close()
 
 
 @pytest.mark.parametrize(

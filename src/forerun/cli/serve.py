@@ -88,5 +88,5 @@ def run(
         log_stats()
     it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
     it.run()
-    if it.is_loading:
-        os._exit(0)  # a thread that is loading cannot be ended, and would crash while the interpreter shuts down
+    if it.is_working:
+        os._exit(0)  # a thread within native code cannot be ended, and would crash while the interpreter shuts down

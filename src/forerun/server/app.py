@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, keys, limits and the shape of errors put together."""
+"""The FastAPI application put together: routes, keys, middleware and the shape of errors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import Depends, FastAPI
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import forerun
 from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
-from forerun.server.limits import BodyGuard
+from forerun.server.errors import RETRY_AFTER_S, ApiError
 from forerun.server.options import ServerOptions
 
+MOST_BODY_BYTES = 4 << 20
+MOST_HELD_BYTES = 256 << 20  # of all bodies that the server holds at once; parsed they take several times as much
+MOST_HEADER_BYTES = 32 << 10
 REQUEST_ID = b"x-request-id"
-SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # others are replaced: ids go into headers and logs
+SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id is replaced, as ids go into headers and logs
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -52,7 +56,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
 
 
 class Edge:
-    """What all requests get, whatever becomes of them: an id, and an answer when the shutdown cuts them off.
+    """Gives every request an id, and answers those that the shutdown cuts off.
 
     The id is the client's x-request-id, if that is sane, else a new one; `request.state.request_id` holds
     it, and the answer's header repeats it.
@@ -83,3 +87,61 @@ class Edge:
         except asyncio.CancelledError:
             if not has_begun:
                 await errors.cut_off().response()(scope, receive, send_with_id)
+
+
+class BodyGuard:
+    """Refuses bodies without a key, bodies that are too large, and too many at once.
+
+    It checks when the endpoint begins to read, so a body that is refused is not read at all.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+        self._num_held = 0  # bytes of the bodies of all requests that are being read or answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, or answer 401, 413, 429 or 431."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+            refusal = ApiError(431, f"headers: must be at most {MOST_HEADER_BYTES} bytes")
+            await refusal.response()(scope, receive, send)
+            return
+        is_welcome, num_bytes = False, 0
+
+        async def guarded() -> Message:
+            nonlocal is_welcome, num_bytes
+            if not is_welcome:
+                self._keys.check(scope)
+                _check_size(_announced(scope))
+                is_welcome = True
+            message = await receive()
+            size = len(message.get("body", b""))
+            num_bytes += size
+            self._num_held += size
+            _check_size(num_bytes)
+            if self._num_held > MOST_HELD_BYTES:
+                raise ApiError(
+                    429,
+                    "body: the server holds too many large ones; try again later",
+                    code="queue_full",
+                    headers={"Retry-After": str(RETRY_AFTER_S)},
+                )
+            return message
+
+        try:
+            await self._app(scope, guarded, send)
+        finally:
+            self._num_held -= num_bytes
+
+
+def _announced(scope: Scope) -> int:
+    """The body's length, as far as the headers say it."""
+    return int(Headers(scope=scope).get("content-length", "0"))  # checked by h11
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MOST_BODY_BYTES:
+        raise ApiError(413, f"body: must be at most {MOST_BODY_BYTES} bytes")

@@ -53,7 +53,7 @@ class Keys:
             )
 
     async def __call__(self, request: Request) -> None:
-        """`check` as a dependency of every route; those that read a body are asked before, by `limits.BodyGuard`."""
+        """`check` as a dependency of every route; those that read a body are asked before, by `app.BodyGuard`."""
         self.check(request.scope)
 
 

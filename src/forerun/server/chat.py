@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
-from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.errors import RequestError
-from forerun.server.conversation import check_template_variables, lay_out
 from forerun.server.errors import ApiError
-from forerun.server.openai_logprobs import chat_logprobs
 from forerun.server.protocol import ChatBody, reply
 from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
-from forerun.server.responses import Choice, ResponseBuilder, Usage
+from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
+from forerun.server.tokenization import check_template_variables, lay_out
 from forerun.server.tools.tool_use import CallWriter, ToolUse, tool_use
 
 router = APIRouter()
@@ -154,3 +154,23 @@ class ChatBuilder(ResponseBuilder):
         if not self._body.logprobs:
             return None
         return chat_logprobs(token_ids, rows or [], num_top=self._body.top_logprobs or 0, spell=self.model.spell)
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], rows: Sequence[TokenLogprobs], *, num_top: int, spell: Callable[[int, str], bytes]
+) -> dict[str, Any]:
+    """Logprobs as one entry per token, each with its bytes and the `num_top` likeliest tokens.
+
+    `spell` returns the bytes of a token, given its id and its text (which is U+FFFD for part of a character).
+    """
+
+    def entry(token_id: int, logprob: Logprob) -> dict[str, Any]:
+        text = logprob_text(logprob, token_id)
+        return {"token": text, "logprob": json_logprob(logprob), "bytes": list(spell(token_id, text))}
+
+    content = []
+    for token_id, row in zip(token_ids, rows, strict=True):
+        likeliest = sorted(row.items(), key=lambda item: item[1].rank or 0)[:num_top]
+        tops = [entry(some_id, logprob) for some_id, logprob in likeliest]
+        content.append(entry(token_id, row[token_id]) | {"top_logprobs": tops})
+    return {"content": content, "refusal": None}

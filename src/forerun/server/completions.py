@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -10,10 +11,9 @@ from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.server.errors import ApiError
-from forerun.server.openai_logprobs import completion_logprobs
 from forerun.server.protocol import CompletionBody, reply
 from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
-from forerun.server.responses import Choice, ResponseBuilder, Usage
+from forerun.server.responses import LEAST_LOGPROB, Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -77,7 +77,7 @@ def _check(body: CompletionBody) -> None:
 
 
 def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:
-    """A prompt's text, where it is needed, and token ids."""
+    """A prompt's text (None where nothing needs it) and its token ids."""
     if isinstance(prompt, str):
         tokenizer = model.llm.get_tokenizer()
         return prompt, tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -135,3 +135,38 @@ class CompletionBuilder(ResponseBuilder):
         self, token_ids: list[int], rows: list[TokenLogprobs | None] | list[TokenLogprobs], *, offset: int
     ) -> dict[str, Any]:
         return completion_logprobs(token_ids, rows, offset=offset, token_text=self.model.token_text)
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    rows: Sequence[TokenLogprobs | None],
+    *,
+    offset: int,
+    token_text: Callable[[int], str],
+) -> dict[str, Any]:
+    """Logprobs as parallel lists; the target gives none for a prompt's first token, whose row is None.
+
+    Args:
+        token_ids: the tokens whose logprobs are reported.
+        rows: the logprobs at each of these positions.
+        offset: number of characters of the choice's text before the first of these tokens.
+        token_text: returns the text of a token that has no row.
+    """
+    tokens, chosen, tops, offsets = [], [], [], []
+    for token_id, row in zip(token_ids, rows, strict=True):
+        text = token_text(token_id) if row is None else logprob_text(row[token_id], token_id)
+        tokens.append(text)
+        chosen.append(None if row is None else json_logprob(row[token_id]))
+        tops.append(None if row is None else _logprobs_by_text(row))
+        offsets.append(offset)
+        offset += len(text)
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _logprobs_by_text(row: TokenLogprobs) -> dict[str, float]:
+    """Text -> logprob; of tokens with the same text (parts of characters) the likeliest counts."""
+    found: dict[str, float] = {}
+    for token_id, entry in row.items():
+        text = logprob_text(entry, token_id)
+        found[text] = max(json_logprob(entry), found.get(text, LEAST_LOGPROB))
+    return found

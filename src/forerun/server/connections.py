@@ -17,7 +17,7 @@ except ModuleNotFoundError:  # Windows, which has no such limits
     resource = None  # type: ignore[assignment]
 
 LENGTHS = {b"content-length", b"transfer-encoding"}
-OTHER_FILES = 256  # that the process may have open: the model's, its own, and connections being closed
+OTHER_FILES = 256  # that are open besides connections: the model's, the process's own, and connections being closed
 
 
 def room_for(most: int) -> int:

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAILURES_IN_A_ROW = 3  # failed steps, with none between that worked, that make a server ill
+FAILURES_IN_A_ROW = 3  # failed steps in a row after which `failure` reports them
+LAST_STEP_S = 5.0  # for the step that runs when the server stops; nobody reads what it gives
 
 
 class EngineError(Exception):
@@ -75,8 +76,8 @@ class EngineThread:
         self._failure: str | None = None
         self._busy_since: float | None = None  # monotonic; None while the engine waits for work
         self._is_over = False
-        self._reason = STOPPED  # what requests are answered once it is
-        self._gate = threading.Lock()  # nobody's command slips in behind the last one carried out
+        self._reason = STOPPED  # the answer to requests that come when it is over
+        self._gate = threading.Lock()  # no command is queued behind the last one that is carried out
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
 
@@ -87,6 +88,11 @@ class EngineThread:
         if self._failure is None and since is not None and time.monotonic() - since > self._step_timeout:
             return f"a step of the engine has taken more than {self._step_timeout:g} s (--step-timeout) and goes on"
         return self._failure
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has begun and not ended; after `stop`, whether a step hangs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """Begin; what comes out goes to the event loop that is running now."""
@@ -145,14 +151,21 @@ class EngineThread:
         return await asyncio.wrap_future(answer)
 
     def stop(self) -> None:
-        """End the thread after the step that is running; requests in flight are aborted."""
+        """End the thread after the step that is running; requests in flight are aborted.
+
+        A step that does not end soon is left to itself: the thread is a daemon, and ends with the process.
+        """
 
         def finish() -> None:
             self._is_over = True
 
         self._commands.put(finish)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(LAST_STEP_S)
+        if self._thread.is_alive():
+            logger.error(
+                "the step that was running has not ended within %g s; the engine's thread is left in it", LAST_STEP_S
+            )
 
     def _send(self, command: Command) -> None:
         with self._gate:

@@ -19,8 +19,9 @@ from forerun.errors import ErrorKind, ForerunError
 logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-PARAM = re.compile(r"([a-z_]+)[.:\[]")  # what the message of such an error begins with
-SHOWN_CAUSES = 3  # of a value that fits none of several types
+PARAM = re.compile(r"([a-z_]+)[.:\[]")  # the name of the value, with which the message of a ForerunError begins
+RETRY_AFTER_S = 1  # for the Retry-After header of answers that ask the client to try again
+SHOWN_CAUSES = 3  # reasons that an answer names for a value that fits none of several types
 
 
 class ErrorDetails(BaseModel):

@@ -11,22 +11,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from forerun.server.limits import (
-    LARGEST_BIAS,
-    MOST_BAD_WORD_CHARACTERS,
-    MOST_BAD_WORDS,
-    MOST_BIASES,
-    MOST_CALLS,
-    MOST_COMPLETIONS,
-    MOST_LOGPROBS,
-    MOST_MESSAGES,
-    MOST_PROMPTS,
-    MOST_STOP_CHARACTERS,
-    MOST_STOPS,
-    MOST_TOKEN_IDS,
-    MOST_TOOL_DEPTH,
-    MOST_TOOLS,
-)
+MOST_COMPLETIONS = 16  # the largest n
+MOST_PROMPTS = 64
+MOST_STOPS = 16  # OpenAI takes 4; code tasks of evaluations have more
+MOST_STOP_CHARACTERS = 1024  # of one stop string; each is searched for after every token
+MOST_MESSAGES = 2048
+MOST_LOGPROBS = 20
+MOST_TOOLS = 128  # OpenAI's limit
+MOST_CALLS = 128  # tool calls of one message
+MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
+MOST_TOKEN_IDS = 1 << 16  # in stop_token_ids and in allowed_token_ids
+MOST_BIASES = 1024
+MOST_BAD_WORDS = 256
+MOST_BAD_WORD_CHARACTERS = 256
+LARGEST_BIAS = 100.0  # OpenAI's range
 
 INT64 = 2**63
 Count = Annotated[int, Field(ge=0, lt=2**31)]

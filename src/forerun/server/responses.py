@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta
+from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
 from forerun.models.tokenizer import TextStream
 from forerun.server.errors import ApiError, cut_off
 from forerun.server.origins import Origins, joined, speculation_metrics
@@ -26,6 +26,7 @@ from forerun.server.served_model import ServedModel, Submission
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+LEAST_LOGPROB = -9999.0  # what vLLM writes for -inf, which JSON has no number for
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one each time
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
@@ -229,6 +230,16 @@ def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
 
 def _usage(num_read: int, num_written: int) -> dict[str, int]:
     return {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
+
+
+def json_logprob(entry: Logprob) -> float:
+    """The target's log probability of a token, as a number that JSON can hold."""
+    return max(entry.logprob, LEAST_LOGPROB)
+
+
+def logprob_text(entry: Logprob, token_id: int) -> str:
+    """The text of a token whose logprob is reported; its id where the text is not known."""
+    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
 
 
 class DisconnectError(Exception):

@@ -20,9 +20,8 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.server.app import Edge, build_app
+from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
-from forerun.server.limits import MOST_HEADER_BYTES
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
 from forerun.server.tools.formats import FORMATS
@@ -92,9 +91,11 @@ class Server:
             raise self._failure
 
     @property
-    def is_loading(self) -> bool:
-        """Whether the model is being loaded still; after `run` nobody will use it."""
-        return self._loading is not None and self._loading.is_alive()
+    def is_working(self) -> bool:
+        """Whether a thread still loads the model or computes a step; after `run` nobody will use what comes of it."""
+        model: ServedModel | None = self.app.state.model
+        is_loading = self._loading is not None and self._loading.is_alive()
+        return is_loading or (model is not None and model.engine.is_running)
 
     def stop(self) -> None:
         """Let what runs finish, then end; for whoever runs the server in a thread."""
@@ -119,9 +120,8 @@ class Server:
         try:
             yield
         finally:  # also where a second signal does not let the rest end
-            if (
-                app.state.model is not None
-            ):  # in a thread: a step may be long, and answers that are cut off must get out
+            if app.state.model is not None:
+                # In a thread: the step that runs may be long, and answers that are cut off must get out meanwhile.
                 await asyncio.to_thread(app.state.model.close)
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:

@@ -16,12 +16,11 @@ from fastapi import Request
 from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.client import EngineClient, EngineRequest
+from forerun.engine.client import EngineRequest
 from forerun.errors import ModelError
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
-from forerun.server.errors import ApiError, failed_while_running
-from forerun.server.limits import RETRY_AFTER_S, Admission
+from forerun.server.errors import RETRY_AFTER_S, ApiError, failed_while_running
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.templates import Templates
@@ -119,7 +118,7 @@ class ServedModel:
     async def engine_metrics(self) -> list[Metric]:
         """The engine's counters and gauges; none after its end, and while a step does not let it answer."""
         try:
-            snapshot = await asyncio.wait_for(self.engine.ask(EngineClient.snapshot), MOST_METRICS_WAIT_S)
+            snapshot = await asyncio.wait_for(self.engine.ask(lambda engine: engine.snapshot()), MOST_METRICS_WAIT_S)
         except (EngineEndedError, TimeoutError):
             return []
         return snapshot.metrics()
@@ -204,6 +203,37 @@ class ServedModel:
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
+
+
+class Admission:
+    """Counts the completions that are in the server, from before they are tokenised to their end.
+
+    A request comes in as long as there is any room, so that one of many completions can always be
+    served; the limit is overshot by one request at most.
+    """
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self.num_inside = 0
+
+    def enter(self, num_completions: int) -> None:
+        """Count completions in.
+
+        Raises:
+            ApiError: 429, there is no room.
+        """
+        if self.num_inside >= self._most:
+            raise ApiError(
+                429,
+                f"the queue is full ({self.num_inside} completions run or wait); try again later",
+                code="queue_full",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+        self.num_inside += num_completions
+
+    def leave(self, num_completions: int) -> None:
+        """Count completions out."""
+        self.num_inside -= num_completions
 
 
 class Submission:

@@ -1,4 +1,7 @@
-"""Chat templates, run where they can do no harm: in processes with little time, little memory and no secrets."""
+"""Chat templates, run where they can do no harm: in processes with little time, little memory and no secrets.
+
+The file is also the program of those processes: it runs by its path, and so does not import the server.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
-from forerun.server import template_program
+from forerun.models.chat_template import render
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 MOST_SECONDS = 5.0  # of CPU, for one conversation
 MOST_WALL_SECONDS = 10.0  # where no CPU time can be measured, as on Windows
 MOST_TEXT_BYTES = 16 << 20  # of one conversation's text, as JSON
-ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")  # of ours; not our keys
+MOST_MEMORY_BYTES = 2 << 30  # of a process's address space
+ENVIRONMENT = (
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONPATH",
+    "TZ",
+)  # variables that the processes inherit; the API keys are not among them
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -83,7 +99,7 @@ class Templates:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", str(Path(template_program.__file__)), str(MOST_SECONDS)],
+        [sys.executable, "-P", str(Path(__file__)), str(MOST_SECONDS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | ONE_THREAD,
@@ -114,7 +130,7 @@ def _ask(process: subprocess.Popen[bytes], question: bytes) -> dict[str, str]:
 
 @contextmanager
 def _deadline(process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """Kill a process that takes too long, where it cannot see to that itself; the event says that it was."""
+    """Kill a process that takes too long, where the system has no timer of CPU time; the event is set if it was killed."""
     is_over = threading.Event()
     if hasattr(signal, "setitimer"):
         yield is_over
@@ -135,3 +151,49 @@ def _deadline(process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()
+
+
+# --- the program -----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer each line of standard input, the arguments of `chat_template.render` as JSON, by a line of JSON.
+
+    The line is {"text": ...} or {"error": ...}. The program's argument is the CPU time for one conversation, in
+    seconds; where a conversation takes longer, the timer kills the process.
+    """
+    seconds = float(sys.argv[1])
+    _limit_process()
+    for line in sys.stdin:
+        _set_timer(seconds)
+        answer = json.dumps(_lay_out(json.loads(line)))
+        _set_timer(0)
+        print(answer, flush=True)
+
+
+def _lay_out(arguments: dict[str, Any]) -> dict[str, str]:
+    """The conversation's text, or why there is none."""
+    try:
+        return {"text": render(**arguments)}
+    except Exception as error:  # a template may raise whatever Python can
+        said, kind = str(error), type(error).__name__
+        return {"error": f"{kind}: {said}" if isinstance(error, KeyError) else said or kind}
+
+
+def _limit_process() -> None:
+    """Limit this process's memory and files, as far as the system can (macOS has no limit on memory, Windows none)."""
+    if resource is None:
+        return
+    for name, most in (("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0), ("RLIMIT_AS", MOST_MEMORY_BYTES)):
+        with suppress(AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS
+            resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def _set_timer(seconds: float) -> None:
+    """Let the process be killed after so much CPU time; 0 stops the timer."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, and GET /tokenizer_info, as vLLM has them."""
+"""Tokenization: how conversations become token ids, and vLLM's endpoints /tokenize, /detokenize and /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from forerun.server.conversation import check_template_variables, lay_out
 from forerun.server.errors import ApiError
-from forerun.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
+from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
 from forerun.server.request_params import refuse_unserved
 from forerun.server.served_model import ServedModel, served_model
+from forerun.server.tools.formats import as_text
+from forerun.server.tools.tool_use import offered
 
 router = APIRouter()
 info_router = APIRouter()
@@ -84,4 +85,36 @@ async def tokenizer_info(model: Annotated[ServedModel, Depends(served_model)]) -
             **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")),
             **tokenizer.special_tokens,
         }
+    )
+
+
+def check_template_variables(body: ConversationBody, model: ServedModel) -> None:
+    """Raise `ApiError` unless the model's template reads every variable that is given."""
+    for name in body.chat_template_kwargs or {}:
+        if name not in model.template_variables:
+            known = ", ".join(sorted(model.template_variables)) or "none"
+            raise ApiError(
+                400,
+                f"chat_template_kwargs: the template has no variable {name!r:.80}; it has: {known}",
+                param="chat_template_kwargs",
+            )
+
+
+def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
+    """Token ids of the conversation; its tools go to the template, or into texts where that reads none.
+
+    Raises:
+        ApiError: 400, tools and choice do not fit.
+    """
+    messages = [message.for_template() for message in body.messages]
+    tools = [tool.for_template() for tool in offered(body)]
+    if model.tool_template is None and model.tool_format is not None:
+        messages, tools = as_text(messages, tools, model.tool_format), []
+    return model.llm.get_tokenizer().apply_chat_template(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
+        render=model.templates.render,
+        **(body.chat_template_kwargs or {}),
     )

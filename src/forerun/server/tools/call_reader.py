@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.server.limits import MOST_TOOL_DEPTH
+from forerun.server.protocol import MOST_TOOL_DEPTH
 
 STRETCH = 4096  # characters at a time: what waits is copied at each mark
 ARGUMENTS = ("arguments", "parameters")
