@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forerun import SamplingParams, StructuredOutputs
+from forerun.engine.client import EngineRequest
 from forerun.errors import ConfigError, RequestError
 from forerun.grammar import compiler
 from forerun.grammar.cache import MAX_CACHED, GrammarCache
@@ -35,13 +36,15 @@ def test_the_least_recently_used_grammar_is_dropped(monkeypatch):
 
 
 @needs_kernels
-def test_the_engine_prepares_ahead(monkeypatch):
-    llm = tiny_llm(target=text_target())
+def test_a_grammar_is_compiled_when_its_request_is_accepted_and_not_in_a_step(monkeypatch):
+    engine = tiny_llm(target=text_target()).engine
     sampling = SamplingParams(structured_outputs={"choice": ["ahead"]}, temperature=0)
-    llm.engine.prepare(sampling)
-    llm.engine.prepare(SamplingParams())
+    engine.accept(EngineRequest(request_id="a", prompt_ids=[1], sampling=sampling))
     monkeypatch.setattr(compiler.subprocess, "run", None)
-    assert llm.generate([[1]], sampling, use_tqdm=False)[0].outputs[0].text == "ahead"
+    engine.submit("a")
+    texts = [delta.text for _ in range(9) for delta in engine.step().deltas]
+    assert "".join(texts) == "ahead"
+    assert not engine.has_work
 
 
 def test_a_model_without_a_tokenizer_is_refused():
