@@ -9,7 +9,7 @@ from forerun.core.draft import Draft
 from forerun.core.verdict import Verdict
 from forerun.errors import ErrorKind
 from forerun.ops.grammar import GrammarNotReadyError
-from forerun.verify.judging import SeededChance
+from forerun.verify.judging import MostLikely, SeededChance, SequenceTarget
 from forerun.verify.registry import VERIFIERS
 from forerun.verify.synthetic import SyntheticConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
@@ -148,3 +148,14 @@ def test_certain_chances_are_certain(probability, expected):
 
 def test_empty_steps_have_no_verdicts():
     assert VERIFIERS_BUILT["matching"].verify(torch.zeros(0, VOCAB_SIZE), []) == []
+
+
+@every_verifier
+def test_greedy_decoding_without_a_draft_is_what_the_judge_itself_says(verifier):
+    logits = random_rows(4)
+    for row in range(4):
+        one = judged_of(first_row=row, temperature=0)
+        (verdict,) = verifier.verify(logits, [one])
+        target = SequenceTarget(logits, one, MostLikely(logits))
+        assert verdict == verifier.judge(one.draft, target, SeededChance(one.seed, one.position))
+        assert verdict == Verdict((), int(logits[row].argmax()))

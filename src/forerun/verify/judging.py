@@ -70,8 +70,10 @@ class IndependentVerifier:
         return [self._verdict(logits, one, most_likely) for one in judged]
 
     def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict | None:
-        target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
         try:
+            if not one.draft.token_ids and one.rules.is_plain_greedy_at(len(one.output_ids)):
+                return Verdict((), most_likely.token(one.first_row))  # what every judge would say
+            target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
             return self.judge(one.draft, target, chance)
         except GrammarNotReadyError:
             return None
