@@ -20,7 +20,7 @@ from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.kv.cache import KVCache
 from forerun.models.heads.dflash import DFlashHead, load_dflash
 from forerun.models.store import resolve_model
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

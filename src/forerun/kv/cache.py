@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
-from forerun.core.mmap_memory import map_memory
+
+# Shared memory, which is mmap's default, is given huge pages on few systems.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = map_memory(max(num_bytes, 1))
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
+
+
+def map_memory(num_bytes: int) -> mmap.mmap:
+    """Zeros, of this process alone, which the system gives page by page as they are first written to."""
+    return mmap.mmap(-1, num_bytes, **PRIVATE)
 
 
 def bytes_per_block(

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import Stream, uniform
-from forerun.core.verdict import Verdict
 from forerun.errors import ForerunError
 from forerun.ops.grammar import GrammarNotReadyError
 from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
-from forerun.verify.base import VerifyRequest
+from forerun.verify.base import Verdict, VerifyRequest
 
 
 class Target(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
+from forerun.verify.base import Verdict
 from forerun.verify.judging import Chance, Target
 
 

@@ -16,7 +16,7 @@ from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
 from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 
 MAX_TEXT_ROWS = 512
 """Rows of unread text that one sequence has in a pass, at most."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache, LayerKV
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.attention.padded import PaddedGroup, Span
 
 MOST_ROWS_TOGETHER = 16  # a sequence with more rows attends alone: padding others to it costs more than a call

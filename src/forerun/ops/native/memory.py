@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.core.mmap_memory import map_memory
+from forerun.kv.cache import map_memory
 
 HUGE_PAGE = 2 << 20  # bytes
 CHUNK = 256 << 20  # of addresses: memory is taken as it is written to
