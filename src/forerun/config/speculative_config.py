@@ -1,4 +1,4 @@
-"""`speculative_config`, checked and resolved once into who drafts, who verifies and how many tokens."""
+"""`speculative_config`, checked and resolved into the drafter, the verifier and the number of draft tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMON_KEYS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """A resolved `speculative_config`: who drafts, who verifies, how many tokens; where hidden states go."""
+    """A resolved `speculative_config`: the drafter, the verifier, the number of draft tokens, where hidden states are saved."""
 
     method: str = "none"
     drafter: DrafterConfig = field(default_factory=NoDrafterConfig)
@@ -94,7 +94,7 @@ def resolve_speculative(
         )
     return SpeculativeConfig(
         method=method,
-        drafter=drafter if num_tokens else NoDrafterConfig(),  # K = 0: nobody reads the prompts for nothing
+        drafter=drafter if num_tokens else NoDrafterConfig(),  # with K = 0 no drafter reads the prompts in vain
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),

@@ -12,8 +12,8 @@ from forerun.errors import ErrorKind
 class Origin(StrEnum):
     """How a token came to be in the output (the terms of rejection sampling).
 
-    accepted: drafted, and the target agreed. recovered: the target's own token where it disagreed
-    with the draft. bonus: the target's own token after the whole draft (or after an empty one).
+    accepted: drafted, and accepted by the verifier. recovered: the target's own token in place of a rejected
+    one. bonus: the target's own token after the whole draft, or after an empty one.
     """
 
     ACCEPTED = "accepted"

@@ -1,4 +1,4 @@
-"""The interface of drafters: how one is set up, what it is asked for, what it answers; and the one that drafts nothing."""
+"""The interface of drafters, and the drafter that drafts nothing."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class BlockPredictor:
         self._attention = attention
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> None:
-        """None: the rows of a block are tokens alone."""
+        """Return None: the rows of a block are tokens alone."""
 
     def predict(self, batch: ForwardBatch, states: Tensor | None, attend: Attend) -> Prediction:  # noqa: ARG002
         """See `Predictor`."""

@@ -78,14 +78,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU the system gives the memory page by page as blocks are first used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Of the system itself: torch.zeros would write to all of it now, NumPy's to what its allocator has had before.
+    # Mapped here, because torch.zeros writes to all of it at once and NumPy's zeros write to memory that its allocator reuses.
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = map_memory(max(num_bytes, 1))
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
 def map_memory(num_bytes: int) -> mmap.mmap:
-    """Zeros, of this process alone, which the system gives page by page as they are first written to."""
+    """Memory of this process alone, all zeros; the system provides each page when it is first written to."""
     return mmap.mmap(-1, num_bytes, **PRIVATE)
 
 

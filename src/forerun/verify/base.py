@@ -1,4 +1,4 @@
-"""The interface of verifiers: what one is asked, what it answers, and how it is set up."""
+"""The interface of verifiers: their settings, requests and verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VerifyRequest:
     `first_row` is the row of the step's logits that follows the last committed token; node i of
     `draft` owns row `first_row + 1 + i`. `position` is the index, in the sequence, of the first
     token to decide: with `seed` it keys the noise, so the same seed gives the same token whatever
-    was drafted. `output_ids` are the tokens generated so far (not a copy: do not change).
+    was drafted. `output_ids` are the tokens generated so far, not copied; a verifier does not change them.
     """
 
     draft: Draft

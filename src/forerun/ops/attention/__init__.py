@@ -33,8 +33,8 @@ class Attend(Protocol):
             key: [T, num_kv_heads, key_dim], rotary already applied.
             value: [T, num_kv_heads, value_dim]
             scale: factor on the scores.
-            window: a row at position i sees positions above i - window; None: all.
-            soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: as they are.
+            window: a row at position i sees positions above i - window; None means all positions.
+            soft_cap: scores become soft_cap * tanh(scores / soft_cap); None leaves them.
             sinks: [num_heads] one extra logit per head in the softmax's denominator, or None.
 
         Returns:
