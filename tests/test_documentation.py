@@ -12,7 +12,7 @@ from forerun import SamplingParams
 from forerun.cli.app import COMMANDS
 from forerun.config.settings import EngineSettings
 from forerun.drafters.registry import DRAFTERS
-from forerun.verify.registry import VERIFIERS
+from forerun.verify import VERIFIERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

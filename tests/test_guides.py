@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from forerun import LLM, SamplingParams
-from forerun.core.metrics import Counter, Vector
+from forerun.engine.stats import Counter, Vector
 from tests.stand_in import save_stand_in
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
+from dataclasses import fields
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class ErrorKind(StrEnum):
@@ -66,6 +70,22 @@ def refuse_unknown_keys(given: Iterable[object], allowed: Iterable[str], *, wher
     for key in given:
         if key not in known:
             raise UnknownKeyError(f"{where}: unknown key {key!r}{did_you_mean(key, known)}")
+
+
+def strict_keywords(cls: type[T]) -> type[T]:
+    """Make the dataclass name an unknown keyword and the one that was probably meant."""
+    plain_init = cls.__init__
+    known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+
+    @functools.wraps(plain_init)
+    def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+        if args:
+            raise UnknownKeyError(f"{cls.__name__}: got {args[0]!r:.80} without a name; must be name=value")
+        refuse_unknown_keys(kwargs, known, where=cls.__name__)
+        plain_init(self, **kwargs)
+
+    setattr(cls, "__init__", checked_init)  # noqa: B010 - mypy refuses the plain assignment
+    return cls
 
 
 def one_line(error: BaseException) -> str:

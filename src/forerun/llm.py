@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import numbers
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from forerun.build import BuiltEngine, assemble, build_engine
-from forerun.config.inputs import Message, Prompt, as_conversations, as_prompts, one_per_prompt, template_arguments
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
-from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.engine import Engine
-from forerun.engine.stats import EngineStats
-from forerun.errors import ModelError, RequestError, refuse_unknown_keys
+from forerun.engine.stats import EngineStats, Metric
+from forerun.errors import ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's {"prompt": text} / {"prompt_token_ids": ids}, with an optional "cache_salt"."""
+
+Message = Mapping[str, Any]
+
+CHAT_ARGUMENTS = (
+    *("sampling_params", "use_tqdm", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message", "chat_template", "tools"),
+)
 
 
 class LLM:
@@ -140,7 +151,7 @@ class LLM:
         Raises:
             RequestError: a prompt or sampling value does not fit; nothing has been run then.
         """
-        request_ids = self._add(as_prompts(prompts), sampling_params)
+        request_ids = self._add(_as_prompts(prompts), sampling_params)
         running = set(request_ids)
         try:
             with tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm) as bar:
@@ -180,7 +191,7 @@ class LLM:
         so on. Closing or dropping the iterator aborts what is unfinished. Prompts are checked at the
         call, before the first delta is asked for.
         """
-        request_ids = self._add(as_prompts(prompts), sampling_params)
+        request_ids = self._add(_as_prompts(prompts), sampling_params)
         self._deltas.update((request_id, deque()) for request_id in request_ids)
         deltas = self._read_stream(request_ids)
         next(deltas)  # begun, so that closing or dropping it aborts its requests even if nobody ever reads it
@@ -199,14 +210,14 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], template: Mapping[str, Any]
     ) -> list[Prompt]:
         """Token ids of each conversation; one conversation alone counts as a list of one."""
-        tokenizer, arguments = self.get_tokenizer(), template_arguments(template)
-        return [tokenizer.apply_chat_template(messages, **arguments) for messages in as_conversations(messages)]
+        tokenizer, arguments = self.get_tokenizer(), _template_arguments(template)
+        return [tokenizer.apply_chat_template(messages, **arguments) for messages in _as_conversations(messages)]
 
     def _add(
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[str]:
         """Queue all prompts, or none if one of them does not fit."""
-        params = one_per_prompt(sampling_params, len(prompts))
+        params = _one_per_prompt(sampling_params, len(prompts))
         request_ids: list[str] = []
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
@@ -275,3 +286,76 @@ class LLM:
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:
     while queue:
         yield queue.popleft()
+
+
+def _as_prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a text, a dict or a list of token ids alone is one prompt.
+
+    Raises:
+        RequestError: it is none of these, or has no order, or there is no prompt.
+    """
+    if isinstance(given, (str, Mapping)):
+        return [given]
+    listed: Any = given.tolist() if isinstance(given, Tensor) else given
+    if isinstance(listed, (bytes, bytearray, Set)) or not isinstance(listed, Iterable):
+        raise RequestError(
+            f"prompts: got {given!r:.80}; must be a text, a list of token ids, a dict, or a list of these"
+        )
+    items: list[Any] = list(listed)
+    if not items:
+        raise RequestError("prompts: got none; give at least one")
+    return [items] if isinstance(items[0], numbers.Integral) else items
+
+
+def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """Sampling parameters for each of `count` prompts; one for all, or None for the defaults, is repeated.
+
+    Raises:
+        RequestError: it is something else, or a list of another length.
+    """
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
+        raise RequestError(f"sampling_params: got {given!r:.80}; must be SamplingParams or a list of them")
+    if len(given) != count:
+        raise RequestError(f"sampling_params: got {len(given)} for {count} prompts; give one for all or one per prompt")
+    return list(given)
+
+
+def _as_conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """A list of conversations; one conversation, a list of messages, counts as a list of one.
+
+    Raises:
+        RequestError: it is neither, or a conversation has no message.
+    """
+    is_list = isinstance(given, (list, tuple)) and len(given) > 0
+    conversations: Any = [given] if is_list and isinstance(given[0], Mapping) else given
+    if not is_list or not all(_is_conversation(conversation) for conversation in conversations):
+        raise RequestError(
+            f"messages: got {given!r:.80}; must be a list of messages such as {{'role': 'user', 'content': '...'}}"
+        )
+    return list(conversations)
+
+
+def _is_conversation(given: Any) -> bool:
+    is_list = isinstance(given, (list, tuple)) and len(given) > 0
+    return is_list and all(isinstance(message, Mapping) for message in given)
+
+
+def _template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `Tokenizer.apply_chat_template`; vLLM's `chat_template_kwargs` are put among them.
+
+    Raises:
+        UnknownKeyError: a name is nearly that of an argument; any other may be a variable of the template.
+    """
+    arguments = dict(given)
+    variables = arguments.pop("chat_template_kwargs", None) or {}
+    if not isinstance(variables, Mapping):
+        raise RequestError(f"chat_template_kwargs: got {variables!r:.80}; must be a dict of the template's variables")
+    for name in arguments:
+        near = difflib.get_close_matches(name, CHAT_ARGUMENTS, n=1, cutoff=0.8)
+        if near and near[0] != name:
+            raise UnknownKeyError(f"chat: unknown key {name!r}; did you mean {near[0]!r}?")
+    return arguments | {str(name): value for name, value in variables.items()}

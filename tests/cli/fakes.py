@@ -9,10 +9,9 @@ from typing import Any
 
 from forerun.cli.options import EngineOptions
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.outputs import StreamDelta
+from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats, StepTimes
-from forerun.core.verdict import Origin
 from forerun.errors import RequestError
 
 

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from forerun.cli.app import main
 from forerun.cli.demo import DEFAULT_MODEL, DEFAULT_SPECULATION, WARM_UP_TOKENS, TokenPainter
-from forerun.core.outputs import StreamDelta
-from forerun.core.verdict import Origin
+from forerun.core.outputs import Origin, StreamDelta
 from tests.cli.fakes import FakeLoader
 
 GREEN, END = "\x1b[1;32m", "\x1b[0m"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from forerun.cli.app import main
-from forerun.core.verdict import Verdict
 from forerun.verify import matching
+from forerun.verify.base import Verdict
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
 

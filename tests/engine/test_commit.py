@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forerun.core.draft import Draft
+from forerun.core.outputs import Origin
 from forerun.core.step import PlannedSequence, SequenceResult
-from forerun.core.verdict import Origin
 from forerun.engine.commit import commit
 from forerun.engine.text import CompletionText
 from forerun.kv.block_pool import BlockPool

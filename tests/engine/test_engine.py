@@ -7,7 +7,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.verdict import Origin
+from forerun.core.outputs import Origin
 from forerun.engine import commit as commit_module
 from forerun.errors import RequestError
 from tests.contract.drafters import NGRAM, Stub

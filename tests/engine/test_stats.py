@@ -7,10 +7,18 @@ import logging
 import pytest
 
 from forerun.core.draft import Draft
-from forerun.core.metrics import Counter, Gauge, Vector
 from forerun.core.stats import SpeculationStats
 from forerun.engine import stats as stats_module
-from forerun.engine.stats import EngineState, EngineStats, StatsLog, drafters_line, speculation_line
+from forerun.engine.stats import (
+    Counter,
+    EngineState,
+    EngineStats,
+    Gauge,
+    StatsLog,
+    Vector,
+    drafters_line,
+    speculation_line,
+)
 
 STATE = EngineState(
     num_running=2, num_waiting=3, kv_usage=0.25, num_preemptions=4, num_queried_tokens=200, num_cached_tokens=50

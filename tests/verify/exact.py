@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
+from forerun.verify.base import Verdict
 from forerun.verify.judging import Judge
 
 Path = tuple[int, ...]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
+from forerun.verify.base import Verdict
 from forerun.verify.block import traverse
 from forerun.verify.matching import match
 from forerun.verify.reference import judge_by_the_book

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
 from forerun.errors import ErrorKind
 from forerun.ops.grammar import GrammarNotReadyError
+from forerun.verify import VERIFIERS
+from forerun.verify.base import Verdict
 from forerun.verify.judging import MostLikely, SeededChance, SequenceTarget
-from forerun.verify.registry import VERIFIERS
 from forerun.verify.synthetic import SyntheticConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
 from forerun.ops.sampling import target_token
-from forerun.verify.base import VerifyRequest
+from forerun.verify.base import Verdict, VerifyRequest
 from forerun.verify.matching import MatchingConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
 

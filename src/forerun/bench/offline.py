@@ -13,12 +13,11 @@ from forerun.bench.instruments import Clock, Progress, no_progress
 from forerun.bench.prompts import random_prompts
 from forerun.bench.sharegpt import Exchange, SampledRequest, sample_requests
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
-from forerun.config.inputs import Prompt
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
 from forerun.errors import RequestError
-from forerun.llm import LLM
+from forerun.llm import LLM, Prompt
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)  # of latencies
 INPUT_LEN = 1024  # of random prompts in the throughput benchmark, as in vLLM

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.llm import LLM
-from forerun.verify.registry import MatchingConfig
+from forerun.verify.matching import MatchingConfig
 
 PLAIN = "plain"
 """The name of decoding without drafts."""

@@ -15,9 +15,8 @@ import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
-from forerun.core.outputs import StreamDelta
+from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
-from forerun.core.verdict import Origin
 from forerun.server.origins import TokenSpans
 
 if TYPE_CHECKING:

@@ -1,21 +1,21 @@
-"""`speculative_config`, checked and resolved once into who drafts, who verifies and how many tokens."""
+"""`speculative_config`, checked and resolved into the drafter, the verifier and the number of draft tokens."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
-from forerun.config.kv_transfer_config import resolve_kv_transfer
-from forerun.drafters.base import DrafterConfig, ExportsHiddenStates
-from forerun.drafters.no_drafter import NoDrafterConfig
+from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
-from forerun.errors import ConfigError, did_you_mean
+from forerun.errors import ConfigError, did_you_mean, refuse_unknown_keys
 from forerun.executor.hidden_states import Storage
-from forerun.verify.registry import VERIFIER_KEYS, VERIFIERS, MatchingConfig, VerifierConfig
+from forerun.verify import VERIFIER_KEYS, VERIFIERS
+from forerun.verify.base import VerifierConfig
+from forerun.verify.matching import MatchingConfig
 
 MAX_SPECULATIVE_TOKENS = 128
 
@@ -27,12 +27,15 @@ REMOVED_SAMPLE_METHODS = {
     "typical_acceptance_sampler": "typical",
 }
 
+KV_TRANSFER_REQUIRED = {"kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer"}
+KV_TRANSFER_EXTRA = "kv_connector_extra_config"
+
 _COMMON_KEYS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "rejection_sample_method")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """A resolved `speculative_config`: who drafts, who verifies, how many tokens; where hidden states go."""
+    """A resolved `speculative_config`: the drafter, the verifier, the number of draft tokens, where hidden states are saved."""
 
     method: str = "none"
     drafter: DrafterConfig = field(default_factory=NoDrafterConfig)
@@ -91,7 +94,7 @@ def resolve_speculative(
         )
     return SpeculativeConfig(
         method=method,
-        drafter=drafter if num_tokens else NoDrafterConfig(),  # K = 0: nobody reads the prompts for nothing
+        drafter=drafter if num_tokens else NoDrafterConfig(),  # with K = 0 no drafter reads the prompts in vain
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),
@@ -185,4 +188,26 @@ def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> Storage
         raise ConfigError(
             "kv_transfer_config: goes with speculative_config method 'extract_hidden_states' only; leave it out"
         )
-    return None if given is None else resolve_kv_transfer(given)
+    return None if given is None else _resolve_kv_transfer(given)
+
+
+def _resolve_kv_transfer(given: Mapping[str, Any]) -> Storage:
+    """Resolve vLLM's `kv_transfer_config`, of which forerun has one connector: the one that saves hidden states.
+
+    Raises:
+        ConfigError: a key or value that does not exist, or is out of range.
+    """
+    _refuse_other_than_dict("kv_transfer_config", given)
+    refuse_unknown_keys(given, (*KV_TRANSFER_REQUIRED, KV_TRANSFER_EXTRA), where="kv_transfer_config")
+    for key, only in KV_TRANSFER_REQUIRED.items():
+        if given.get(key) != only:
+            raise ConfigError(f"{key}: got {given.get(key)!r:.80}; must be {only!r}")
+    extra = given.get(KV_TRANSFER_EXTRA, {})
+    _refuse_other_than_dict(KV_TRANSFER_EXTRA, extra)
+    refuse_unknown_keys(extra, [f.name for f in fields(Storage)], where=KV_TRANSFER_EXTRA)
+    return Storage(**extra)
+
+
+def _refuse_other_than_dict(name: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}: got {given!r:.80}; must be a dict")

@@ -1,4 +1,4 @@
-"""The tensors of one forward pass, and what comes back."""
+"""The tensors that one forward pass of the target takes and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft: the tokens a drafter bets on, as a chain or a tree, possibly none."""
+"""A draft: the tokens that a drafter proposes, as a chain or a tree; it may be empty."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Bets on the tokens after a sequence's last committed token.
+    """Proposed tokens after a sequence's last committed token.
 
-    Node i bets on `token_ids[i]` and continues node `parents[i]`; -1 is the last committed token.
+    Node i holds `token_ids[i]` and continues node `parents[i]`; -1 is the last committed token.
     A parent comes before its children, so every prefix of a draft is a draft. `parents=None` means
     a chain. `probs` ([num_nodes, vocab_size], fp32) holds in row i the distribution that node i was
-    drawn from, given its parents and its earlier siblings; None means each bet was certain.
+    drawn from, given its parents and its earlier siblings; None means that each token had probability 1.
     `source` names the drafter where several take turns. A draft of length zero is plain decoding.
     """
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from forerun.core.stats import SpeculationStats
-from forerun.core.verdict import Origin
 from forerun.errors import ErrorKind
+
+
+class Origin(StrEnum):
+    """How a token came to be in the output (the terms of rejection sampling).
+
+    accepted: drafted, and accepted by the verifier. recovered: the target's own token in place of a rejected
+    one. bonus: the target's own token after the whole draft, or after an empty one.
+    """
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 A counter-based generator: the key of a draw is hashed from its coordinates, and what it gives is the
 SplitMix64 sequence of that key (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014). So a draw depends neither on the batch nor on what was drawn before.
+generators", OOPSLA 2014). So a draw depends neither on the batch nor on what was drawn before. A row of
+noise, one number for each token of a vocabulary, is one such sequence: token t has its element t.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
 
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2**64 / golden ratio, made odd
@@ -35,6 +39,20 @@ def uniform(seed: int, position: int, stream: Stream, *, index: int = 0) -> floa
     return ((mix(key_of(seed, position, stream, index) + GAMMA) >> 12) + 0.5) * UNIT
 
 
+def exponential_row(
+    seed: int, position: int, stream: Stream, *, vocab_size: int, index: int = 0
+) -> npt.NDArray[np.float32]:
+    """Exponential(1) noise of every token: [vocab_size]."""
+    return _exponential(key_of(seed, position, stream, index), np.arange(vocab_size, dtype=np.uint64))
+
+
+def exponential(
+    seed: int, position: int, stream: Stream, *, token_ids: npt.NDArray[np.int64], index: int = 0
+) -> npt.NDArray[np.float32]:
+    """Exponential(1) noise of some tokens, the same as theirs in `exponential_row` but at the cost of these few: [n]."""
+    return _exponential(key_of(seed, position, stream, index), token_ids.astype(np.uint64))
+
+
 def child_seed(seed: int, index: int) -> int:
     """The seed of completion `index` of a request; from 0 to 2**63 - 1."""
     return key_of(seed, 0, Stream.CHILD, index) >> 1
@@ -54,3 +72,22 @@ def mix(bits: int) -> int:
     bits = ((bits ^ (bits >> 30)) * MIX_1) & MASK
     bits = ((bits ^ (bits >> 27)) * MIX_2) & MASK
     return bits ^ (bits >> 31)
+
+
+def _exponential(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+    """Inverse-CDF exponential noise; `counters` is overwritten."""
+    bits = counters
+    bits += np.uint64(1)
+    bits *= np.uint64(GAMMA)
+    bits += np.uint64(key)
+    for shift, factor in ((30, MIX_1), (27, MIX_2)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    bits >>= np.uint64(12)
+    unit = bits.astype(np.float64)
+    unit += 0.5
+    unit *= -UNIT
+    # log1p keeps the relative precision of small noise, and the smallest noise decides the argmax.
+    noise: npt.NDArray[np.float64] = np.log1p(unit, out=unit)
+    return np.negative(noise, out=noise).astype(np.float32)

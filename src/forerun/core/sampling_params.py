@@ -9,9 +9,8 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from forerun.core.strict_keywords import strict_keywords
 from forerun.core.structured_outputs import StructuredOutputs, resolve_structured_outputs
-from forerun.errors import RequestError, refuse_unknown_keys
+from forerun.errors import RequestError, refuse_unknown_keys, strict_keywords
 
 if TYPE_CHECKING:
     from torch import Tensor

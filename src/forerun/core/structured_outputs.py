@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from forerun.core.strict_keywords import strict_keywords
-from forerun.errors import RequestError
+from forerun.errors import RequestError, strict_keywords
 
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

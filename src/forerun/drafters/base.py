@@ -1,4 +1,4 @@
-"""What the engine and the drafters know of each other: settings, requests and the drafter itself."""
+"""The interface of drafters, and the drafter that drafts nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,3 +184,34 @@ class KeepsKV(Protocol):
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Allocate the memory, once and before the first sequence; the scratch blocks follow the sequences' `num_blocks`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoDrafterConfig:
+    """The settings of `NoDrafter`, of which there are none; the default, so that plain decoding needs no branch."""
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """Zero: there are no drafts."""
+        return 0
+
+    def build(self, target: TargetInfo) -> Drafter:  # noqa: ARG002 - the signature is that of all drafters
+        """Make the drafter."""
+        return NoDrafter()
+
+
+class NoDrafter:
+    """Drafts nothing; `needs` names hidden states of the target that are kept for another reader."""
+
+    def __init__(self, needs: frozenset[str] = frozenset()) -> None:
+        self.needs = needs
+
+    def start(self, sequence: Sequence) -> None:
+        """Do nothing: no state is kept."""
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Return an empty draft for each request."""
+        return [NO_DRAFT] * len(context.requests)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Do nothing: no state was kept."""

@@ -20,7 +20,7 @@ from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.kv.cache import KVCache
 from forerun.models.heads.dflash import DFlashHead, load_dflash
 from forerun.models.store import resolve_model
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class BlockPredictor:
         self._attention = attention
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> None:
-        """None: the rows of a block are tokens alone."""
+        """Return None: the rows of a block are tokens alone."""
 
     def predict(self, batch: ForwardBatch, states: Tensor | None, attend: Attend) -> Prediction:  # noqa: ARG002
         """See `Predictor`."""

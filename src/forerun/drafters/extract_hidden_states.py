@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, TargetInfo
-from forerun.drafters.no_drafter import NoDrafter
+from forerun.drafters.base import Drafter, NoDrafter, TargetInfo
 from forerun.errors import ConfigError, refuse_unknown_keys
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"

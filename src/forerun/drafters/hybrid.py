@@ -83,7 +83,7 @@ class HybridConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """None: the user must give the number of tokens."""
+        """None, as the user must give the number of tokens."""
         return None
 
     @property

@@ -56,7 +56,7 @@ class NgramConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """None: the best length depends on the text, so the user must give it."""
+        """None, as the best length depends on the text, so the user must give it."""
         return None
 
     def build(self, target: TargetInfo) -> Drafter:

@@ -13,8 +13,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold
-from forerun.drafters.suffix_index import GRAM_SIZES, SuffixIndex
-from forerun.drafters.suffix_tree import NO_TREE, Limits, SpeculationTree, grow
+from forerun.drafters.suffix_tree import GRAM_SIZES, NO_TREE, Limits, SpeculationTree, SuffixIndex, grow
 from forerun.errors import ConfigError
 
 MAX_OCCURRENCES = 64

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
-from forerun.engine.stats import EngineState, EngineStats
+from forerun.engine.stats import EngineState, EngineStats, Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

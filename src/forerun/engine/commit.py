@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forerun.core.draft import Draft
-from forerun.core.outputs import Logprob, StreamDelta, TokenLogprobs
+from forerun.core.outputs import Logprob, Origin, StreamDelta, TokenLogprobs
 from forerun.core.step import PlannedSequence, RowLogprobs, SequenceResult
-from forerun.core.verdict import Origin
 from forerun.engine.generation import Generation
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.step import (
@@ -29,7 +28,7 @@ from forerun.engine.generation import SAVED, Generation
 from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
-from forerun.engine.stats import EngineState, EngineStats, StatsLog
+from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
 from forerun.errors import ErrorKind, RequestError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool

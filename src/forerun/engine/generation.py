@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.outputs import CompletionOutput, TokenLogprobs
+from forerun.core.outputs import CompletionOutput, Origin, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
 from forerun.core.step import PlannedSequence, SequenceSpec
-from forerun.core.verdict import Origin
 from forerun.engine.text import CompletionText
 from forerun.errors import ErrorKind
 from forerun.kv.block_table import BlockTable

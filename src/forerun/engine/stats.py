@@ -6,12 +6,42 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forerun.core.metrics import Counter, Gauge, Metric, Vector
 from forerun.core.stats import PHASES, SpeculationStats, StepTimes
 
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that only grows."""
+
+    name: str
+    value: int
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A number that goes up and down."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """An array of counters, one per position."""
+
+    name: str
+    values: list[int]
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+Metric = Counter | Gauge | Vector
+"""A named measurement, in the shape of vLLM's `LLM.get_metrics`."""
 
 
 @dataclass(slots=True, kw_only=True)

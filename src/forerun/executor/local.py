@@ -26,7 +26,6 @@ from forerun.core.step import (
     StepResult,
     lay_out,
 )
-from forerun.core.verdict import Verdict
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
 from forerun.executor.batch import BatchBuilder
@@ -35,9 +34,9 @@ from forerun.grammar.cache import GrammarCache
 from forerun.grammar.drafting import propose
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 from forerun.ops.sampling import SamplingRules, token_logprobs
-from forerun.verify.base import Verifier, VerifyRequest
+from forerun.verify.base import Verdict, Verifier, VerifyRequest
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class BlockPool:
 
         Args:
             block_tables: the block ids of every holder; every reference must be accounted for by
-                one of them. None: holders are not checked.
+                one of them. None leaves the holders unchecked.
 
         Raises:
             AccountingError: an invariant is broken; the message says which.

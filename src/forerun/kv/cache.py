@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
-from forerun.core.mmap_memory import map_memory
+
+# Shared memory, which is mmap's default, is given huge pages on few systems.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,15 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU the system gives the memory page by page as blocks are first used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Of the system itself: torch.zeros would write to all of it now, NumPy's to what its allocator has had before.
+    # Mapped here, because torch.zeros writes to all of it at once and NumPy's zeros write to memory that its allocator reuses.
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = map_memory(max(num_bytes, 1))
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
+
+
+def map_memory(num_bytes: int) -> mmap.mmap:
+    """Memory of this process alone, all zeros; the system provides each page when it is first written to."""
+    return mmap.mmap(-1, num_bytes, **PRIVATE)
 
 
 def bytes_per_block(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.models.tokenizer import Tokenizer
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.library import Kernels

@@ -17,7 +17,7 @@ from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.layers import PackedEmbedding, PackedHead

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig, QKNorm
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
 from forerun.ops.native.layers import PackedLinear
 from forerun.ops.rotary import Rotation, rotate

@@ -22,7 +22,7 @@ from forerun.errors import one_line
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.attention.paged import PagedAttention
 
 EAGER = "eager"  # transformers' reference attention

@@ -38,7 +38,7 @@ from forerun.models.transformers_attention import (
     with_attention,
 )
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 
 STAND_IN_TOKENS = 32  # of a single layer's model
 LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")

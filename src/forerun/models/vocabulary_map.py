@@ -10,7 +10,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.models.base import CausalModel
 from forerun.models.vocabulary import Vocabulary
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

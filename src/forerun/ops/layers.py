@@ -61,7 +61,7 @@ class Head:
 class Embedding:
     """Rows of a table [vocab_size, hidden_size], times `scale`, which is rounded to the table's dtype as Gemma's is.
 
-    `dtype`: of what comes out; None: the table's.
+    `dtype` is the dtype of the result; None means the table's.
     """
 
     table: Tensor

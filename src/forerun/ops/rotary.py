@@ -90,7 +90,7 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotation of the first `dim` dimensions of a head with base `theta`; scaling None: the original."""
+    """Rotation of the first `dim` dimensions of a head with base `theta`; without `scaling` the context is not stretched."""
 
     dim: int
     theta: float

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from forerun.core.random_bits import Stream
+from forerun.core.random_bits import Stream, exponential, exponential_row
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.step import RowLogprobs
 from forerun.errors import ModelError, RequestError
 from forerun.ops.grammar import Grammar
-from forerun.ops.noise import exponential, exponential_row
 from forerun.ops.penalties import LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
 from forerun.ops.truncation import Candidates, truncate
@@ -203,10 +202,10 @@ def _target_race(kept: Candidates, seed: int, position: int, *, vocab_size: int)
     """Speed of each candidate in the target's race; 0 for those that are out."""
     weights = kept.logits.exp()
     if kept.token_ids is None:
-        noise = exponential_row(seed, position, Stream.TARGET, vocab_size=vocab_size, device=weights.device)
+        noise = exponential_row(seed, position, Stream.TARGET, vocab_size=vocab_size)
     else:
-        noise = exponential(seed, position, Stream.TARGET, token_ids=kept.token_ids)
-    return weights / noise
+        noise = exponential(seed, position, Stream.TARGET, token_ids=kept.token_ids.numpy(force=True))
+    return weights / torch.from_numpy(noise).to(weights.device)
 
 
 def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
@@ -217,8 +216,8 @@ def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path:
 
 def draw_token(probs: Tensor, *, seed: int, position: int, stream: Stream, index: int = 0) -> int:
     """Draw a token from `probs` ([vocab_size], need not be normalised) with keyed noise."""
-    noise = exponential_row(seed, position, stream, vocab_size=len(probs), index=index, device=probs.device)
-    return _argmax(probs / noise)
+    noise = exponential_row(seed, position, stream, vocab_size=len(probs), index=index)
+    return _argmax(probs / torch.from_numpy(noise).to(probs.device))
 
 
 def greedy_token(logits: Tensor) -> int:

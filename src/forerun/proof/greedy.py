@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from forerun.config.inputs import Prompt
 from forerun.core.outputs import CompletionOutput, RequestOutput
 from forerun.core.sampling_params import SamplingParams
-from forerun.llm import LLM
+from forerun.llm import LLM, Prompt
 from forerun.proof.report import GreedyFinding, Verdict
 
 TIE_GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}

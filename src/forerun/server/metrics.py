@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from forerun.core.metrics import Counter, Gauge, Metric, Vector
 from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.engine.stats import Counter, Gauge, Metric, Vector
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics", "expose"]
 

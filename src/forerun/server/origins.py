@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from forerun.core.outputs import StreamDelta
+from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
-from forerun.core.verdict import Origin
 
 Note = TypeVar("Note")
 

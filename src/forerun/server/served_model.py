@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from forerun.core.metrics import Metric
 from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.client import EngineRequest
+from forerun.engine.stats import Metric
 from forerun.errors import ModelError
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event

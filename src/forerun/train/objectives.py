@@ -16,7 +16,7 @@ from forerun.models.heads.dflash import DFlashHead
 from forerun.models.heads.eagle3 import PEagleHead
 from forerun.models.heads.medusa import MedusaHeads
 from forerun.models.heads.mlp_speculator import MLPSpeculator
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.train.attention import BlockAttention, UnrolledAttention
 from forerun.train.target import Batch
 

@@ -1,4 +1,4 @@
-"""The seam between engine and verifiers."""
+"""The interface of verifiers: their settings, requests and verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
+from forerun.errors import ErrorKind
 from forerun.ops.sampling import SamplingRules
 
 
@@ -20,7 +20,7 @@ class VerifyRequest:
     `first_row` is the row of the step's logits that follows the last committed token; node i of
     `draft` owns row `first_row + 1 + i`. `position` is the index, in the sequence, of the first
     token to decide: with `seed` it keys the noise, so the same seed gives the same token whatever
-    was drafted. `output_ids` are the tokens generated so far (not a copy: do not change).
+    was drafted. `output_ids` are the tokens generated so far, not copied; a verifier does not change them.
     """
 
     draft: Draft
@@ -29,6 +29,21 @@ class VerifyRequest:
     seed: int
     position: int
     output_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The accepted path of a draft and the one token of the target's own that follows it.
+
+    `accepted` lists node indices from the root down. `error`, if set, says why this sequence could
+    not be judged (a failing logits processor, say), and `error_kind` whose mistake that is; the rest is
+    then meaningless.
+    """
+
+    accepted: tuple[int, ...]
+    token_id: int
+    error: str | None = None
+    error_kind: ErrorKind | None = None
 
 
 class Verifier(Protocol):
@@ -51,4 +66,15 @@ class Verifier(Protocol):
             leaves a sequence undecided: its grammar is not ready, and the next step must ask again, with
             the same draft.
         """
+        ...
+
+
+class VerifierConfig(Protocol):
+    """A verifier's own settings: a frozen dataclass whose field names are the user's keys.
+
+    Its `__post_init__` raises `ConfigError` for a value out of range.
+    """
+
+    def build(self, num_speculative_tokens: int, /) -> Verifier:
+        """Make the verifier for drafts of at most `num_speculative_tokens` nodes."""
         ...

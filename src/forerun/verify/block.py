@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
-from forerun.verify.base import Verifier
+from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Target
 from forerun.verify.matching import is_settled_by_matching, match
 from forerun.verify.rejection import acceptance_ratio, excess

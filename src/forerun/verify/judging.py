@@ -1,4 +1,4 @@
-"""What every verifier shares: one sequence at a time, the target's view of it, its keyed chance."""
+"""A verifier that judges each sequence alone, from the target's distributions and keyed random choices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import Stream, uniform
-from forerun.core.verdict import Verdict
 from forerun.errors import ForerunError
 from forerun.ops.grammar import GrammarNotReadyError
 from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
-from forerun.verify.base import VerifyRequest
+from forerun.verify.base import Verdict, VerifyRequest
 
 
 class Target(Protocol):
-    """The target's opinion after each node of one draft (-1: after the last committed token)."""
+    """The target's tokens and distributions after each node of one draft; node -1 is the last committed token."""
 
     @property
     def is_greedy(self) -> bool:
@@ -41,7 +40,7 @@ class Chance(Protocol):
     """The random choices of one judgement; each is asked for at most once."""
 
     def accepts(self, node: int, probability: float) -> bool:
-        """True with `probability` (1 or more: surely), independently for each node."""
+        """True with `probability`, always for 1 or more; independent for each node."""
         ...
 
     def token(self, probs: Tensor) -> int:
@@ -55,10 +54,10 @@ Judge = Callable[[Draft, Target, Chance], Verdict]
 
 @dataclass(slots=True)
 class IndependentVerifier:
-    """A verifier that judges every sequence of a step by itself, with `judge`.
+    """A verifier that judges each sequence of a step alone, with `judge`.
 
-    Rules that raise somewhere along a draft are met without it: the text then gets as far as it would
-    have got by plain decoding, which may be its end.
+    Where the sampling rules raise at some node of a draft, the sequence is judged again without the draft, so that its
+    text goes on as in plain decoding; an error there ends the request.
     """
 
     judge: Judge
@@ -114,7 +113,7 @@ class MostLikely:
 class SequenceTarget:
     """The target's logits at the places of one sequence's draft, under the request's rules.
 
-    Nothing is computed before it is asked for: only the nodes that a verifier looks at are shaped.
+    Sampling rules are applied only at the nodes that a verifier asks for.
     """
 
     __slots__ = ("_is_plain_greedy", "_judged", "_logits", "_most_likely")

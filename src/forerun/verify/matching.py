@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
-from forerun.verify.base import Verifier
+from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import IndependentVerifier, Target
 
 

@@ -1,4 +1,4 @@
-"""The oracle of verification: recursive rejection in plain Python, to be read, not to be fast.
+"""Recursive rejection sampling in plain Python: the oracle that tests compare the fast verifiers with.
 
 Speculative sampling (arXiv 2211.17192, 2302.01318), applied to each sibling in turn (SpecInfer,
 arXiv 2305.09781).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
+from forerun.verify.base import Verdict
 from forerun.verify.judging import Chance, Target
 
 
@@ -37,7 +37,7 @@ def judge_by_the_book(draft: Draft, target: Target, chance: Chance) -> Verdict:
 
 
 def draft_distribution(draft: Draft, node: int, *, vocab_size: int) -> list[float]:
-    """The distribution that `node` was drawn from; one-hot where the bet was certain."""
+    """The distribution that `node` was drawn from; one-hot where the draft has no probabilities."""
     if draft.probs is not None:
         values: list[float] = draft.probs[node].tolist()
         return values

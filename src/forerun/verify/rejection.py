@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
-from forerun.verify.base import Verifier
+from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Target
 from forerun.verify.matching import is_settled_by_matching, match
 
@@ -62,7 +61,7 @@ def excess(target_probs: Tensor, draft: Draft, node: int) -> Tensor:
     if draft.probs is not None:
         return (target_probs - draft.probs[node].to(target_probs.device)).clamp_(min=0.0)
     left = target_probs.clone()
-    left[draft.token_ids[node]] = 0.0  # the bet was certain: the draft gave it everything
+    left[draft.token_ids[node]] = 0.0  # the draft gave this token probability 1
     return left
 
 

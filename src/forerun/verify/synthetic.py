@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
 from forerun.errors import ConfigError
-from forerun.verify.base import Verifier
+from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Target
 
 

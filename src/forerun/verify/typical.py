@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
-from forerun.core.verdict import Verdict
 from forerun.errors import ConfigError
-from forerun.verify.base import Verifier
+from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Judge, Target
 from forerun.verify.matching import is_settled_by_matching, match
 

@@ -16,7 +16,7 @@ from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
 from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
-from forerun.ops.attention.base import Attend, Attention
+from forerun.ops.attention import Attend, Attention
 
 MAX_TEXT_ROWS = 512
 """Rows of unread text that one sequence has in a pass, at most."""
@@ -43,7 +43,9 @@ class Predictor(Protocol):
     device: torch.device
     max_model_len: int
     num_hidden: int
-    target_ids: Tensor | None  # [V] int64 ascending, the target's token of each logit; None: V is its vocabulary
+    target_ids: (
+        Tensor | None
+    )  # [V] int64 ascending, the target's token of each logit; None where the logits cover all of them in order
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> Tensor | None:
         """The states to read T committed tokens with, from the hidden states at the slots [T] of the tokens before them.
@@ -72,7 +74,7 @@ class ModelPredictor:
         self._model = model
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> None:
-        """None: see `Predictor`."""
+        """Return None: a whole model reads tokens alone."""
 
     def predict(self, batch: ForwardBatch, states: Tensor | None, attend: Attend) -> Prediction:  # noqa: ARG002
         """See `Predictor`."""

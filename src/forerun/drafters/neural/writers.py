@@ -20,7 +20,9 @@ from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTr
 class DraftNetwork(Protocol):
     """A network with logits over the target's vocabulary or a part of it: a `Predictor`, or one without KV."""
 
-    target_ids: Tensor | None  # [V] int64, the target's token of each logit; None: V is its vocabulary
+    target_ids: (
+        Tensor | None
+    )  # [V] int64, the target's token of each logit; None where the logits cover all of them in order
 
 
 class Writer(Protocol):

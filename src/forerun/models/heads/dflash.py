@@ -24,7 +24,7 @@ from forerun.models.checkpoint import Checkpoint, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.model_folder import CONFIG_FILE, read_json
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.layers import RMSNorm
 from forerun.ops.rotary import rotate
 

@@ -14,7 +14,7 @@ from forerun.errors import ModelError
 from forerun.models.base import LoadedTarget
 from forerun.models.config import PRE_NORMS, NormNames
 from forerun.models.heads.reader import ARCHITECTURES, HeadReader, head_config
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 
 FIRST_NORMS = NormNames(None, None, PRE_NORMS.mlp_in, None)  # layer 0 has no norm before its attention
 

@@ -26,7 +26,7 @@ from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_mask_token
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.layers import RMSNorm
 
 

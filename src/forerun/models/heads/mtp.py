@@ -20,7 +20,7 @@ from forerun.models.heads.reader import HeadReader
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache, LayerKV
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 
 
 class NaiveAttention:

@@ -33,7 +33,7 @@ class SeenKeys(NamedTuple):
 
     slots: slice | Tensor  # where they lie in the cache; a tensor is [B * C]
     shape: tuple[int, int]  # B, C
-    mask: Tensor | None  # [B, R, C] bool; None: every row sees every key
+    mask: Tensor | None  # [B, R, C] bool; None where every row sees every key
 
     def gather(self, entries: Tensor) -> Tensor:
         """Keys or values [num_slots, num_kv_heads, dim] -> [B, C, num_kv_heads, dim]; a view where possible."""
@@ -45,7 +45,7 @@ class PaddedGroup:
     """B spans padded to R rows and C keys.
 
     A padding row repeats its sequence's last row; a padding key repeats its sequence's last key and
-    is masked. So nothing of another sequence is ever read, not even to be multiplied by zero.
+    is masked. So no row of another sequence is read, not even to be multiplied by zero.
     """
 
     def __init__(self, spans: list[Span], batch: ForwardBatch) -> None:
@@ -60,7 +60,7 @@ class PaddedGroup:
         self._num_rows = np.array(num_rows)
 
         self._rows: slice | Tensor
-        self._real: Tensor | None = None  # of the padded rows, those that are no padding; None: all
+        self._real: Tensor | None = None  # the padded rows that are no padding; None where there is no padding
         first, total = spans[0].first_row, len(spans) * self._shape[1]
         in_a_row = all(after.first_row - before.first_row == self._shape[1] for before, after in pairwise(spans))
         if in_a_row and sum(num_rows) == total:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache, LayerKV
-from forerun.ops.attention.base import Attend
+from forerun.ops.attention import Attend
 from forerun.ops.attention.padded import PaddedGroup, Span
 
 MOST_ROWS_TOGETHER = 16  # a sequence with more rows attends alone: padding others to it costs more than a call
@@ -128,9 +128,9 @@ def attend_dense(
         query: [B, R, num_heads, key_dim]
         key: [B, C, num_kv_heads, key_dim]
         value: [B, C, num_kv_heads, value_dim]
-        mask: [B, R, C] bool, row sees key; None: all.
+        mask: [B, R, C] bool, whether a row sees a key; None where every row sees every key.
         scale: factor on the scores.
-        soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: as they are.
+        soft_cap: scores become soft_cap * tanh(scores / soft_cap); None leaves them.
         sinks: [num_heads] one extra logit per head in the softmax's denominator, or None.
 
     Returns:

@@ -43,7 +43,7 @@ class CacheAddresses:
 class NativeAttention:
     """Implements `Attention`; a row's position must be its place in its text.
 
-    Engines in several threads may share one: what it keeps is kept for each cache by itself, as long as the cache lives.
+    Engines in several threads may share one: it keeps addresses for each cache, as long as the cache lives.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -53,7 +53,7 @@ class NativeAttention:
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
         addresses = self._addresses.get(cache)
-        if addresses is None:  # asking each tensor in each pass would take a while
+        if addresses is None:  # asking every tensor for its address takes long, so it is done once per cache
             addresses = self._addresses[cache] = CacheAddresses(cache)
         return NativePass(self.kernels, batch, cache, addresses)
 
@@ -157,7 +157,7 @@ def attention_struct(
 
 
 def rotation_structs(rotations: list[Rotation | None]) -> Array[RotationStruct]:
-    """Addresses of contiguous fp32 cosines and sines [T, 1, half]; None: no positions."""
+    """Addresses of contiguous fp32 cosines and sines [T, 1, half] of each rotation; zeros for None, a layer without positions."""
     return (RotationStruct * len(rotations))(
         *(RotationStruct() if rotation is None else rotation_struct(rotation) for rotation in rotations)
     )

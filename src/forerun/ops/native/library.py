@@ -1,4 +1,4 @@
-"""Finds the build of the kernels that suits this CPU, and calls it."""
+"""The compiled kernels: loads the build that suits this CPU and calls its functions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _checked(library: ctypes.CDLL, name: str, arguments: list[type]) -> Callable
 
 
 def load_kernels() -> Kernels | None:
-    """The best build that this CPU runs, with as many threads as torch has and control groups allow; None: there is none.
+    """The best build that this CPU runs, with as many threads as torch has and control groups allow; None if no build runs.
 
     Raises:
         ConfigError: the environment names a level that is unknown, not built, or not for this CPU.

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.core.mmap_memory import map_memory
+from forerun.kv.cache import map_memory
 
 HUGE_PAGE = 2 << 20  # bytes
-CHUNK = 256 << 20  # of addresses: memory is taken as it is written to
+CHUNK = 256 << 20  # bytes, reserved at once; the system provides a page when it is first written to
 
 
 class Arena:
@@ -43,9 +43,9 @@ def _chunk(size: int) -> Tensor:
 
 
 def give_back_freed_memory() -> None:
-    """Hand what was freed to the system, where the C library is glibc, which keeps it.
+    """Return freed memory to the system, where the C library is glibc, which keeps it otherwise.
 
-    Weights on their way to the kernels leave gaps, too small for the next, that come to half as much as the weights.
+    Weights that are read and then packed leave gaps too small for the next ones, half the size of all weights together.
     """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

@@ -86,7 +86,7 @@ def num_threads_to_use() -> int:
 
 
 def cores_to_bind(num_threads: int) -> list[int]:
-    """A core for each of a team's threads; [] where the system shall place them.
+    """A core for each of a team's threads; [] where they are left to the system's scheduler.
 
     A process binds its threads only where it has the cores to itself, as far as can be known: it uses every core of its
     affinity set, no control group allows it less, and no other process here has leased one of them.

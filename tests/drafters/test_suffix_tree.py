@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forerun.drafters.suffix_index import GRAM_SIZES, SuffixIndex
+from forerun.drafters.suffix_tree import GRAM_SIZES, SuffixIndex
 from tests.drafters.naive_suffix import followers
 
 tokens = st.integers(0, 2)

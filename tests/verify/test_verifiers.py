@@ -1,10 +1,10 @@
-"""The registry names every verifier, and the lossy ones say so."""
+"""The table of verifiers names every one, and the lossy ones say so."""
 
 from dataclasses import fields
 
 import pytest
 
-from forerun.verify.registry import VERIFIERS
+from forerun.verify import VERIFIERS
 
 LOSSY = {"typical": {}, "threshold": {}, "synthetic": {"synthetic_acceptance_length": 2.0}}
 
