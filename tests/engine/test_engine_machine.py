@@ -180,7 +180,7 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=35,
+            max_examples=28,
             stateful_step_count=20,
             deadline=None,
             derandomize=True,
