@@ -143,14 +143,12 @@ class Scheduler:
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
         before any sequence is preempted.
         """
-        places: Counter[str] = Counter()
         if self.waiting:
-            places.update(generation.group for generation in self.running)
-            self._make_room_for_a_share(places)
+            self._make_room_for_a_share()
         num_preemptions = self.num_preemptions
         chosen, budget = self._schedule_running()
         if self.waiting and self.num_preemptions == num_preemptions:
-            budget = self._admit(chosen, budget, places)
+            budget = self._admit(chosen, budget)
         if budget > 0:
             self._add_drafts(chosen, budget)
         for generation, planned in chosen:
@@ -186,8 +184,9 @@ class Scheduler:
             return True
         return table.allocate(planned.end - table.num_computed)
 
-    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, places: Counter[str]) -> int:
+    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> int:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""
+        places = self._places()
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
             generation = self.waiting.next_in_turn(places, self._share(places))
             if generation.in_flight is not None or not self._fits(generation):
@@ -232,18 +231,23 @@ class Scheduler:
             self.num_queried_tokens += generation.num_tokens
             self.num_cached_tokens += generation.num_cached_tokens
 
+    def _places(self) -> Counter[str]:
+        """How many places each request has."""
+        return Counter(generation.group for generation in self.running)
+
     def _share(self, places: Mapping[str, int]) -> int:
         """The places of one request: all places over the requests that run or wait, at least one."""
         num_groups = self.waiting.num_groups + sum(group not in self.waiting for group in places)
         return max(1, self._limits.max_num_seqs // num_groups)
 
-    def _make_room_for_a_share(self, places: Counter[str]) -> None:
+    def _make_room_for_a_share(self) -> None:
         """Where all places are taken and a waiting request has less than its share, preempt one of the request with the most.
 
         What that has computed stays in the prefix cache.
         """
         if len(self.running) < self._limits.max_num_seqs:
             return
+        places = self._places()
         share = self._share(places)
         largest, most = places.most_common(1)[0]
         newcomer = self.waiting.next_in_turn(places, share)
@@ -254,7 +258,6 @@ class Scheduler:
         num_needed = -(-newcomer.num_tokens // self._block_size) + len(self.running)
         if num_needed <= num_free and _may_give_up_its_kv(youngest):
             self.running.remove(youngest)
-            places[largest] -= 1
             self._give_up(youngest)
             self.waiting.put_back(youngest)
 
