@@ -20,6 +20,7 @@ from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
+from forerun.engine.client import EngineClient, EngineRequest
 from forerun.engine.engine import Engine
 from forerun.engine.stats import EngineStats, Metric
 from forerun.errors import ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
@@ -59,6 +60,7 @@ class LLM:
 
     def _adopt(self, built: BuiltEngine) -> None:
         self._engine = built.engine
+        self._client: EngineClient = built.engine
         self._executor = built.executor
         self._target = built.target
         self._ids = itertools.count()
@@ -224,7 +226,12 @@ class LLM:
                 request_id = str(next(self._ids))
                 text, ids, salt = self._tokens(prompt)
                 request_ids.append(request_id)
-                self._engine.add_request(request_id, ids, sampling, prompt=text, cache_salt=salt)
+                self._client.accept(
+                    EngineRequest(
+                        request_id=request_id, prompt_ids=ids, sampling=sampling, prompt=text, cache_salt=salt
+                    )
+                )
+                self._client.submit(request_id)
         except BaseException:
             for request_id in request_ids:
                 self._forget(request_id)
@@ -249,8 +256,8 @@ class LLM:
 
     def _pump(self) -> None:
         """Run one step and put what it gave where its reader looks."""
-        self._engine.wait_for_files()
-        output = self._engine.step()
+        self._client.wait_for_files()
+        output = self._client.step()
         for delta in output.deltas:
             if delta.request_id in self._deltas:
                 self._deltas[delta.request_id].append(delta)
@@ -276,11 +283,11 @@ class LLM:
 
     def _forget(self, request_id: str) -> None:
         """Drop all traces of a request, aborting it if it still runs; its files are complete then."""
-        self._engine.abort(request_id)
+        self._client.abort(request_id)
         self._deltas.pop(request_id, None)
         finished = self._finished.pop(request_id, None)
         if finished is not None:
-            self._engine.finish_files(finished)
+            self._client.finish_files(finished)
 
 
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:

@@ -50,7 +50,8 @@ class EngineSnapshot:
 class EngineClient(Protocol):
     """How an engine is used, in this thread, from another, or from another process.
 
-    `accept` and `withdraw` may be called at any time from any thread; the rest from one.
+    `accept`, `withdraw`, `finish_files` and `wait_for_files` may be called at any time from any thread; the
+    rest from one.
     """
 
     @property
@@ -80,6 +81,14 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; what it has given, or None if it is not there."""
+        ...
+
+    def finish_files(self, output: RequestOutput) -> None:
+        """Wait until the hidden states of an ended request are in their files, if they are saved."""
+        ...
+
+    def wait_for_files(self) -> None:
+        """Wait until few files of hidden states are still to be written, if they are saved."""
         ...
 
     def snapshot(self) -> EngineSnapshot:
