@@ -105,6 +105,26 @@ def test_stepping_on_after_an_interrupt_while_drafting_gives_the_same_texts(conf
     assert_nothing_is_held(llm)
 
 
+def test_a_result_that_is_lost_while_the_next_step_is_planned_is_an_error_and_no_other_text(monkeypatch):
+    llm = tiny_llm(NGRAM)
+    engine = Engine(llm.engine.parts, delay=1)
+    for i, prompt in enumerate(PROMPTS[:4]):
+        engine.add_request(str(i), prompt, GREEDY)
+    monkeypatch.setattr(llm.executor.drafting, "propose", interrupting(llm.executor.drafting.propose, 4, before=True))
+    with pytest.raises(KeyboardInterrupt):
+        drain(engine)
+    with pytest.raises(RuntimeError, match="was lost"):
+        engine.step()
+    for i in range(4):
+        engine.abort(str(i))
+    while engine.has_work:
+        engine.step()
+    assert_nothing_is_held(llm)
+    engine.add_request("again", PROMPTS[0], GREEDY)
+    plain = tiny_llm().generate([PROMPTS[0]], GREEDY, use_tqdm=False)[0]
+    assert drain(engine)["again"].outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_drafting_that_fails_outside_the_guard_costs_the_drafts_alone(monkeypatch, caplog):
     plain = tiny_llm().generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     llm = tiny_llm(NGRAM)

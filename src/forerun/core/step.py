@@ -170,6 +170,7 @@ class StepPlan:
     sequences: list[PlannedSequence]
     rows: Rows
     block_size: int
+    number: int = 1  # of the steps that were executed and whose results came, this one included
     time: float = 0.0  # when it was made, by the engine's clock
     new: list[SequenceSpec] = field(default_factory=list)
     is_pending: bool = False

@@ -79,6 +79,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._generations: dict[int, Generation] = {}  # of these requests, by seq_id
         self._flight: _Flight | None = None
+        self._num_executed = 0  # steps
         self._log = StatsLog(clock)
         self._num_failed_drafts = 0  # of the executor, since it was made
         self._num_earlier_failures = 0  # of these, before the statistics were reset
@@ -238,6 +239,7 @@ class Engine:
         if plan.sequences:
             plan_seconds = self._clock() - plan.time
             flight = _Flight(plan, self._parts.executor.execute(plan), plan_seconds)
+            self._num_executed += 1
             for spec in plan.new:
                 self._generations[spec.seq_id].is_known = True
         if self._delay:
@@ -284,7 +286,13 @@ class Engine:
                 new.append(generation.spec)
         rows = lay_out(sequences, tails, drafts, block_size=block_size)
         return StepPlan(
-            sequences=sequences, rows=rows, block_size=block_size, time=start, new=new, is_pending=is_pending
+            sequences=sequences,
+            rows=rows,
+            block_size=block_size,
+            number=self._num_executed + 1,
+            time=start,
+            new=new,
+            is_pending=is_pending,
         )
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepOutput:

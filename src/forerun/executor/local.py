@@ -100,6 +100,8 @@ class LocalExecutor:
         self._torch_threads = torch_threads
         self._builder = BatchBuilder(block_size=cache.block_size, device=model.device, features=drafting.drafter.needs)
         self._states: dict[int, _State] = {}
+        self._last_number = 0  # of the plan that was executed last
+        self._num_failures = 0  # of drafting, outside the drafter's guard
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     def prepare(self, spec: SequenceSpec) -> None:
@@ -159,9 +161,12 @@ class LocalExecutor:
                 self.prepare(spec)
         step = self._settle(plan)
         if not step.rows.token_ids:  # all that was pending has ended
+            self._last_number = plan.number
             results = [SequenceResult() for _ in step.sequences]
             return StepResult(
-                sequences=results, times=StepTimes(num_steps=1), num_failed_drafts=self.drafting.num_failures
+                sequences=results,
+                times=StepTimes(num_steps=1),
+                num_failed_drafts=self.drafting.num_failures + self._num_failures,
             )
         batch = self._builder.build(step.sequences, step.rows, step.drafts)
         attend = self.prepare_pass(batch)
@@ -170,13 +175,19 @@ class LocalExecutor:
         computed = clock()
         verdicts = self._verify(step, logits)
         results = self._results(step, verdicts, logits)
+        self._last_number = plan.number
         self._compact_accepted_paths(step, verdicts)
         self._commit(step, results)
         verified = clock()
         try:
             self._draft(step, results)
         except Exception:  # the tokens stand; that there are no drafts costs time only
-            logger.exception("drafting failed; this step drafts nothing, and the text is not affected")
+            self._num_failures += 1
+            if self._num_failures == 1:
+                logger.exception(
+                    "drafting failed; the step's drafts are dropped, the text is not affected; "
+                    "further failures are only counted"
+                )
         return StepResult(
             sequences=results,
             times=StepTimes(
@@ -186,11 +197,13 @@ class LocalExecutor:
                 draft=clock() - verified,
                 num_steps=1,
             ),
-            num_failed_drafts=self.drafting.num_failures,
+            num_failed_drafts=self.drafting.num_failures + self._num_failures,
         )
 
     def _settle(self, plan: StepPlan) -> _Step:
         """The plan as it is, or with the rows that pending sequences really have."""
+        if plan.is_pending and plan.number != self._last_number + 1:
+            raise RuntimeError("the result of a step was lost while the next was planned; abort the requests in flight")
         known, is_as_planned = self._states, not plan.is_pending
         states: list[_State] = []
         drafts: list[Draft] = []
