@@ -247,10 +247,11 @@ class Engine:
         if flight is None:
             assert plan.sequences or not self._requests, "as long as there are requests one of them can run"
             return StepOutput()
+        times = flight.result.times
+        times.schedule = flight.plan_seconds
         start = self._clock()
         output = self.apply(flight.plan, flight.result)
-        times = flight.result.times
-        times.schedule, times.commit = flight.plan_seconds, self._clock() - start
+        times.commit = self._clock() - start
         self.stats.times.add(times)
         if self._log.is_due:
             self._log.write(self.stats, self.state)

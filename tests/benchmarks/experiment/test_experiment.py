@@ -88,6 +88,7 @@ def test_forerun_plain_and_speculative(run, tmp_path, model):
     assert lengths[0] == lengths[1], "both answered the same prompts with the same greedy text"
 
 
+@pytest.mark.slow
 def test_transformers_speculates_with_a_draft_model(run, tmp_path, model):
     code, _ = run("--strict", INFERENCE_ENGINE="transformers", DRAFTER_MODEL=model, DTYPE="float32", GAMMA_VALUE="3")
     assert code == 0
@@ -96,6 +97,7 @@ def test_transformers_speculates_with_a_draft_model(run, tmp_path, model):
     assert 0 < result["avg_ttft"] < result["avg_latency"]
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_does_not_fit_is_a_fallback_that_strict_refuses(run, tmp_path):
     save_tiny_model(tmp_path / "other", "LlamaForCausalLM", seed=1, vocab_size=97)
     drafter = str(tmp_path / "other")
