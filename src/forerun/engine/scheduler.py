@@ -179,10 +179,7 @@ class Scheduler:
         return chosen, budget
 
     def _reserve(self, generation: Generation, planned: PlannedSequence) -> bool:
-        table = generation.table
-        if planned.end <= table.num_blocks * self._block_size:  # as in most steps
-            return True
-        return table.allocate(planned.end - table.num_computed)
+        return generation.table.allocate(planned.end - generation.table.num_computed)
 
     def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> int:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""

@@ -93,7 +93,6 @@ class SimulatedExecutor:
         self._clock = clock
         self._acceptance = acceptance
         self._states: dict[int, _State] = {}
-        self._block_size = 0  # of the plans
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; log probabilities and grammars are refused, since there are no logits."""
@@ -108,10 +107,9 @@ class SimulatedExecutor:
         for spec in plan.new:
             if spec.seq_id not in self._states:
                 self.prepare(spec)
-        self._block_size = plan.block_size
         seconds = self._step_seconds(plan)
         self._clock.advance(seconds)
-        results = [self._result(planned) for planned in plan.sequences]
+        results = [self._result(planned, plan.block_size) for planned in plan.sequences]
         return StepResult(sequences=results, times=StepTimes(forward=seconds, num_steps=1))
 
     def release(self, ended: Sequence[EndedSequence]) -> None:
@@ -119,12 +117,12 @@ class SimulatedExecutor:
         for one in ended:
             self._states.pop(one.seq_id, None)
 
-    def _result(self, planned: PlannedSequence) -> SequenceResult:
+    def _result(self, planned: PlannedSequence, block_size: int) -> SequenceResult:
         state = self._states[planned.seq_id]
         if not planned.reaches_end or state.has_ended:
             return SequenceResult()
         assert planned.is_pending or planned.start + planned.num_tail == state.num_tokens, "the plan has all tokens"
-        assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * self._block_size, "no place"
+        assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * block_size, "no place"
         num_accepted = min(state.num_right, planned.num_draft)
         token_ids = list(state.draft[:num_accepted])
         token_ids.append(self._token(state.spec, state.num_tokens + num_accepted))

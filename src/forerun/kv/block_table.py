@@ -95,9 +95,10 @@ class BlockTable:
         """
         if num_tokens < 0:
             raise AccountingError(f"allocate: got {num_tokens} tokens; must be 0 or more")
-        num_missing = self._num_blocks_for(self.num_computed + num_tokens) - self.num_blocks
-        if num_missing <= 0:
+        num_tokens += self.num_computed
+        if num_tokens <= self.num_blocks * self._block_size:  # as in most steps of decoding
             return True
+        num_missing = self._num_blocks_for(num_tokens) - self.num_blocks
         blocks = self._pool.take(num_missing)
         if blocks is None:
             return False
