@@ -110,6 +110,13 @@ def test_a_chain_is_cut_to_the_lower_limit():
     assert cut_draft(Draft((1, 2, 3, 4)), max_tokens=3, max_depth=2) == Draft((1, 2))
 
 
+def test_a_cut_draft_keeps_the_chances_of_its_nodes():
+    draft = Draft((1, 2, 3), (-1, -1, 0), survival=(0.6, 0.3, 0.2))
+    assert cut_draft(draft, max_tokens=9, max_depth=1).survival == (0.6, 0.3)
+    assert cut_draft(draft, max_tokens=1, max_depth=9).survival == (0.6,)
+    assert draft.only([0, 2]).survival == (0.6, 0.2)
+
+
 def test_a_cut_draft_keeps_its_source():
     chain, tree = Draft((1, 2, 3), source="me"), Draft((1, 2, 3), (-1, 0, 0), source="me")
     assert [cut_draft(draft, max_tokens=3, max_depth=1).source for draft in (chain, tree)] == ["me", "me"]

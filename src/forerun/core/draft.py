@@ -18,13 +18,17 @@ class Draft:
     A parent comes before its children, so every prefix of a draft is a draft. `parents=None` means
     a chain. `probs` ([num_nodes, vocab_size], fp32) holds in row i the distribution that node i was
     drawn from, given its parents and its earlier siblings; None means that each token had probability 1.
-    `source` names the drafter where several take turns. A draft of length zero is plain decoding.
+    `source` names the drafter where several take turns. `survival` holds for each node the drafter's
+    estimate of the chance that it stands, its whole path from the root included; nodes then come in
+    falling order of it, so that every prefix is the best draft of its size. None: the drafter does not
+    know. A draft of length zero is plain decoding.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     probs: Tensor | None = None
     source: str | None = None
+    survival: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -83,6 +87,7 @@ class Draft:
             None if self.parents is None else self.parents[:num_nodes],
             None if self.probs is None else self.probs[:num_nodes],
             self.source,
+            None if self.survival is None else self.survival[:num_nodes],
         )
 
     def only(self, nodes: Sequence[int]) -> Draft:
@@ -97,6 +102,7 @@ class Draft:
             tuple(place[self.parents[node]] for node in nodes),
             None if self.probs is None else self.probs[list(nodes)],
             self.source,
+            None if self.survival is None else tuple(self.survival[node] for node in nodes),
         )
 
 

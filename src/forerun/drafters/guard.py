@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -132,6 +133,10 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         _check_parents(draft.parents, num_nodes=len(draft))
     if draft.source is not None and not isinstance(draft.source, str):
         raise DraftError(f"source {draft.source!r}; must be the drafter's name or None")
+    if draft.survival is not None and not _is_survival(draft.survival, num_nodes=len(draft)):
+        raise DraftError(
+            f"survival {draft.survival!r:.80}; must be {len(draft)} chances from 1 down to 0, none above the one before"
+        )
     if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
         raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
 
@@ -142,6 +147,15 @@ def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
     for node, parent in enumerate(parents):
         if type(parent) is not int or not -1 <= parent < node:
             raise DraftError(f"parent of node {node} is {parent!r}; must be -1 (the root) or an earlier node")
+
+
+def _is_survival(survival: object, *, num_nodes: int) -> bool:
+    """Whether it has a chance for each node, in falling order (which a NaN never is)."""
+    if not isinstance(survival, tuple) or len(survival) != num_nodes:
+        return False
+    if not all(isinstance(chance, float) for chance in survival):
+        return False
+    return all(after <= before for before, after in pairwise((1.0, *survival, 0.0)))
 
 
 def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
