@@ -92,6 +92,10 @@ def test_a_sequence_is_started_once_however_often_the_engine_says_so():
         Draft((1, 2), (-1, 1)),
         Draft((1, 2), None, torch.ones(2, 6)),
         Draft((1,), source=["me"]),
+        Draft((1, 2), survival=(0.5,)),
+        Draft((1, 2), survival=(0.5, 0.6)),
+        Draft((1, 2), survival=(1.5, 0.5)),
+        Draft((1,), survival=(float("nan"),)),
     ],
 )
 def test_an_impossible_draft_is_refused(draft):
