@@ -7,6 +7,7 @@ import pytest
 from forerun.core.draft import Draft
 from forerun.engine import scheduler as scheduler_module
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
+from forerun.engine.speculation import FixedLength
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.block_table import BlockTable
 from tests.engine.generations import BLOCK, finish_step, generation_of
@@ -20,19 +21,22 @@ def make(num_blocks=16, *, seqs=4, tokens=32, caching=True):
     return Scheduler(pool, limits, block_size=BLOCK), pool
 
 
+CONTROL = FixedLength(num_speculative_tokens=8)
+
+
 def rows(chosen):
     return [(planned.start, planned.num_tail, planned.num_draft) for _, planned in chosen]
 
 
 def step(scheduler):
-    chosen = scheduler.schedule()
+    chosen = scheduler.schedule(CONTROL)
     finish_step(chosen)
     return rows(chosen)
 
 
 def plan_only(scheduler):
     """A step that is planned and comes to nothing."""
-    chosen = scheduler.schedule()
+    chosen = scheduler.schedule(CONTROL)
     for generation, _ in chosen:
         generation.in_flight = None
     return rows(chosen)
@@ -236,7 +240,7 @@ def test_who_needs_no_prompt_logits_uses_the_prefix_cache(change):
     scheduler.enqueue(first)
     step(scheduler)
     scheduler.enqueue(generation_of(pool, range(12), prompt_logprobs=0, **change))
-    assert scheduler.schedule()[1][1].start >= 8
+    assert scheduler.schedule(CONTROL)[1][1].start >= 8
 
 
 def test_a_preempted_sequence_finding_its_own_blocks_is_no_cache_hit():
@@ -246,7 +250,7 @@ def test_a_preempted_sequence_finding_its_own_blocks_is_no_cache_hit():
     step(scheduler)
     scheduler.remove(generation)
     scheduler.enqueue(generation)  # as preemption does
-    assert scheduler.schedule()[0][1].start == 12
+    assert scheduler.schedule(CONTROL)[0][1].start == 12
     assert (generation.num_cached_tokens, scheduler.num_cached_tokens) == (0, 0)
 
 

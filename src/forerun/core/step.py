@@ -61,7 +61,8 @@ class PlannedSequence:
 
     Only where the rows reach the last committed token is there something to judge (`reaches_end`), and
     only then may `num_draft` be above 0. `blocks` hold every place up to `end`. After the step the
-    executor drafts at most `draft_limit` nodes for the next one.
+    executor drafts at most `draft_limit` nodes for the next one, and need not draft what stands with less
+    chance than `min_survival`.
 
     Where `is_pending` the result of the sequence's step before has not been applied: `start` is then the
     least it may be, `num_draft` the most, and the executor, which has the result, knows the rest.
@@ -75,6 +76,7 @@ class PlannedSequence:
     num_draft: int = 0
     num_prompt_logits: int = 0  # leading rows whose logits give the logprobs of prompt tokens
     draft_limit: int = 0
+    min_survival: float = 0.0
     end: int = 0  # places before it are reserved
     blocks: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
 
@@ -236,11 +238,12 @@ class EndedSequence:
 class StepRecord:
     """What a step drafted, what stood, and what it cost: what adaptive speculation learns from.
 
-    `verified` has (who drafted, nodes drafted, nodes accepted) of each sequence that was judged. Of a step
+    `verified` has of each sequence that was judged its draft, perhaps an empty one, and how many of its nodes stood. Of a step
     planned before the last one's result was known, rows and context are the most and the least they can have been.
     """
 
     num_rows: int
     num_context_tokens: int  # in the KV cache of the step's sequences, before it
-    verified: list[tuple[str | None, int, int]]
+    num_asked: int  # sequences that a draft for the next step was asked for
+    verified: list[tuple[Draft, int]]
     times: StepTimes

@@ -106,6 +106,9 @@ class ResolvesKeys(Protocol):
 class DraftRequest:
     """One sequence that may get a draft of at most `max_tokens` nodes, at most `max_depth` deep.
 
+    A drafter that knows how likely its nodes are to stand may leave out those with less chance than
+    `min_survival`: they would hardly be verified.
+
     The target's KV of its first `num_computed` tokens lies in the blocks `block_ids` (a view that is
     valid during the call). That is all of them but the last committed token. `rules` are its sampling
     rules; a request without rules is greedy.
@@ -117,6 +120,7 @@ class DraftRequest:
     num_computed: int = 0
     block_ids: npt.NDArray[np.int32] = field(default_factory=NO_BLOCKS.view)
     rules: SamplingRules | None = None
+    min_survival: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

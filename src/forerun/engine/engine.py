@@ -265,13 +265,14 @@ class Engine:
         """
         start = self._clock()
         scheduler, control = self._parts.scheduler, self._parts.control
-        chosen = scheduler.schedule()
+        chosen = scheduler.schedule(control)
         batch_size, block_size = len(scheduler.running), self._parts.block_size
         sequences: list[PlannedSequence] = []
         tails: list[Sequence[int]] = []
         drafts: list[Draft] = []
         new: list[SequenceSpec] = []
-        is_pending, may_draft = False, control.num_speculative_tokens > 0
+        is_pending = False
+        draft_limit, min_survival = control.draft_limit(batch_size), control.min_survival
         for generation, planned in chosen:
             sequences.append(planned)
             if planned.is_pending:
@@ -281,8 +282,10 @@ class Engine:
             else:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
-            if may_draft and planned.reaches_end:
-                planned.draft_limit = generation.draft_limit = control.draft_limit(generation, batch_size=batch_size)
+            if planned.reaches_end:
+                asked = generation.spec.sampling.request_speculation.num_speculative_tokens
+                generation.draft_limit = draft_limit if asked is None else min(draft_limit, asked)
+                planned.draft_limit, planned.min_survival = generation.draft_limit, min_survival
             if not generation.is_known:
                 new.append(generation.spec)
         rows = lay_out(sequences, tails, drafts, block_size=block_size)
@@ -299,10 +302,11 @@ class Engine:
     def apply(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Commit what a step found, at once or one step late: tokens, text, KV, finished requests, statistics."""
         output, now = StepOutput(), self._clock()
-        verified: list[tuple[str | None, int, int]] = []
-        num_context_tokens = 0
+        verified: list[tuple[Draft, int]] = []
+        num_context_tokens = num_asked = 0
         for planned, found in zip(plan.sequences, result.sequences, strict=True):
             num_context_tokens += planned.start
+            num_asked += planned.draft_limit > 0
             generation = self._generations.get(planned.seq_id)
             if generation is None or generation.finished:  # it ended after this step was planned
                 continue
@@ -316,13 +320,14 @@ class Engine:
                 metrics.first_token_time = now
             done = self._apply_to(generation, planned, found, request, output)
             if done is not None:
-                verified.append((done.draft.source, len(done.draft.token_ids), len(done.accepted)))
+                verified.append((done.draft, len(done.accepted)))
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
         self._parts.control.observe(
             StepRecord(
                 num_rows=len(plan.rows.token_ids),
                 num_context_tokens=num_context_tokens,
+                num_asked=num_asked,
                 verified=verified,
                 times=result.times,
             )

@@ -6,8 +6,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from forerun.core.step import PlannedSequence
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.step import UNKNOWN_TOKEN, PlannedSequence
 from forerun.engine.generation import Generation
+from forerun.engine.speculation import SpeculationControl
 from forerun.kv.block_pool import BlockPool
 
 PROMPT_LOGPROB_ROWS = 256  # rows per step of a request that wants logits at every prompt token
@@ -136,8 +138,8 @@ class Scheduler:
         generation.table.free()
         generation.in_flight = None
 
-    def schedule(self) -> list[tuple[Generation, PlannedSequence]]:
-        """Choose the rows of the next step and reserve their KV places.
+    def schedule(self, control: SpeculationControl) -> list[tuple[Generation, PlannedSequence]]:
+        """Choose the rows of the next step and reserve their KV places; `control` says how much of the drafts it verifies.
 
         Committed tokens come first, for the running sequences and then for newly admitted ones;
         drafts get what budget and memory remain. So when memory is tight drafts shrink to nothing
@@ -149,8 +151,8 @@ class Scheduler:
         chosen, budget = self._schedule_running()
         if self.waiting and self.num_preemptions == num_preemptions:
             budget = self._admit(chosen, budget)
-        if budget > 0:
-            self._add_drafts(chosen, budget)
+        if budget > 0 and control.num_speculative_tokens:
+            self._add_drafts(chosen, budget, control)
         for generation, planned in chosen:
             generation.in_flight = planned
             planned.blocks = generation.table.block_ids.copy()
@@ -269,12 +271,21 @@ class Scheduler:
         generation.table.free()
         self.num_preemptions += 1
 
-    def _add_drafts(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> None:
-        """Give each sequence at its end as much of its draft as budget and memory allow."""
-        for generation, planned in chosen:
-            if not planned.reaches_end:
-                continue
-            num_draft = min(generation.draft_limit if planned.is_pending else len(generation.draft.token_ids), budget)
+    def _add_drafts(
+        self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, control: SpeculationControl
+    ) -> None:
+        """Give each sequence at its end as much of its draft as `control`, budget and memory allow."""
+        drafts = [_draft(generation, planned) for generation, planned in chosen]
+        if not any(draft.token_ids for draft in drafts):
+            return
+        lengths = control.choose(
+            drafts,
+            num_rows=sum([planned.num_tail for _, planned in chosen]),
+            num_sequences=len(chosen),
+            num_context_tokens=sum([planned.start for _, planned in chosen]),
+        )
+        for (generation, planned), length in zip(chosen, lengths, strict=True):
+            num_draft = min(length, budget)
             if not num_draft:
                 continue
             first = planned.end
@@ -292,6 +303,15 @@ class Scheduler:
 def _may_give_up_its_kv(generation: Generation) -> bool:
     """Whether a sequence may be preempted: not if the step in flight may end it and its hidden states are to be saved."""
     return generation.in_flight is None or generation.hidden_states_path is None
+
+
+def _draft(generation: Generation, planned: PlannedSequence) -> Draft:
+    """What may be verified of a sequence; where only the executor has it, as much as it may be."""
+    if not planned.reaches_end:
+        return NO_DRAFT
+    if planned.is_pending:
+        return Draft((UNKNOWN_TOKEN,) * generation.draft_limit) if generation.draft_limit else NO_DRAFT
+    return generation.draft
 
 
 def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:

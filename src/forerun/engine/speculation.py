@@ -1,15 +1,30 @@
-"""How many draft tokens each sequence may get in the next step."""
+"""How much is drafted for a step, and how much of it the step verifies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from forerun.core.draft import Draft
 from forerun.core.step import StepRecord
-from forerun.engine.generation import Generation
 
 Schedule = tuple[tuple[int, int, int], ...]
 """(first batch size, last batch size, K) in rising order; vLLM's num_speculative_tokens_per_batch_size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationReport:
+    """What a control's choices were worth, by the costs that it has fitted.
+
+    `plain_tokens_per_second` is what plain decoding would have reached in the same steps. `regret` is
+    how much faster (0: not at all) the best fixed draft length would have been, `best_static_length`.
+    """
+
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    best_static_length: int
+    regret: float
 
 
 class SpeculationControl(Protocol):
@@ -20,18 +35,41 @@ class SpeculationControl(Protocol):
         """The most nodes that any draft may have."""
         ...
 
-    def draft_limit(self, generation: Generation, *, batch_size: int) -> int:
-        """The most nodes to draft for a sequence in a step of `batch_size` running ones; 0: none."""
+    @property
+    def min_survival(self) -> float:
+        """The chance to stand that a node must have to be worth drafting now, as far as its drafter knows it."""
+        ...
+
+    def draft_limit(self, batch_size: int) -> int:
+        """The most nodes to draft for a sequence after a step of `batch_size` running ones; 0: no drafter is asked."""
+        ...
+
+    def choose(
+        self, drafts: Sequence[Draft], *, num_rows: int, num_sequences: int, num_context_tokens: int
+    ) -> list[int]:
+        """How many nodes of each draft a step shall verify.
+
+        Args:
+            drafts: the drafts of the step's sequences, some perhaps empty; unknown tokens where the
+                executor alone has them.
+            num_rows: the step's rows without them.
+            num_sequences: the sequences that the step computes.
+            num_context_tokens: what they have in the KV cache before it.
+        """
         ...
 
     def observe(self, record: StepRecord) -> None:
         """Learn what a step drafted, what of it stood, and what it cost."""
         ...
 
+    def report(self) -> SpeculationReport | None:
+        """What the choices were worth so far; None where nothing is chosen, or not known yet."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLength:
-    """A fixed K, or a K by batch size; a request may ask for less, never for more.
+    """A fixed K, or a K by batch size.
 
     Gaps in the schedule and sizes past its end keep the K of the entry before (vLLM's rule).
     """
@@ -48,13 +86,29 @@ class FixedLength:
             chosen = min(num_tokens, self.num_speculative_tokens)
         return chosen
 
-    def draft_limit(self, generation: Generation, *, batch_size: int) -> int:
-        """K, or what the request asks for if that is less."""
-        limit = self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens
-        if not limit:
-            return 0
-        asked = generation.spec.sampling.request_speculation.num_speculative_tokens
-        return limit if asked is None else min(limit, asked)
+    @property
+    def min_survival(self) -> float:
+        """Zero: K says it all."""
+        return 0.0
+
+    def draft_limit(self, batch_size: int) -> int:
+        """K."""
+        return self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens
+
+    def choose(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        num_rows: int,  # noqa: ARG002 - the signature is that of all controls
+        num_sequences: int,  # noqa: ARG002
+        num_context_tokens: int,  # noqa: ARG002
+    ) -> list[int]:
+        """All of each draft."""
+        return [len(draft.token_ids) for draft in drafts]
 
     def observe(self, record: StepRecord) -> None:
         """Nothing to learn: the length is fixed."""
+
+    def report(self) -> SpeculationReport | None:
+        """None: nothing is chosen."""
+        return None

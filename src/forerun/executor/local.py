@@ -346,6 +346,7 @@ class LocalExecutor:
                     state.num_computed,
                     planned.blocks[:num_blocks],
                     state.rules,
+                    planned.min_survival,
                 )
             )
             drafted.append((state, result))

@@ -1,0 +1,317 @@
+"""Drafts as long as they pay: of all drafted nodes of a step, those are verified that raise tokens per second most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.core.draft import Draft
+from forerun.core.step import StepRecord
+from forerun.engine.costs import StepCosts
+from forerun.engine.speculation import SpeculationReport
+
+SURE_GAIN = 0.98
+"""A row that must bring more tokens than this is not worth drafting for: nothing is that sure to stand."""
+
+SLACK = 0.5
+"""Nodes with this share of the chance that the last row needed are drafted too: the next step may have room for them."""
+
+LEAST_SURVIVAL = 0.01
+
+AVERAGED_OVER = 64  # steps, in the running gain of drafting
+FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps without drafting after it did not pay
+
+STATIC_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
+"""The fixed draft lengths that the choice is compared with."""
+
+TRIED_EVERY = 16  # steps: how often more or fewer rows are verified than seem best, where their cost is not known yet
+NUM_TRIALS = 3  # of about as many rows and sequences
+
+COMPARED_EVERY = 8  # steps, as the comparison takes longer than the choice
+
+
+class DepthRates:
+    """How often a draft's token at each depth stood, given that those before it did, for each drafter.
+
+    For drafts that do not say how likely their nodes are. Counts are discounted, so that a change of
+    the texts shows after a few hundred drafts.
+    """
+
+    PRIOR_RATE, PRIOR_WEIGHT, DISCOUNT = 0.6, 4.0, 0.998
+
+    def __init__(self) -> None:
+        self._counts: dict[str | None, list[tuple[float, float]]] = {}
+
+    def observe(self, draft: Draft, num_accepted: int) -> None:
+        """Count a draft's fate: depths up to its accepted ones stood, the next did not, deeper ones tell nothing."""
+        counts = self._counts.setdefault(draft.source, [])
+        num_known = min(num_accepted + 1, draft.depth)
+        counts.extend([(0.0, 0.0)] * (num_known - len(counts)))
+        for depth in range(num_known):
+            stood, reached = counts[depth]
+            counts[depth] = (
+                stood * self.DISCOUNT + (depth < num_accepted),
+                reached * self.DISCOUNT + 1.0,
+            )
+
+    def survival(self, draft: Draft) -> tuple[float, ...]:
+        """The chance of each node of a draft that says nothing about it, by its depth alone."""
+        counts = self._counts.get(draft.source, [])
+        chances, chance = [1.0], 1.0
+        for depth in range(draft.depth):
+            stood, reached = counts[depth] if depth < len(counts) else (0.0, 0.0)
+            chance *= (stood + self.PRIOR_RATE * self.PRIOR_WEIGHT) / (reached + self.PRIOR_WEIGHT)
+            chances.append(chance)
+        if draft.parents is None:
+            return tuple(chances[1:])
+        # a tree's nodes may come in any order, but only its beginning can be verified
+        lowest, in_order = 1.0, []
+        for depth in draft.depths():
+            lowest = min(lowest, chances[depth])
+            in_order.append(lowest)
+        return tuple(in_order)
+
+
+@dataclass(slots=True)
+class _Pause:
+    """When drafting is left out, as it costs more than it brings: for longer each time that it did not help."""
+
+    gain: float = 0.0  # seconds saved by a step with drafting, discounted mean
+    num_steps: int = 0  # that the mean is over
+    length: int = FIRST_PAUSE
+    num_left: int = 0
+
+    def note_gain(self, seconds: float, *, plain_seconds: float) -> None:
+        """A step with drafting has saved so many seconds, or wasted them."""
+        self.num_steps += 1
+        self.gain += (seconds - self.gain) * max(1.0 / self.num_steps, 1.0 / AVERAGED_OVER)
+        if self.num_steps < AVERAGED_OVER:
+            return
+        if self.gain >= 0.0:
+            self.length = FIRST_PAUSE
+        elif self.gain < -0.005 * plain_seconds:
+            self.num_left, self.length = self.length, min(2 * self.length, LONGEST_PAUSE)
+            self.gain, self.num_steps = 0.0, 0
+
+
+@dataclass(slots=True)
+class _Account:
+    """What was chosen, against fixed lengths: tokens and cost that each is expected to have had in the same steps."""
+
+    chosen: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    static: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in STATIC_LENGTHS])
+    tokens: float = 0.0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0  # that plain decoding would have needed for the same tokens
+
+
+class _Undrafted(NamedTuple):
+    """A step without its drafts."""
+
+    num_rows: int
+    num_sequences: int
+    beside: float  # cost that does not depend on the rows
+
+
+class AdaptiveLength:
+    """Chooses the verified part of each draft, under one budget of rows for the whole batch.
+
+    A step with n drafted rows gives (sequences + the sum of the n best chances) tokens and costs what
+    `costs` says; n is where tokens over cost is highest (a greedy choice: TETRIS, arXiv 2502.15197, shows
+    that taking the likeliest nodes is best for a given n). Chances come from the drafters, or from the
+    fate of their drafts so far. Drafting itself is paid for, too: where it wastes time it pauses.
+
+    Args:
+        num_speculative_tokens: the most nodes of any draft.
+        costs: what a step costs; it is fitted while the engine runs.
+        on_fit: called with the costs now and then, to keep them for the next engine.
+    """
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        *,
+        costs: StepCosts | None = None,
+        on_fit: Callable[[StepCosts], None] | None = None,
+    ) -> None:
+        self.num_speculative_tokens = num_speculative_tokens
+        self.costs = StepCosts() if costs is None else costs
+        self._on_fit = on_fit
+        self._rates = DepthRates()
+        self._pause = _Pause()
+        self._account = _Account()
+        self._last_price: float | None = None  # of one more row, in tokens, in the step that is planned
+        self._price = 0.0  # about that of the next step
+        self._num_choices = 0
+        self._next_trial = TRIED_EVERY
+        self._draft_seconds = 0.0  # of a sequence's draft, running mean
+        self._next_saved = 256  # steps
+
+    @property
+    def min_survival(self) -> float:
+        """The least chance of a node that is worth drafting for the next step."""
+        return min(max(SLACK * self._price, LEAST_SURVIVAL), 0.9)
+
+    def draft_limit(self, batch_size: int) -> int:
+        """All that may be verified; nothing in a pause, or where no row can pay."""
+        first_price = self._first_row_price(batch_size)
+        self._price, self._last_price = self._last_price or first_price, None
+        if self._pause.num_left:
+            return 0
+        if first_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
+            return self.num_speculative_tokens
+        return 0
+
+    def _is_unknown(self, num_rows: int, num_sequences: int) -> bool:
+        """Whether it is time to find out what so many rows cost."""
+        is_time = self.costs.num_steps >= self._next_trial
+        return is_time and self.costs.num_steps_like(num_rows, num_sequences) < NUM_TRIALS
+
+    def _to_try(self, best: int, num_drafted: int, step: _Undrafted) -> int:
+        """The number of nodes to verify: `best`, or now and then none, or some more, where nobody knows what that costs."""
+        more = min(best + _more(step.num_sequences), num_drafted)
+        for tried in (0, more):
+            if tried != best and self._is_unknown(step.num_rows + tried, step.num_sequences):
+                self._next_trial = self.costs.num_steps + TRIED_EVERY
+                return tried
+        return best
+
+    def choose(
+        self, drafts: Sequence[Draft], *, num_rows: int, num_sequences: int, num_context_tokens: int
+    ) -> list[int]:
+        """How many nodes of each draft are verified; see `SpeculationControl`."""
+        if not any(draft.token_ids for draft in drafts):
+            return [0] * len(drafts)
+        chances = [self._survival(draft) for draft in drafts]
+        step = _Undrafted(num_rows, num_sequences, self.costs.beside_rows(num_sequences, num_context_tokens))
+        if len(drafts) == 1:
+            return [self._choose_of_one(chances[0], step)]
+        each = np.fromiter(map(len, chances), dtype=np.int64, count=len(chances))
+        flat = np.fromiter(chain.from_iterable(chances), dtype=np.float64)
+        order = np.argsort(-flat, kind="stable")  # so that of equal chances a draft's earlier node comes first
+        tokens = np.cumsum(flat[order])
+        tokens += num_sequences
+        costs = self._costs_after(step, len(flat))
+        rates = tokens / costs[1:-1]
+        most = int(rates.argmax())
+        best = most + 1 if rates[most] * costs[0] > num_sequences else 0
+        gained = float(tokens[best - 1]) if best else float(num_sequences)
+        cost = float(costs[best])
+        self._last_price = gained / cost * (float(costs[best + 1]) - cost)
+        self._note_choice(chances, gained, cost, step)
+        best = self._to_try(best, len(flat), step)
+        owners = np.repeat(np.arange(len(chances)), each)
+        lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+        return lengths
+
+    def _choose_of_one(self, chances: Sequence[float], step: _Undrafted) -> int:
+        """The choice for one sequence, in a few microseconds."""
+        of_rows, num_rows = self.costs.of_rows, step.num_rows
+        beside = step.beside + self._draft_cost(1)
+        tokens = gained = 1.0
+        best, best_rate = 0, 1.0 / (of_rows(num_rows) + beside)
+        for number, chance in enumerate(chances, 1):
+            tokens += chance
+            rate = tokens / (of_rows(num_rows + number) + beside)
+            if rate > best_rate:
+                best, best_rate, gained = number, rate, tokens
+        cost = of_rows(num_rows + best)
+        self._last_price = best_rate * (of_rows(num_rows + best + 1) - cost)
+        self._note_choice([chances], gained, cost + beside, step)
+        return self._to_try(best, len(chances), step)
+
+    def _survival(self, draft: Draft) -> tuple[float, ...]:
+        if draft.survival is not None or not draft.token_ids:
+            return draft.survival or ()
+        return self._rates.survival(draft)
+
+    def _costs_after(self, step: _Undrafted, num_drafted: int) -> npt.NDArray[np.float64]:
+        """Costs of a step with 0 to `num_drafted` + 1 drafted rows, drafting included."""
+        first, last = step.num_rows, step.num_rows + num_drafted + 2
+        return self.costs.between(first, last) + (step.beside + self._draft_cost(step.num_sequences))
+
+    def _first_row_price(self, batch_size: int) -> float:
+        """The tokens that the first drafted row has to bring in a step of `batch_size` sequences."""
+        of_rows = self.costs.of_rows
+        plain = of_rows(batch_size)
+        return batch_size * (of_rows(batch_size + 1) - plain) / plain
+
+    def _draft_cost(self, num_sequences: int) -> float:
+        return num_sequences * self._draft_seconds / self.costs.unit if self.costs.unit else 0.0
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn the costs of steps and of drafting, and the fate of drafts that did not say their chances."""
+        num_drafted = num_accepted = 0
+        for draft, num_stood in record.verified:
+            if draft.token_ids:
+                num_drafted += len(draft.token_ids)
+                num_accepted += num_stood
+                if draft.survival is None:
+                    self._rates.observe(draft, num_stood)
+        num_sequences = len(record.verified)
+        if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
+            return
+        costs, times = self.costs, record.times
+        seconds = times.schedule + times.build + times.forward + times.verify
+        costs.observe(
+            num_rows=record.num_rows,
+            num_sequences=num_sequences,
+            num_context_tokens=record.num_context_tokens,
+            seconds=seconds,
+        )
+        if not costs.unit:
+            return
+        self._pause.num_left = max(0, self._pause.num_left - 1)
+        if self._on_fit is not None and costs.num_steps >= self._next_saved:
+            self._next_saved = 4 * costs.num_steps
+            self._on_fit(costs)
+        beside = costs.beside_rows(num_sequences, record.num_context_tokens)
+        plain = (costs.of_rows(num_sequences) + beside) * costs.unit
+        num_tokens = num_sequences + num_accepted
+        saved = num_tokens / num_sequences * plain - (costs.of_rows(record.num_rows) + beside) * costs.unit
+        account = self._account
+        account.tokens += num_tokens
+        account.seconds += seconds + times.draft
+        account.plain_seconds += num_tokens / num_sequences * plain
+        if record.num_asked and 0.0 <= times.draft < math.inf:
+            self._draft_seconds += 0.05 * (times.draft / record.num_asked - self._draft_seconds)
+            self._pause.note_gain(saved - times.draft, plain_seconds=plain)
+
+    def _note_choice(self, chances: Sequence[Sequence[float]], gained: float, cost: float, step: _Undrafted) -> None:
+        """Now and then, keep what was chosen and what fixed lengths would have been expected to give."""
+        self._num_choices += 1
+        if self._num_choices % COMPARED_EVERY:
+            return
+        account, of_rows = self._account, self.costs.of_rows
+        beside = step.beside + self._draft_cost(step.num_sequences)
+        account.chosen[0] += gained
+        account.chosen[1] += cost
+        drafted = [one for one in chances if one]
+        for totals, length in zip(account.static, STATIC_LENGTHS, strict=True):
+            totals[0] += step.num_sequences + sum([sum(one[:length]) for one in drafted])
+            totals[1] += of_rows(step.num_rows + sum([min(length, len(one)) for one in drafted])) + beside
+
+    def report(self) -> SpeculationReport | None:
+        """What the choices were worth; None before the costs are known."""
+        account = self._account
+        if not account.seconds or not account.chosen[1]:
+            return None
+        rates = [tokens / cost for tokens, cost in account.static]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        return SpeculationReport(
+            tokens_per_second=account.tokens / account.seconds,
+            plain_tokens_per_second=account.tokens / account.plain_seconds,
+            best_static_length=STATIC_LENGTHS[best],
+            regret=max(0.0, rates[best] / (account.chosen[0] / account.chosen[1]) - 1.0),
+        )
+
+
+def _more(num_sequences: int) -> int:
+    """The rows of a trial beyond those that seem to pay: enough to see their cost, too few to hurt."""
+    return max(4, num_sequences // 2)

@@ -1,0 +1,157 @@
+"""How much of each draft is verified: as much as pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import StepTimes
+from forerun.core.step import StepRecord
+from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength, DepthRates
+from forerun.engine.costs import StepCosts
+from forerun.engine.engine import Engine
+from forerun.engine.speculation import FixedLength
+from tests.executor.simulations import run, simulated_engine
+
+SAMPLING = SamplingParams(max_tokens=400, ignore_eos=True, seed=3)
+
+
+def draft_of(chances):
+    return Draft(tuple(range(len(chances))), survival=tuple(chances)) if chances else NO_DRAFT
+
+
+chances = st.lists(st.floats(0.0, 1.0), max_size=5).map(lambda found: sorted(found, reverse=True))
+
+
+@given(st.lists(chances, min_size=1, max_size=4), st.integers(0, 40))
+def test_no_other_choice_has_more_tokens_for_its_cost(survivals, num_prompt_rows):
+    control = AdaptiveLength(16)
+    num_sequences = len(survivals)
+    num_rows = num_sequences + num_prompt_rows
+    beside = control.costs.beside_rows(num_sequences, 100)
+
+    def worth(lengths):
+        tokens = num_sequences + sum(sum(one[:length]) for one, length in zip(survivals, lengths, strict=True))
+        return tokens / (control.costs.of_rows(num_rows + sum(lengths)) + beside)
+
+    chosen = control.choose(
+        [draft_of(one) for one in survivals],
+        num_rows=num_rows,
+        num_sequences=num_sequences,
+        num_context_tokens=100,
+    )
+    best = max(map(worth, product(*(range(len(one) + 1) for one in survivals))))
+    assert worth(chosen) == pytest.approx(best, rel=1e-9)
+
+
+def simulate(control, *, rates, batch_size, row_seconds):
+    """Tokens a second of virtual time, after a first batch in which costs are learnt."""
+    engine = simulated_engine(
+        rates=rates,
+        num_blocks=10000,
+        max_model_len=512,
+        step_seconds=lambda plan: 0.004 + row_seconds * len(plan.rows.token_ids),
+    )
+    clock = engine._clock
+    engine = Engine(replace(engine.parts, control=control), clock=clock)
+    run(engine, [[1, 2, 3]] * batch_size, SAMPLING)
+    started = clock()
+    outputs = run(engine, [[1, 2, 3]] * batch_size, SAMPLING)
+    return sum(len(output.outputs[0].token_ids) for output in outputs) / (clock() - started)
+
+
+@pytest.mark.parametrize("row_seconds", [0.00004, 0.0004, 0.002])
+@pytest.mark.parametrize("batch_size", [1, 8, 32])
+@pytest.mark.parametrize("rates", [(0.9,), (0.6, 0.4), (0.1,)])
+def test_it_keeps_up_with_the_best_fixed_length(rates, batch_size, row_seconds):
+    load = {"rates": rates, "batch_size": batch_size, "row_seconds": row_seconds}
+    best = max(simulate(FixedLength(num_speculative_tokens=k), **load) for k in (0, 1, 2, 4, 8))
+    assert simulate(AdaptiveLength(8), **load) >= 0.97 * best
+
+
+def test_no_drafter_is_asked_where_another_row_costs_as_much_as_it_can_bring():
+    steep = StepCosts((0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert AdaptiveLength(8, costs=steep).draft_limit(4) == 0
+    assert AdaptiveLength(8).draft_limit(4) == 8
+
+
+def test_rare_chances_are_not_drafted_where_rows_are_dear():
+    control = AdaptiveLength(8, costs=StepCosts((1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    control.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)
+    assert control.draft_limit(8) == 8
+    assert control.min_survival > 0.2
+    assert control.draft_limit(1) == 8
+    assert control.min_survival < 0.2  # though no draft came that could have been chosen from
+    free = AdaptiveLength(8, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    free.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)
+    assert free.draft_limit(8) == 8
+    assert free.min_survival < 0.05
+
+
+def record(*, num_accepted, draft_seconds, num_drafted=4, seconds=0.005):
+    draft = Draft(tuple(range(num_drafted)), survival=(0.5,) * num_drafted)
+    return StepRecord(
+        num_rows=1 + num_drafted,
+        num_context_tokens=100,
+        num_asked=1,
+        verified=[(draft, num_accepted)],
+        times=StepTimes(forward=seconds, draft=draft_seconds, num_steps=1),
+    )
+
+
+def test_a_drafter_that_becomes_slow_is_left_out_and_comes_back_when_it_is_well():
+    control = AdaptiveLength(8)
+    for _ in range(300):
+        control.observe(record(num_accepted=2, draft_seconds=0.0001))
+    assert control.draft_limit(1) == 8
+    num_asked = 0
+    for _ in range(600):
+        asked = control.draft_limit(1) > 0
+        num_asked += asked
+        slow = record(num_accepted=2, draft_seconds=0.05)
+        control.observe(slow if asked else replace(slow, num_asked=0))
+    assert num_asked < 400
+    for _ in range(5 * FIRST_PAUSE):
+        control.observe(replace(record(num_accepted=0, draft_seconds=0.0, num_drafted=0), num_asked=0))
+        if control.draft_limit(1):
+            break
+    for _ in range(300):
+        assert control.draft_limit(1) == 8
+        control.observe(record(num_accepted=2, draft_seconds=0.0001))
+
+
+def test_depth_rates_follow_what_stood():
+    rates = DepthRates()
+    draft = Draft((1, 2, 3), source="model")
+    for i in range(1000):
+        rates.observe(draft, 2 if i % 2 else 0)
+    first, second, third = rates.survival(draft)
+    assert first == pytest.approx(0.5, abs=0.02)
+    assert second == pytest.approx(0.5, abs=0.02)
+    assert third == pytest.approx(0.0, abs=0.02)
+    unknown = rates.survival(Draft((1,), source="another"))
+    assert unknown == (DepthRates.PRIOR_RATE,)
+
+
+def test_a_trees_chances_fall_in_the_order_of_its_nodes():
+    rates = DepthRates()
+    found = rates.survival(Draft((1, 2, 3, 4), (-1, 0, -1, 2)))
+    assert list(found) == sorted(found, reverse=True)
+
+
+def test_the_report_says_what_the_choice_was_worth():
+    control = AdaptiveLength(8)
+    assert control.report() is None
+    load = {"rates": (0.9,), "batch_size": 1, "row_seconds": 0.0004}
+    measured = simulate(control, **load)
+    plain = simulate(FixedLength(num_speculative_tokens=0), **load)
+    report = control.report()
+    assert report.tokens_per_second == pytest.approx(measured, rel=0.1)
+    assert report.plain_tokens_per_second == pytest.approx(plain, rel=0.15)
+    assert report.regret < 0.05

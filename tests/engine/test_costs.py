@@ -1,0 +1,88 @@
+"""What a step costs, learnt from step times."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from forerun.engine.costs import PRIOR, StepCosts
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
+FLAT = (1.0, 1.01, 1.04, 1.14, 1.28, 1.5, 2.15, 2.9, 5.6, 11.0)
+STEEP = tuple(1 + 0.25 * (rows - 1) for rows in ROWS)
+
+
+def run(costs, curve, *, num_steps, seconds=0.005, noise=0.1, seed=0, sequences=(1,)):
+    """Steps of one to 17 rows for each sequence, whose times are `curve`'s with noise."""
+    rng = random.Random(seed)
+    for _ in range(num_steps):
+        num_sequences = rng.choice(sequences)
+        num_rows = num_sequences * (1 + rng.choice([0, 2, 4, 7, 11, 16]))
+        cost = np.interp(num_rows, ROWS, curve) + 0.0002 * 200 * num_sequences
+        costs.observe(
+            num_rows=num_rows,
+            num_sequences=num_sequences,
+            num_context_tokens=200 * num_sequences,
+            seconds=seconds * cost * rng.lognormvariate(0, noise),
+        )
+
+
+def ratios(costs, rows=(4, 8, 16)):
+    """Costs of a sequence's step of many rows, in those of one row."""
+    beside = costs.beside_rows(1, 200)
+    return [(costs.of_rows(n) + beside) / (costs.of_rows(1) + beside) for n in rows]
+
+
+@pytest.mark.parametrize("curve", [FLAT, STEEP])
+def test_the_costs_of_a_machine_are_found_in_a_few_hundred_noisy_steps(curve):
+    costs = StepCosts()
+    run(costs, curve, num_steps=400)
+    expected = [(np.interp(n, ROWS, curve) + 0.04) / 1.04 for n in (4, 8, 16)]
+    assert ratios(costs) == pytest.approx(expected, rel=0.1)
+    assert costs.unit * (costs.of_rows(1) + costs.beside_rows(1, 200)) == pytest.approx(0.0052, rel=0.15)
+
+
+def test_a_change_of_the_machines_speed_changes_the_unit_and_not_the_curve():
+    costs = StepCosts()
+    run(costs, FLAT, num_steps=400)
+    before, unit = ratios(costs), costs.unit
+    run(costs, FLAT, num_steps=200, seconds=0.01)
+    assert costs.unit == pytest.approx(2 * unit, rel=0.15)
+    assert ratios(costs) == pytest.approx(before, rel=0.06)
+
+
+def test_a_fit_is_where_the_next_engine_begins():
+    costs = StepCosts()
+    run(costs, STEEP, num_steps=600)
+    again = StepCosts(costs.weights)
+    assert ratios(again) == ratios(costs)
+    run(again, STEEP, num_steps=100)
+    assert ratios(again) == pytest.approx(ratios(costs), rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e6, 1e-9])
+def test_a_clock_that_jumps_spoils_nothing(seconds):
+    costs = StepCosts()
+    run(costs, FLAT, num_steps=300)
+    before, unit = ratios(costs), costs.unit
+    for _ in range(3):
+        costs.observe(num_rows=5, num_sequences=1, num_context_tokens=200, seconds=seconds)
+    run(costs, FLAT, num_steps=64, seed=1)
+    assert ratios(costs) == pytest.approx(before, rel=0.06)
+    assert costs.unit == pytest.approx(unit, rel=0.15)
+
+
+def test_more_rows_never_cost_less_and_go_on_beyond_the_table():
+    costs = StepCosts()
+    run(costs, FLAT, num_steps=200, noise=0.6)
+    curve = [costs.of_rows(n) for n in range(0, 5000, 7)]
+    assert all(0 < before <= after for before, after in zip(curve, curve[1:], strict=False))
+    assert costs.of_rows(5000) > costs.of_rows(1000)
+
+
+@pytest.mark.parametrize("weights", [PRIOR[:-1], (*PRIOR, 1.0), (float("nan"), *PRIOR[1:])])
+def test_impossible_weights_are_refused(weights):
+    with pytest.raises(ValueError, match="finite"):
+        StepCosts(weights)
