@@ -29,7 +29,9 @@ def build(*wanted):
     ]
     drafts = [draft for _, _, draft in wanted]
     rows = lay_out(planned, [tail for _, tail, _ in wanted], drafts, block_size=BLOCK)
-    builder = BatchBuilder(block_size=BLOCK, device=torch.device("cpu"), features=frozenset({"hidden"}))
+    builder = BatchBuilder(
+        block_size=BLOCK, device=torch.device("cpu"), features=frozenset({"hidden"}), num_candidates=3
+    )
     return builder.build(planned, rows, drafts)
 
 
@@ -41,6 +43,7 @@ def test_tensors_hold_the_rows_of_all_sequences():
     assert batch.logits_rows.tolist() == [0, 1, 2, 6]
     assert [(rows.num_context, rows.num_rows) for rows in batch.sequences] == [(5, 3), (2, 4)]
     assert batch.features == {"hidden"}
+    assert batch.num_candidates == 3
 
 
 def test_a_chain_needs_no_mask():

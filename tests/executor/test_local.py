@@ -10,9 +10,11 @@ import torch
 from forerun import SamplingParams
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceSpec, StepPlan, lay_out
+from forerun.errors import ConfigError
 from tests.contract.drafters import NGRAM, Stub
 from tests.contract.test_contract import PROMPTS
-from tests.engines import tiny_llm
+from tests.engines import native_target, tiny_llm
+from tests.native import needs_kernels
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -109,3 +111,42 @@ def test_what_was_prepared_and_never_ran_is_forgotten():
     with pytest.raises(Exception, match="got token id"):
         llm.generate([PROMPT, [1000]], SamplingParams(n=3), use_tqdm=False)
     assert not llm.executor._states
+
+
+def asked_candidates(llm):
+    """The numbers of candidates that passes ask for and get."""
+    asked, forward = set(), llm.executor.model.forward
+
+    def watching(batch, attend):
+        result = forward(batch, attend)
+        found = None if result.candidates is None else result.candidates.token_ids.shape[1]
+        asked.add((batch.num_candidates, found))
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.executor.model, "forward", watching)
+        llm.generate([PROMPT], GREEDY, use_tqdm=False)
+    return asked
+
+
+class Learner(Stub):
+    num_candidates = 5
+
+    def draft(self, _request):
+        return NO_DRAFT
+
+
+def test_a_pass_finds_as_many_candidates_as_the_drafter_learns_from():
+    assert asked_candidates(tiny_llm({"method": Learner, "num_speculative_tokens": 2})) == {(5, 5)}
+    assert asked_candidates(tiny_llm(NGRAM)) == {(0, None)}
+
+
+@needs_kernels
+def test_on_the_kernels_greedy_decoding_reads_the_first_candidate():
+    assert asked_candidates(tiny_llm(target=native_target())) == {(1, 1)}
+
+
+def test_a_drafter_that_wants_more_candidates_than_a_pass_finds_is_refused():
+    greedy = type("Greedy", (Learner,), {"num_candidates": 17})
+    with pytest.raises(ConfigError, match="drafter Greedy: num_candidates is 17; may be from 0 to 16"):
+        tiny_llm({"method": greedy, "num_speculative_tokens": 2})

@@ -25,9 +25,9 @@ class PagedRun:
         self._block_ids = np.array(random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS), dtype=np.int32)
         self._length = 0
 
-    def feed(self, token_ids, *, logits_rows=None, features=frozenset()):
+    def feed(self, token_ids, *, logits_rows=None, features=frozenset(), num_candidates=0):
         """Forward the next tokens and keep them."""
-        result = self._forward(token_ids, range(len(token_ids)), None, logits_rows, features)
+        result = self._forward(token_ids, range(len(token_ids)), None, logits_rows, features, num_candidates)
         self._length += len(token_ids)
         return result
 
@@ -36,7 +36,7 @@ class PagedRun:
         depths = [int(row.sum()) - 1 for row in tree_mask]
         return self._forward(token_ids, depths, tree_mask, None, frozenset())
 
-    def _forward(self, token_ids, depths, tree_mask, logits_rows, features):
+    def _forward(self, token_ids, depths, tree_mask, logits_rows, features, num_candidates=0):
         count = len(token_ids)
         places = range(self._length, self._length + count)
         blocks = self._block_ids.tolist()
@@ -50,6 +50,7 @@ class PagedRun:
             block_size=BLOCK_SIZE,
             logits_rows=torch.arange(count) if logits_rows is None else torch.tensor(logits_rows, dtype=torch.int64),
             features=features,
+            num_candidates=num_candidates,
         )
         with torch.inference_mode():
             return self._model.forward(batch, self._attention.begin(batch, self._cache))

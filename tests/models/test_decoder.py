@@ -11,6 +11,7 @@ from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES
 from forerun.models.loader import DummyCheckpoint
 from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.candidates import find_candidates
 from tests.models.paged_run import PagedRun
 from tests.models.state_dict import read_checkpoint
 from tests.tiny_models import save_tiny_model, tiny_config
@@ -49,6 +50,14 @@ def test_logits_come_for_the_wanted_rows_only(decoder):
 
 def test_chunk_without_wanted_rows_gives_no_logits(decoder):
     assert PagedRun(decoder).feed(TOKEN_IDS, logits_rows=[]).logits.shape == (0, decoder.vocab_size)
+
+
+def test_candidates_come_for_the_wanted_rows_where_the_batch_asks_for_them(decoder):
+    found = PagedRun(decoder).feed(TOKEN_IDS, logits_rows=[2, 8], num_candidates=4)
+    expected = find_candidates(found.logits, 4)
+    assert torch.equal(found.candidates.token_ids, expected.token_ids)
+    assert torch.equal(found.candidates.logits, expected.logits)
+    assert PagedRun(decoder).feed(TOKEN_IDS).candidates is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

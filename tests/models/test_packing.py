@@ -18,6 +18,7 @@ from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import PackedEmbeddingModule, PackedModule, Packing, can_pack, pack_modules
 from forerun.models.transformers_model import wrap_model
 from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.candidates import find_candidates
 from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
@@ -109,6 +110,19 @@ def test_weights_are_rounded_only_where_that_is_asked_for():
 def test_a_packed_decoder_promises_bits():
     assert native_decoder(best(), "LlamaForCausalLM", weight_format=INT8).is_batch_invariant
     assert not exact_decoder("LlamaForCausalLM", weight_format=INT8).is_batch_invariant
+
+
+@every_level
+@every_format
+@pytest.mark.parametrize("variant", ["LlamaForCausalLM tied", "Gemma2ForCausalLM untied", "GraniteForCausalLM tied"])
+def test_candidates_are_those_of_the_logits(kernels, weight_format, variant):
+    decoder = native_decoder(kernels, variant, weight_format=weight_format)
+    run = PagedRun(decoder, attention=NativeAttention(kernels))
+    found = run.feed(TOKEN_IDS.tolist(), logits_rows=[1, 4], num_candidates=8)
+    expected = find_candidates(found.logits, 8)
+    assert decoder.finds_candidates
+    assert torch.equal(found.candidates.token_ids, expected.token_ids)
+    assert torch.equal(found.candidates.logits, expected.logits)
 
 
 @needs_kernels

@@ -24,6 +24,7 @@ from forerun.models import transformers_attention
 from forerun.models.transformers_attention import UnsupportedAttentionError
 from forerun.models.transformers_model import load_transformers_model, wrap_model
 from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.candidates import find_candidates
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -100,7 +101,7 @@ def references():
     return found
 
 
-def run(model, cache, tokens, chunk, *, logits_rows=None, features=frozenset()):
+def run(model, cache, tokens, chunk, *, logits_rows=None, features=frozenset(), num_candidates=0):
     """One pass over rows [start, end) of a sequence in the blocks of `cache`."""
     start, end = chunk
     positions = torch.arange(start, end)
@@ -113,6 +114,7 @@ def run(model, cache, tokens, chunk, *, logits_rows=None, features=frozenset()):
         block_size=BLOCK_SIZE,
         logits_rows=torch.arange(end - start) if logits_rows is None else logits_rows,
         features=features,
+        num_candidates=num_candidates,
     )
     return model.forward(batch, PagedAttention().begin(batch, cache))
 
@@ -139,6 +141,14 @@ def test_logits_are_computed_at_the_rows_asked_for(references, name):
     rows = torch.tensor([2, 19])
     found = run(model, make_cache(model), tokens, (0, 20), logits_rows=rows).logits
     torch.testing.assert_close(found, expected[rows], atol=1e-4, rtol=1e-4)
+
+
+def test_candidates_are_those_of_the_logits(references):
+    tokens, *_, model = references["mixture_of_experts"]
+    found = run(model, make_cache(model), tokens, (0, 20), logits_rows=torch.tensor([3, 19]), num_candidates=5)
+    expected = find_candidates(found.logits, 5)
+    assert torch.equal(found.candidates.token_ids, expected.token_ids)
+    assert torch.equal(found.candidates.logits, expected.logits)
 
 
 def test_a_pass_without_logits_still_fills_the_cache(references):

@@ -104,3 +104,11 @@ def test_it_is_the_model_it_is_made_of_but_for_the_vocabulary():
     result = PagedRun(model).feed([1, 2, 3], logits_rows=[2], features=frozenset({"last_hidden"}))
     assert result.logits.shape == (1, VOCAB_SIZE)
     assert result.features["last_hidden"].shape == (3, model.hidden_size)
+
+
+def test_its_candidates_are_tokens_of_the_other_vocabulary():
+    model, vocabulary_map = behind_map(num_missing=15)
+    found = PagedRun(model).feed([1, 2, 3], num_candidates=4)
+    assert torch.equal(found.candidates.logits, found.logits.topk(4).values)
+    assert torch.equal(found.candidates.logits, found.logits.gather(1, found.candidates.token_ids.long()))
+    assert set(found.candidates.token_ids.flatten().tolist()) <= set(vocabulary_map.target_ids.tolist())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from forerun.core.draft import Draft
-from forerun.errors import ErrorKind
+from forerun.errors import ErrorKind, ModelError, RequestError
+from forerun.ops.candidates import find_candidates
 from forerun.ops.grammar import GrammarNotReadyError
 from forerun.verify import VERIFIERS
 from forerun.verify.base import Verdict
@@ -159,3 +160,26 @@ def test_greedy_decoding_without_a_draft_is_what_the_judge_itself_says(verifier)
         target = SequenceTarget(logits, one, MostLikely(logits))
         assert verdict == verifier.judge(one.draft, target, SeededChance(one.seed, one.position))
         assert verdict == Verdict((), int(logits[row].argmax()))
+
+
+@every_verifier
+def test_candidates_say_what_the_logits_say(verifier):
+    logits = random_rows(6)
+    logits[2, [1, 3]] = logits[2].max() + 1  # a tie
+    judged = [judged_of(Draft((1, 2)), temperature=0), judged_of(Draft((3, 0)), first_row=3, temperature=0)]
+    for num_candidates in (1, 4):
+        candidates = find_candidates(logits, num_candidates)
+        assert verifier.verify(logits, judged, candidates) == verifier.verify(logits, judged)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(math.nan, ModelError), (math.inf, ModelError), (-math.inf, RequestError)]
+)
+def test_a_row_whose_highest_logit_is_not_finite_is_the_same_error_with_candidates(value, error):
+    logits = random_rows(2)
+    logits[1, slice(None) if value == -math.inf else 3] = value
+    for candidates in (None, find_candidates(logits, 2)):
+        most_likely = MostLikely(logits, candidates)
+        assert most_likely.token(0) == int(logits[0].argmax())
+        with pytest.raises(error):
+            most_likely.token(1)

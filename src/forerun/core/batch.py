@@ -44,6 +44,24 @@ class ForwardBatch:
     block_size: int
     logits_rows: Tensor  # [R] int64, ascending
     features: frozenset[str] = field(default_factory=frozenset)  # what the drafter `needs`
+    num_candidates: int = 0  # of each row of logits; at most MOST_CANDIDATES and vocab_size
+
+
+MOST_CANDIDATES = 16
+"""The most candidates that a pass finds for a row: `kMostCandidates` of ops/native/csrc/candidates.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest next tokens of each row of logits, before any sampling rule.
+
+    The highest logit comes first, of equal ones the lowest token id. NaN counts as higher than any
+    number, so a row whose highest logit is not finite shows it in its first candidate. A row's
+    candidates never depend on its batch.
+    """
+
+    token_ids: Tensor  # [R, num_candidates] int32
+    logits: Tensor  # [R, num_candidates] fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,7 @@ class ForwardResult:
     """What one forward pass computed."""
 
     logits: Tensor  # [R, vocab_size] fp32
+    candidates: Candidates | None = None  # None where the batch asks for none
     features: dict[str, Tensor] = field(default_factory=dict)  # name -> [T, width]
 
 

@@ -16,11 +16,14 @@ from forerun.core.step import PlannedSequence, Rows
 class BatchBuilder:
     """Builds batches for one device and block size."""
 
-    def __init__(self, *, block_size: int, device: torch.device, features: frozenset[str]) -> None:
+    def __init__(
+        self, *, block_size: int, device: torch.device, features: frozenset[str], num_candidates: int = 0
+    ) -> None:
         self._block_size = block_size
         self._device = device
         self._is_on_cpu = device.type == "cpu"
         self._features = features
+        self._num_candidates = num_candidates
 
     def build(self, sequences: Sequence[PlannedSequence], rows: Rows, drafts: Sequence[Draft]) -> ForwardBatch:
         """Tensors of a plan's rows, and a mask where a draft is a tree."""
@@ -43,6 +46,7 @@ class BatchBuilder:
             block_size=self._block_size,
             logits_rows=self._tensor(rows.logits_rows),
             features=self._features,
+            num_candidates=self._num_candidates,
         )
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

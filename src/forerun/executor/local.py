@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forerun.core.batch import ForwardBatch, ForwardResult
+from forerun.core.batch import MOST_CANDIDATES, ForwardBatch, ForwardResult
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.core.stats import StepTimes
@@ -26,8 +26,9 @@ from forerun.core.step import (
     StepResult,
     lay_out,
 )
-from forerun.drafters.base import DraftRequest
+from forerun.drafters.base import Drafter, DraftRequest
 from forerun.drafters.guard import GuardedDrafter
+from forerun.errors import ConfigError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.grammar.cache import GrammarCache
@@ -98,7 +99,12 @@ class LocalExecutor:
         self._verifier = verifier
         self._grammars = grammars
         self._torch_threads = torch_threads
-        self._builder = BatchBuilder(block_size=cache.block_size, device=model.device, features=drafting.drafter.needs)
+        self._builder = BatchBuilder(
+            block_size=cache.block_size,
+            device=model.device,
+            features=drafting.drafter.needs,
+            num_candidates=_num_candidates(model, drafting.drafter),
+        )
         self._states: dict[int, _State] = {}
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
@@ -171,9 +177,10 @@ class LocalExecutor:
         batch = self._builder.build(step.sequences, step.rows, step.drafts)
         attend = self.prepare_pass(batch)
         built = clock()
-        logits = self.forward(batch, attend).logits
+        forward = self.forward(batch, attend)
+        logits = forward.logits
         computed = clock()
-        verdicts = self._verify(step, logits)
+        verdicts = self._verify(step, forward)
         results = self._results(step, verdicts, logits)
         self._last_number = plan.number
         self._compact_accepted_paths(step, verdicts)
@@ -238,7 +245,7 @@ class LocalExecutor:
         again.sequence.output_ids += output_ids
         return again
 
-    def _verify(self, step: _Step, logits: Tensor) -> list[Verdict | None]:
+    def _verify(self, step: _Step, forward: ForwardResult) -> list[Verdict | None]:
         """A verdict for each sequence that has something to judge."""
         requests = [
             VerifyRequest(
@@ -252,7 +259,7 @@ class LocalExecutor:
             for state, draft, row in zip(step.states, step.drafts, step.rows.first_logits, strict=True)
             if row >= 0
         ]
-        verdicts = iter(self._verifier.verify(logits, requests) if requests else ())
+        verdicts = iter(self._verifier.verify(forward.logits, requests, forward.candidates) if requests else ())
         return [next(verdicts) if row >= 0 else None for row in step.rows.first_logits]
 
     def _results(self, step: _Step, verdicts: Listing[Verdict | None], logits: Tensor) -> list[SequenceResult]:
@@ -355,6 +362,20 @@ class LocalExecutor:
         for (state, result), draft in zip(drafted, propose(self.drafting, asked, self.cache.features), strict=True):
             state.draft = draft
             result.draft = draft if draft.probs is None else replace(draft, probs=None)
+
+
+def _num_candidates(model: TargetModel, drafter: Drafter) -> int:
+    """As many of a row's likeliest tokens as the drafter learns from; at least one, for greedy requests, where it costs nothing.
+
+    Raises:
+        ConfigError: the drafter asks for more than a pass finds.
+    """
+    wanted = int(getattr(drafter, "num_candidates", 0))
+    if not 0 <= wanted <= MOST_CANDIDATES:
+        raise ConfigError(
+            f"drafter {type(drafter).__name__}: num_candidates is {wanted}; may be from 0 to {MOST_CANDIDATES}"
+        )
+    return min(max(wanted, 1 if model.finds_candidates else 0), model.vocab_size)
 
 
 def _settled(planned: PlannedSequence, state: _State, draft: Draft) -> PlannedSequence:

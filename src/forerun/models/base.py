@@ -29,9 +29,10 @@ class CausalModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     is_batch_invariant: bool  # a row's logits do not depend, in any bit, on what else is in the batch
+    finds_candidates: bool  # it finds candidates while the head computes, which costs next to nothing
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
-        """Compute logits at `batch.logits_rows` and the hidden states that `batch.features` names.
+        """Compute logits at `batch.logits_rows`, their candidates, and the hidden states that `batch.features` names.
 
         "last_hidden" is the hidden state after the final norm, "hidden.N" the residual stream before
         layer N (0: the embeddings; num_layers: after the last layer, before the final norm).

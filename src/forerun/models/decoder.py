@@ -79,6 +79,7 @@ class Decoder:
         self.device = device
         self._parts = parts
         self.is_batch_invariant = parts.is_batch_invariant
+        self.finds_candidates = isinstance(parts.head, PackedHead)
         self.layers = parts.layers
         self.norm = parts.norm
         self._rotaries = list(parts.rotaries.values())
@@ -122,7 +123,10 @@ class Decoder:
             judged = hidden.index_select(0, batch.logits_rows)
         else:
             judged = self.norm(hidden.index_select(0, batch.logits_rows))
-        return ForwardResult(logits=self.logits(judged), features=features)
+        if not batch.num_candidates:
+            return ForwardResult(logits=self.logits(judged), features=features)
+        logits, candidates = self._parts.head.with_candidates(judged, batch.num_candidates)
+        return ForwardResult(logits=logits, candidates=candidates, features=features)
 
     def first_layers(self, num_layers: int) -> Decoder:
         """Return the first layers as a model that shares this one's weights and its layers of the KV cache."""

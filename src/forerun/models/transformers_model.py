@@ -39,6 +39,7 @@ from forerun.models.transformers_attention import (
 )
 from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.attention import Attend
+from forerun.ops.candidates import find_candidates
 
 STAND_IN_TOKENS = 32  # of a single layer's model
 LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
@@ -59,12 +60,13 @@ class TransformersModel:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.is_batch_invariant = False  # transformers' own operations promise nothing
+        self.finds_candidates = False
         self._model = model
         self._layers = layers
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
-        """Compute logits at `batch.logits_rows` and the hidden states that `batch.features` names.
+        """Compute logits at `batch.logits_rows`, their candidates, and the hidden states that `batch.features` names.
 
         Raises:
             DraftError: this model does not have these hidden states.
@@ -79,7 +81,9 @@ class TransformersModel:
                 **rows,
             )
         logits = output.logits[0] if self._takes_rows else output.logits[0, batch.logits_rows]
-        return ForwardResult(logits=logits.float(), features=features)
+        logits = logits.float()
+        candidates = find_candidates(logits, batch.num_candidates) if batch.num_candidates else None
+        return ForwardResult(logits=logits, candidates=candidates, features=features)
 
     @property
     def wrapped(self) -> Any:

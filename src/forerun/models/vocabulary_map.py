@@ -11,6 +11,7 @@ from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.models.base import CausalModel
 from forerun.models.vocabulary import Vocabulary
 from forerun.ops.attention import Attend
+from forerun.ops.candidates import find_candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,7 @@ class VocabularyMappedModel:
         self.dtype = model.dtype
         self.device = model.device
         self.is_batch_invariant = model.is_batch_invariant
+        self.finds_candidates = False
         self._model = model
         self._target_ids = vocabulary_map.target_ids.to(model.device)
         self._draft_ids = vocabulary_map.draft_ids.to(model.device)
@@ -107,8 +109,10 @@ class VocabularyMappedModel:
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """See `CausalModel.forward`; hidden states are the model's own."""
-        result = self._model.forward(replace(batch, token_ids=self._read_ids[batch.token_ids]), attend)
+        read = replace(batch, token_ids=self._read_ids[batch.token_ids], num_candidates=0)
+        result = self._model.forward(read, attend)
         own = result.logits
         logits = own.new_full((len(own), self.vocab_size), torch.finfo(own.dtype).min)
         logits.index_copy_(1, self._target_ids, own.index_select(1, self._draft_ids))
-        return replace(result, logits=logits)
+        candidates = find_candidates(logits, batch.num_candidates) if batch.num_candidates else None
+        return replace(result, logits=logits, candidates=candidates)

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.core.batch import Candidates
+from forerun.ops.candidates import find_candidates
+
 Activation = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -55,6 +58,11 @@ class Head:
         if self.scale != 1.0:
             logits = logits * self.scale
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+    def with_candidates(self, normed: Tensor, num_candidates: int) -> tuple[Tensor, Candidates]:
+        """[R, hidden_size] -> logits [R, vocab_size] fp32 and the candidates of each row."""
+        logits = self(normed)
+        return logits, find_candidates(logits, num_candidates)
 
 
 @dataclass(frozen=True, slots=True)

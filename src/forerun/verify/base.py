@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from forerun.core.batch import Candidates
 from forerun.core.draft import Draft
 from forerun.errors import ErrorKind
 from forerun.ops.sampling import SamplingRules
@@ -54,12 +55,15 @@ class Verifier(Protocol):
 
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict | None]:
+    def verify(
+        self, logits: Tensor, judged: Sequence[VerifyRequest], candidates: Candidates | None = None
+    ) -> list[Verdict | None]:
         """Judge every sequence of a step.
 
         Args:
             logits: [num_rows, vocab_size] fp32, the target's raw logits; not changed.
             judged: the sequences, each owning 1 + len(draft) rows of `logits`.
+            candidates: those of all rows, at least one each, where the target found them.
 
         Returns:
             One verdict per sequence, in order. A sequence whose rules raise gets an error verdict. None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from forerun.core.batch import Candidates
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import Stream, uniform
 from forerun.errors import ForerunError
@@ -63,9 +64,11 @@ class IndependentVerifier:
     judge: Judge
     is_lossless: bool
 
-    def verify(self, logits: Tensor, judged: Sequence[VerifyRequest]) -> list[Verdict | None]:
+    def verify(
+        self, logits: Tensor, judged: Sequence[VerifyRequest], candidates: Candidates | None = None
+    ) -> list[Verdict | None]:
         """Judge every sequence; one whose rules raise gets an error verdict or none yet (see `Verifier`)."""
-        most_likely = MostLikely(logits)
+        most_likely = MostLikely(logits, candidates)
         return [self._verdict(logits, one, most_likely) for one in judged]
 
     def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict | None:
@@ -85,13 +88,15 @@ class IndependentVerifier:
 class MostLikely:
     """The most likely token of each row of a step's logits; the lowest id where several are.
 
-    On CPU a row costs microseconds when it is asked for, so rows beyond the accepted path cost
-    nothing; elsewhere all rows are done in one call at the first question.
+    It is the row's first candidate where the target found any. Else, on CPU, a row costs microseconds
+    when it is asked for, so rows beyond the accepted path cost nothing; elsewhere all rows are done in
+    one call at the first question.
     """
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, candidates: Candidates | None = None) -> None:
         self._logits = logits
-        self._rows: npt.NDArray[np.float32] | None = logits.numpy() if logits.is_cpu else None
+        self._candidates = candidates
+        self._rows: npt.NDArray[np.float32] | None = logits.numpy() if candidates is None and logits.is_cpu else None
 
     def token(self, row: int) -> int:
         """Return the argmax of row `row`; `ModelError` where it is not finite."""
@@ -106,6 +111,8 @@ class MostLikely:
 
     @cached_property
     def _all(self) -> tuple[list[int], list[float]]:
+        if self._candidates is not None:
+            return self._candidates.token_ids[:, 0].tolist(), self._candidates.logits[:, 0].tolist()
         largest = self._logits.max(dim=-1)
         return largest.indices.tolist(), largest.values.tolist()
 

@@ -191,18 +191,6 @@ def test_selected_outputs_have_the_bits_of_the_whole(kernels, weight_format):
 
 @every_level
 @every_format
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_argmax_is_the_first_highest_logit(kernels, weight_format, num_threads):
-    weight = torch.randn(200, 24, generator=generator(0))
-    weight[100:] = weight[:100].flip(0)  # each output twice, so that each row has a tie
-    linear, x = packed_linear(kernels, weight, weight_format=weight_format), torch.randn(40, 24, generator=generator(1))
-    with threads(kernels, num_threads):
-        found = linear.argmax(x, factor=1.0, cap=0.0)
-    assert found.tolist() == linear(x).numpy().argmax(1).tolist()  # NumPy's takes the first of ties
-
-
-@every_level
-@every_format
 @pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, None), (0.3, None), (1.0, 2.5), (1.7, 30.0)])
 def test_head_agrees_with_its_twin(kernels, weight_format, scale, soft_cap):
     linear, x = packed_linear(kernels, torch.randn(50, 24), weight_format=weight_format), torch.randn(9, 24)
@@ -210,15 +198,6 @@ def test_head_agrees_with_its_twin(kernels, weight_format, scale, soft_cap):
     found = PackedHead(linear, scale, soft_cap)(x)
     # Both sum 24 products of about 1 in fp32, times 1.7 at most, and tanh is within a few roundings.
     torch.testing.assert_close(found, twin(rounded_for(weight_format, x)), atol=5e-5, rtol=0)
-
-
-@every_level
-@every_format
-@pytest.mark.parametrize(("scale", "soft_cap"), [(1.0, 0.01), (1e-40, None)])
-def test_head_takes_the_first_of_logits_that_scale_or_cap_make_equal(kernels, weight_format, scale, soft_cap):
-    head = PackedHead(packed_linear(kernels, torch.randn(200, 24), weight_format=weight_format), scale, soft_cap)
-    x = 10 * torch.randn(40, 24)
-    assert head.argmax(x).tolist() == head(x).numpy().argmax(1).tolist()
 
 
 @every_level
@@ -293,15 +272,6 @@ def test_a_normed_row_has_the_same_bits_among_any_number_of_rows(kernels):
         assert torch.equal(norm(x[:count]), alone[:count])
 
 
-@every_level
-@every_format
-def test_argmax_does_not_depend_on_the_rows_beside(kernels, weight_format):
-    linear, x = packed_linear(kernels, torch.randn(90, 24), weight_format=weight_format), torch.randn(40, 24)
-    head = PackedHead(linear)
-    alone = torch.cat([head.argmax(row[None]) for row in x])
-    assert torch.equal(head.argmax(x), alone)
-
-
 @needs_kernels
 @every_format
 def test_levels_agree(weight_format):
@@ -320,6 +290,6 @@ def test_levels_agree(weight_format):
 @pytest.mark.parametrize("width", [15, 60, 31])
 def test_rows_of_another_width_are_refused_though_their_number_divides(kernels, weight_format, width):
     linear, x = packed_linear(kernels, torch.randn(45, 30), weight_format=weight_format), torch.randn(4, width)
-    for compute in (linear, linear.argmax, NativeRMSNorm(kernels, torch.ones(30), 1e-5)):
+    for compute in (linear, lambda x: linear.candidates(x, 1), NativeRMSNorm(kernels, torch.ones(30), 1e-5)):
         with pytest.raises(ValueError, match=f"got rows of {width} values; this layer takes 30"):
             compute(x)

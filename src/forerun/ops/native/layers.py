@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.core.batch import Candidates
 from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.formats.base import PackedWeight, read_outputs
 from forerun.ops.native.library import Kernels
@@ -40,24 +41,41 @@ class PackedLinear:
 
     def capped(self, x: Tensor, *, factor: float, cap: float) -> Tensor:
         """[..., in] -> [..., out] fp32: cap * tanh(factor * y / cap), or factor * y where cap is 0."""
-        weight = self.weight
-        rows = _rows_of(x, weight.inputs)
-        out = torch.empty(*x.shape[:-1], weight.outputs, dtype=torch.float32)
-        num_rows = rows.numel() // weight.inputs
-        self.kernels.linear(
-            weight.struct, rows.data_ptr(), num_rows, weight.inputs, weight.outputs, factor, cap, out.data_ptr()
-        )
+        out = torch.empty(*x.shape[:-1], self.weight.outputs, dtype=torch.float32)
+        self._compute(x, factor, cap, out=out)
         return out
 
-    def argmax(self, x: Tensor, *, factor: float = 1.0, cap: float = 0.0) -> Tensor:
-        """[R, in] -> [R] int64: where `capped` is highest, the first of equal ones; no logits are stored."""
+    def capped_with_candidates(
+        self, x: Tensor, num_candidates: int, *, factor: float, cap: float
+    ) -> tuple[Tensor, Candidates]:
+        """What `capped` gives of [R, in], and the candidates among it, found while it is computed."""
+        out = torch.empty(len(x), self.weight.outputs, dtype=torch.float32)
+        return out, self._compute(x, factor, cap, out=out, num_candidates=num_candidates)
+
+    def candidates(self, x: Tensor, num_candidates: int, *, factor: float = 1.0, cap: float = 0.0) -> Candidates:
+        """[R, in] -> the candidates among what `capped` gives, which is not stored.
+
+        Raises:
+            ValueError: there are fewer outputs than `num_candidates`, or that is above MOST_CANDIDATES.
+        """
+        return self._compute(x, factor, cap, num_candidates=num_candidates)
+
+    def _compute(
+        self, x: Tensor, factor: float, cap: float, *, out: Tensor | None = None, num_candidates: int = 0
+    ) -> Candidates:
         weight = self.weight
         rows = _rows_of(x, weight.inputs)
-        ids = torch.empty(len(rows), dtype=torch.int64)
-        self.kernels.linear_argmax(
-            weight.struct, rows.data_ptr(), len(rows), weight.inputs, weight.outputs, factor, cap, ids.data_ptr()
+        num_rows = rows.numel() // weight.inputs
+        found = Candidates(
+            torch.empty(num_rows, num_candidates, dtype=torch.int32),
+            torch.empty(num_rows, num_candidates, dtype=torch.float32),
         )
-        return ids
+        self.kernels.linear(
+            *(weight.struct, rows.data_ptr(), num_rows, weight.inputs, weight.outputs, factor, cap),
+            None if out is None else out.data_ptr(),
+            *(num_candidates, found.token_ids.data_ptr(), found.logits.data_ptr()),
+        )
+        return found
 
     def rows(self, outputs: Tensor, *, scale: float = 1.0) -> Tensor:
         """The weights of some outputs, times `scale`: [n] int64 -> [n, in] fp32"""
@@ -103,9 +121,13 @@ class PackedHead:
         """[R, hidden_size] -> [R, vocab_size] fp32"""
         return self.linear.capped(normed, factor=self.scale, cap=self.soft_cap or 0.0)
 
-    def argmax(self, normed: Tensor) -> Tensor:
-        """[R, hidden_size] -> [R] int64: what greedy decoding takes."""
-        return self.linear.argmax(normed, factor=self.scale, cap=self.soft_cap or 0.0)
+    def with_candidates(self, normed: Tensor, num_candidates: int) -> tuple[Tensor, Candidates]:
+        """[R, hidden_size] -> logits [R, vocab_size] fp32 and the candidates of each row, found while they are computed."""
+        return self.linear.capped_with_candidates(normed, num_candidates, factor=self.scale, cap=self.soft_cap or 0.0)
+
+    def candidates(self, normed: Tensor, num_candidates: int) -> Candidates:
+        """[R, hidden_size] -> the candidates of each row; no logits are stored."""
+        return self.linear.candidates(normed, num_candidates, factor=self.scale, cap=self.soft_cap or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

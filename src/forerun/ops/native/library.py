@@ -35,8 +35,10 @@ VARIABLE = "FORERUN_CPU_KERNELS"
 
 PROTOTYPES: dict[str, list[type]] = {
     "set_threads": [c_int32, c_void_p],
-    "linear": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
-    "linear_argmax": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p],
+    "linear": [
+        *(POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p),
+        *(c_int32, c_void_p, c_void_p),
+    ],
     "choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
     "read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
@@ -72,7 +74,6 @@ class Kernels:
         library.forerun_message.argtypes, library.forerun_message.restype = [], c_char_p
         functions = {name: _checked(library, name, arguments) for name, arguments in PROTOTYPES.items()}
         self.linear = functions["linear"]
-        self.linear_argmax = functions["linear_argmax"]
         self.choose_high_bytes = functions["choose_high_bytes"]
         self.code_weight = functions["code_weight"]
         self.read_outputs = functions["read_outputs"]

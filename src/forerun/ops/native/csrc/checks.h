@@ -42,6 +42,11 @@ inline void check_product(const Weight& weight, int64_t num_rows, int64_t width,
     require(num_outputs >= 0 && num_outputs <= weight.outputs, "more outputs are asked for than the weight has");
 }
 
+inline void check_candidates(int64_t count, int64_t num_outputs) {
+    require(count >= 0 && count <= kMostCandidates, "the number of candidates must be from 0 to 16");
+    require(count <= num_outputs, "more candidates are asked for than there are outputs");
+}
+
 inline void check_storage(int32_t storage) {
     require(storage == kFloat32 || storage == kBFloat16, "keys and values must be fp32 or bf16");
 }

@@ -19,7 +19,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 1;
+constexpr int32_t kInterfaceVersion = 2;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -203,53 +203,45 @@ EXPORT const char* forerun_level() { return LEVEL; }
 // To be asked before anything that computes is called.
 EXPORT int32_t forerun_runs_here() { return RUNS_HERE; }
 
-// out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none.
+// out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none. out null:
+// it is not stored. Of each row the `num_candidates` (16 at most) highest outputs go to ids and values [num_rows,
+// num_candidates]: the highest first, of equal ones the lowest id first; NaN counts as higher than any number.
 EXPORT int32_t forerun_linear(const Weight* weight, const float* rows, int64_t num_rows, int64_t width, int64_t num_outputs,
-                              float factor, float cap, float* out) {
+                              float factor, float cap, float* out, int32_t num_candidates, int32_t* ids, float* values) {
     return guarded([&] {
         check_product(*weight, num_rows, width, num_outputs);
+        check_candidates(num_candidates, num_outputs);
         const std::lock_guard<std::mutex> lock(process->mutex);
         const void* inputs = rows_for(*weight, rows, num_rows, width);
-        multiply_shared(*weight, inputs, num_rows, [&](int, int64_t row, int64_t output, F16 first, F16 second) {
+        const auto keep = [=](int64_t row, int64_t output, F16 first, F16 second) {
             for (int half = 0; half < 2; ++half, output += kLanes) {
                 const int64_t left = num_outputs - output;
                 if (left <= 0) return;
-                store_first(out + row * num_outputs + output, finished(half ? second : first, factor, cap),
+                store_first(out + row * num_outputs + output, half ? second : first,
                             static_cast<int>(std::min<int64_t>(kLanes, left)));
             }
-        });
-    });
-}
-
-// ids [num_rows] = the output with the highest value of forerun_linear's, the first of equal ones.
-EXPORT int32_t forerun_linear_argmax(const Weight* weight, const float* rows, int64_t num_rows, int64_t width,
-                                     int64_t num_outputs, float factor, float cap, int64_t* ids) {
-    struct Best {
-        float value = -std::numeric_limits<float>::infinity();
-        int64_t id = 0;
-    };
-    return guarded([&] {
-        check_product(*weight, num_rows, width, num_outputs);
-        const std::lock_guard<std::mutex> lock(process->mutex);
-        const void* inputs = rows_for(*weight, rows, num_rows, width);
-        const int num_members = process->team->size();
-        std::vector<Best> best(static_cast<size_t>(num_members) * num_rows);
+        };
+        if (!num_candidates) {
+            if (!out) return;
+            multiply_shared(*weight, inputs, num_rows, [&](int, int64_t row, int64_t output, F16 first, F16 second) {
+                keep(row, output, finished(first, factor, cap), finished(second, factor, cap));
+            });
+            return;
+        }
+        CandidateList* lists = process->space.begin_candidates(num_rows, num_candidates);
         multiply_shared(*weight, inputs, num_rows, [&](int member, int64_t row, int64_t output, F16 first, F16 second) {
-            Best& own = best[member * num_rows + row];
             first = finished(first, factor, cap);
             second = finished(second, factor, cap);
-            if (max_lanes(max(first, second)) <= own.value && output) return;
-            float lanes[kTile];
-            store(lanes, first);
-            store(lanes + kLanes, second);
-            for (int i = 0; i < kTile && output + i < num_outputs; ++i)
-                if (lanes[i] > own.value) own = {lanes[i], output + i};
+            if (out) keep(row, output, first, second);
+            lists[member * num_rows + row].offer(first, second, output, num_outputs);
         });
         for (int64_t row = 0; row < num_rows; ++row) {
-            Best found = best[row];
-            for (int member = 1; member < num_members; ++member)
-                if (best[member * num_rows + row].value > found.value) found = best[member * num_rows + row];
-            ids[row] = found.id;
+            CandidateList& found = lists[row];
+            for (int member = 1; member < process->team->size(); ++member) found.merge(lists[member * num_rows + row]);
+            for (int place = 0; place < num_candidates; ++place) {
+                ids[row * num_candidates + place] = found.id(place);
+                values[row * num_candidates + place] = found.value(place);
+            }
         }
     });
 }

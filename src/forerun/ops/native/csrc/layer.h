@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "candidates.h"
 #include "matmul.h"
 #include "team.h"
 
@@ -46,10 +47,19 @@ struct Workspace {
     std::vector<AttentionScratch> attention;  // of each member of the team
     std::vector<std::vector<bf16>> wide;      // of each member: a widened tile
     std::vector<AttentionItem> items;
+    std::vector<CandidateList> candidates;  // of each member and row
 
     void begin_for(int num_members) {
         attention.resize(num_members);
         wide.resize(num_members);
+    }
+
+    // Empty lists of `count` candidates, [num_members, num_rows].
+    CandidateList* begin_candidates(int64_t num_rows, int count) {
+        const size_t needed = wide.size() * static_cast<size_t>(num_rows);
+        if (candidates.size() < needed) candidates.resize(needed);
+        for (size_t i = 0; i < needed; ++i) candidates[i].begin(count);
+        return candidates.data();
     }
 
     void grow_wide(const Weight& weight, int64_t num_rows) {

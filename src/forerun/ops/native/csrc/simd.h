@@ -71,6 +71,8 @@ inline F16 load(const bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
+// Bit i: lane i of `a` is above that of `b`, or either is NaN.
+inline uint32_t lanes_above(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ); }
 // Lanes below `count` of `a`, `other` elsewhere.
 inline F16 keep_first(F16 a, int count, F16 other) {
     const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
@@ -176,6 +178,11 @@ inline __m256 widen8(const bf16* p) {
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline F16 load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
+inline uint32_t lanes_above(F16 x, F16 y) {
+    const int first = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLE_UQ));
+    const int second = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLE_UQ));
+    return static_cast<uint32_t>(first | second << 8);
+}
 inline F16 keep_first(F16 x, int count, F16 other) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256 first = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
@@ -302,6 +309,11 @@ inline F16 scale_by_power(F16 a, F16 n) {
 }
 inline F16 load(const bf16* p) {
     return each([&](int i) { return widen(p[i]); });
+}
+inline uint32_t lanes_above(F16 a, F16 b) {
+    uint32_t above = 0;
+    for (int i = 0; i < kLanes; ++i) above |= static_cast<uint32_t>(!(a.v[i] <= b.v[i])) << i;
+    return above;
 }
 inline F16 keep_first(F16 a, int count, F16 other) {
     return each([&](int i) { return i < count ? a.v[i] : other.v[i]; });
