@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forerun.core.batch import MOST_CANDIDATES, ForwardBatch, ForwardResult
+from forerun.core.batch import MOST_CANDIDATES, Candidates, ForwardBatch, ForwardResult
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.core.stats import StepTimes
@@ -31,6 +31,7 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.errors import ConfigError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
 from forerun.grammar.drafting import propose
 from forerun.kv.cache import KVCache
@@ -187,6 +188,8 @@ class LocalExecutor:
         self._commit(step, results)
         verified = clock()
         try:
+            if self.drafting.num_candidates and forward.candidates is not None and step.rows.logits_rows:
+                self._learn(step, forward.candidates)
             self._draft(step, results)
         except Exception:  # the tokens stand; that there are no drafts costs time only
             self._num_failures += 1
@@ -327,6 +330,19 @@ class LocalExecutor:
             output_ids += result.token_ids
             if result.error is not None:
                 state.has_ended = True
+
+    def _learn(self, step: _Step, candidates: Candidates) -> None:
+        """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
+        self.drafting.learn(
+            verified_rows(
+                step.sequences,
+                [state.sequence for state in step.states],
+                step.drafts,
+                step.rows,
+                candidate_ids=candidates.token_ids.cpu().numpy(),
+                candidate_logits=candidates.logits.cpu().numpy(),
+            )
+        )
 
     def _draft(self, step: _Step, results: Listing[SequenceResult]) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.
