@@ -98,6 +98,9 @@ CASES = {
     "ngram": NGRAM,
     "suffix": SUFFIX,
     "suffix-tree": SUFFIX | {"suffix_decoding_tree": True},
+    "recycle": {"method": "recycle", "draft_confidence_threshold": 0.0},
+    "recycle-chain": {"method": "recycle", "recycle_tree": False, "num_speculative_tokens": 4},
+    "recycle-tiny-table": {"method": "recycle", "recycle_max_bytes": 30_000},
     "draft-model": {"method": "draft_model", "model": "tiny", "num_speculative_tokens": 5},
     "draft-model-coupled": {
         "method": "draft_model",
@@ -169,6 +172,7 @@ CASES = {
         "num_speculative_tokens": 5,
         "drafters": [
             {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+            {"method": "recycle"},
             {"method": MoodyDrafter, "num_speculative_tokens": 3},
             {"method": "self", "exit_layer": 2, "draft_sample_method": "probabilistic"},
         ],

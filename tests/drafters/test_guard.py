@@ -130,3 +130,19 @@ def test_a_tree_loses_its_deep_nodes_and_keeps_its_shape():
     tree = Draft((10, 11, 12, 13, 14), (-1, 0, 1, -1, 3))
     assert cut_draft(tree, max_tokens=9, max_depth=2) == Draft((10, 11, 13, 14), (-1, 0, -1, 2))
     assert cut_draft(tree, max_tokens=2, max_depth=3) == Draft((10, 11), (-1, 0))
+
+
+def test_a_drafter_that_does_not_learn_is_shown_nothing():
+    guarded = GuardedDrafter(Fragile(), vocab_size=VOCAB_SIZE)
+    assert guarded.num_candidates == 0
+    guarded.learn(None)
+    assert guarded.num_failures == 0
+
+
+def test_a_drafter_that_learns_is_never_promised_more_candidates_than_there_are_tokens():
+    learner = Fragile()
+    learner.num_candidates, learner.learn = VOCAB_SIZE + 1, lambda _: 1 / 0
+    guarded = GuardedDrafter(learner, vocab_size=VOCAB_SIZE)
+    assert guarded.num_candidates == VOCAB_SIZE
+    guarded.learn(None)
+    assert guarded.num_failures == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -20,7 +21,7 @@ from forerun.errors import ConfigError
 
 DEFAULT_NUM_TOKENS = 7
 DEFAULT_MAX_BYTES = 20 << 20
-"""Three quarters of it, which one salt may take, are 262,144 contexts of two tokens and 65,536 of one."""
+"""Four fifths of it, which one salt may take, are room for 262,144 contexts of two tokens and 65,536 of one."""
 
 DEFAULT_THRESHOLD = 0.05
 """Pays where a drafted row costs a twentieth of a pass (docs/drafters/recycle.md has measurements)."""
@@ -175,7 +176,7 @@ class RecycleDrafter:
     def _likeliest(self, found: Found, temperature: float) -> Iterable[tuple[float, int]]:
         """The candidates that a draft may have, each with its chance: all of them, or for a chain the likeliest."""
         rated = zip(self._rates.chances(found, temperature), found.token_ids, strict=True)
-        return rated if self._is_tree else (max(rated),)
+        return rated if self._is_tree else (max(rated, key=itemgetter(0)),)
 
     def _count(self, place: _Place, token_ids: list[int], temperature: float) -> None:
         """Count, at each place of the last draft that the text came to, which candidate was right."""

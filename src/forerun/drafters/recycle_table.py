@@ -14,6 +14,7 @@ from itertools import groupby
 from math import exp
 from operator import itemgetter
 from struct import Struct
+from sys import getsizeof
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +29,10 @@ GAP_STEPS = 16
 """Steps per nat of a candidate's gap: how far its logit lies below the first one's. A byte holds gaps up to 15.9."""
 
 FEWEST_SLOTS = 256
-FILLED = 3 / 8
-"""A table of two-token contexts doubles when this part of its slots is taken: one in six contexts has lost its slot by then."""
-LARGEST_SHARE = 0.75
+FILLED = 1 / 4
+"""A table of two-token contexts doubles when this part of its slots is taken: one in eight contexts has lost its slot by then."""
+OBJECTS_OF_A_SALT = 3072  # bytes, measured and rounded up
+LARGEST_SHARE = 0.8
 """The part of the budget that the contexts of one salt may take, so that other salts do not cost it all it knows."""
 
 ALL_BITS = (1 << 64) - 1
@@ -126,14 +128,15 @@ class ContextTable:
 class SaltContexts:
     """What was learnt from sequences of one salt: the candidates of one-token and of two-token contexts."""
 
-    def __init__(self, num_candidates: int) -> None:
+    def __init__(self, salt: str | None, *, num_candidates: int) -> None:
+        self._num_bytes_besides = OBJECTS_OF_A_SALT + getsizeof(salt)
         self.ones = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=IN_ORDER)
         self.twos = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=SCATTERING)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of both tables."""
-        return self.ones.num_bytes + self.twos.num_bytes
+        """The memory of both tables and of what holds them."""
+        return self.ones.num_bytes + self.twos.num_bytes + self._num_bytes_besides
 
 
 class RecycleTable:
@@ -193,7 +196,7 @@ class RecycleTable:
         """The tables of a salt, new ones if need be; None where the budget allows none."""
         contexts = self._salts.get(salt)
         if contexts is None:
-            contexts = SaltContexts(self.num_candidates)
+            contexts = SaltContexts(salt, num_candidates=self.num_candidates)
             if not self._make_room(contexts.num_bytes, keep=None):
                 return None
             self._salts[salt] = contexts

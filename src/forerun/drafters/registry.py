@@ -71,6 +71,16 @@ DRAFTERS: dict[str, DrafterMethod] = {
             paper="SuffixDecoding, arXiv 2411.04975",
         ),
     ),
+    "recycle": DrafterMethod(
+        config="recycle.RecycleConfig",
+        info=MethodInfo(
+            bets_on="what the target held likely when it last met these two tokens, in any text",
+            training="none; learns while it runs",
+            trees="recycle_tree",
+            files="none",
+            paper="Token Recycling, arXiv 2408.08696",
+        ),
+    ),
     "draft_model": DrafterMethod(
         config="draft_model.DraftModelConfig",
         info=MethodInfo(
