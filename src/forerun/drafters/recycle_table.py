@@ -7,7 +7,7 @@ are known, and single tokens are what is left where they are not.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from functools import lru_cache
 from itertools import groupby
@@ -15,7 +15,7 @@ from math import exp
 from operator import itemgetter
 from struct import Struct
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ class ContextTable:
         self._gaps = slice(1 + num_candidates, 1 + 2 * num_candidates)
         self._num_bytes_of_slot = self.slots.itemsize
         # of one record NumPy would take three times as long to make Python's numbers
-        self._read = Struct(f"=Q{num_candidates}i{num_candidates}B").unpack_from
+        self._read: Callable[[Any, int], tuple[int, ...]] = Struct(f"=Q{num_candidates}i{num_candidates}B").unpack_from
 
     @property
     def num_bytes(self) -> int:
@@ -230,7 +230,8 @@ class RecycleTable:
 
 def quantise(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """The gap of each logit to the first of its row, [R, k]; one too far away, or no number, has the largest."""
-    return np.rint(np.fmin((logits[:, :1] - logits) * GAP_STEPS, 255.0)).astype(np.uint8)
+    gaps: npt.NDArray[np.float32] = np.fmin((logits[:, :1] - logits) * GAP_STEPS, 255.0)
+    return np.rint(gaps).astype(np.uint8)
 
 
 def _runs(salts: Listing[tuple[int, int, str | None]]) -> Iterator[tuple[int, int, str | None]]:
