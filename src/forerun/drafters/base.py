@@ -186,6 +186,42 @@ class KeepsKV(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRows:
+    """What the target found at a step's rows with logits: R rows, those of a sequence side by side.
+
+    A row's token is a committed token or a drafted one; rows of drafted tokens that did not stand are
+    included, since what the target says after them is as true as elsewhere. The candidates are the
+    target's likeliest next tokens, by their raw logits: before any sampling rule, so also for
+    requests with penalties, masks or a temperature.
+    """
+
+    token_ids: npt.NDArray[np.int64]  # [R] the row's own token
+    previous_ids: npt.NDArray[np.int64]  # [R] the token before it in its text or its draft's path; -1: there is none
+    candidate_ids: npt.NDArray[np.int32]  # [R, k], likeliest first
+    candidate_logits: npt.NDArray[np.float32]  # [R, k], falling
+    salts: Listing[tuple[int, int, str | None]]  # (first row, row behind the last, cache salt) of each sequence
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@runtime_checkable
+class LearnsFromTarget(Protocol):
+    """A drafter that learns from what the target finds at each step's rows.
+
+    `num_candidates` is how many of each row's likeliest next tokens it needs; 0 for none, then `learn`
+    is not called. `learn` is called after a step is verified and before the drafts that follow it. What
+    it raises costs drafts, never text.
+    """
+
+    num_candidates: int
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Take in the rows of a step; `rows` may have more candidates than `num_candidates`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NoDrafterConfig:
     """The settings of `NoDrafter`, of which there are none; the default, so that plain decoding needs no branch."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, VerifiedRows
 from forerun.errors import DraftError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class GuardedDrafter:
         self.drafter = drafter
         # checked once: whether an object fits a protocol takes long to find out, and the engine counts in each step
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
+        self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
         self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
@@ -52,6 +53,20 @@ class GuardedDrafter:
     def num_failures(self) -> int:
         """The number of failures caught so far, here and by the guards of the drafter's members."""
         return self._num_caught + (0 if self._group is None else self._group.num_member_failures)
+
+    @property
+    def num_candidates(self) -> int:
+        """The likeliest next tokens of each row that the drafter learns from; 0 where it does not learn."""
+        return 0 if self._learner is None else min(self._learner.num_candidates, self._vocab_size)
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Let the drafter learn from a step's rows."""
+        if self._learner is None:
+            return
+        try:
+            self._learner.learn(rows)
+        except Exception as error:
+            self._note_failure(error)
 
     def start(self, sequence: Sequence) -> None:
         """Start a sequence in the drafter."""

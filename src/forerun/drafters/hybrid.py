@@ -23,6 +23,7 @@ from forerun.drafters.base import (
     DraftRequest,
     KeepsKV,
     TargetInfo,
+    VerifiedRows,
 )
 from forerun.drafters.guard import GuardedDrafter
 from forerun.errors import ConfigError, ForerunError, UnknownKeyError
@@ -190,6 +191,7 @@ class Hybrid:
     def __init__(self, members: Listing[Member]) -> None:
         drafters = [member.guarded.drafter for member in members]
         self.needs: frozenset[str] = frozenset().union(*(drafter.needs for drafter in drafters))
+        self.num_candidates = max(member.guarded.num_candidates for member in members)
         self._members = members
         self._keepers = [drafter for drafter in drafters if isinstance(drafter, KeepsKV)]
         self.kv_bytes_per_block = sum(keeper.kv_bytes_per_block for keeper in self._keepers)
@@ -204,6 +206,12 @@ class Hybrid:
         """Let each drafter with KV take its memory."""
         for keeper in self._keepers:
             keeper.use_kv(target_cache, num_blocks=num_blocks)
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Let each drafter that learns from the target do so."""
+        for member in self._members:
+            if member.guarded.num_candidates:
+                member.guarded.learn(rows)
 
     def start(self, sequence: Sequence) -> None:
         """Start the sequence in all drafters."""

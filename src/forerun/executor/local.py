@@ -30,6 +30,7 @@ from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
 from forerun.grammar.drafting import propose
 from forerun.kv.cache import KVCache
@@ -171,7 +172,8 @@ class LocalExecutor:
         batch = self._builder.build(step.sequences, step.rows, step.drafts)
         attend = self.prepare_pass(batch)
         built = clock()
-        logits = self.forward(batch, attend).logits
+        found = self.forward(batch, attend)
+        logits = found.logits
         computed = clock()
         verdicts = self._verify(step, logits)
         results = self._results(step, verdicts, logits)
@@ -180,6 +182,8 @@ class LocalExecutor:
         self._commit(step, results)
         verified = clock()
         try:
+            if self.drafting.num_candidates and step.rows.logits_rows:
+                self._learn(step, found)
             self._draft(step, results)
         except Exception:  # the tokens stand; that there are no drafts costs time only
             self._num_failures += 1
@@ -320,6 +324,20 @@ class LocalExecutor:
             output_ids += result.token_ids
             if result.error is not None:
                 state.has_ended = True
+
+    def _learn(self, step: _Step, found: ForwardResult) -> None:
+        """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
+        logits, token_ids = torch.topk(found.logits, self.drafting.num_candidates)
+        self.drafting.learn(
+            verified_rows(
+                step.sequences,
+                [state.sequence for state in step.states],
+                step.drafts,
+                step.rows,
+                candidate_ids=token_ids.to(torch.int32).cpu().numpy(),
+                candidate_logits=logits.cpu().numpy(),
+            )
+        )
 
     def _draft(self, step: _Step, results: Listing[SequenceResult]) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.

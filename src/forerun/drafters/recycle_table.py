@@ -1,0 +1,237 @@
+"""A table of what the target once held likely after a token, and after two: Token Recycling (arXiv 2408.08696).
+
+The paper keeps the candidates of single tokens; those of two tokens are right far more often, where they
+are known, and single tokens are what is left where they are not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from collections.abc import Sequence as Listing
+from functools import lru_cache
+from itertools import groupby
+from math import exp
+from operator import itemgetter
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.drafters.base import VerifiedRows
+
+NUM_CANDIDATES = 8
+"""The next tokens that are kept of each context."""
+
+GAP_STEPS = 16
+"""Steps per nat of a candidate's gap: how far its logit lies below the first one's. A byte holds gaps up to 15.9."""
+
+FEWEST_SLOTS = 256
+FILLED = 3 / 8
+"""A table of two-token contexts doubles when this part of its slots is taken: one in six contexts has lost its slot by then."""
+LARGEST_SHARE = 0.75
+"""The part of the budget that the contexts of one salt may take, so that other salts do not cost it all it knows."""
+
+ALL_BITS = (1 << 64) - 1
+HASH_SHIFT = 38
+"""The bits of the product below the slot's number."""
+SCATTERING = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Fibonacci hashing; Knuth, volume 3, 6.4)
+IN_ORDER = 1 << HASH_SHIFT  # the slot's number is the key itself
+
+
+Records = npt.NDArray[np.void]
+"""Fields: key, token_ids [k] and gaps [k]; a key of 0 marks an empty slot."""
+
+
+def record_type(num_candidates: int) -> np.dtype[np.void]:
+    """The layout of a slot."""
+    return np.dtype(
+        [("key", np.uint64), ("token_ids", np.int32, (num_candidates,)), ("gaps", np.uint8, (num_candidates,))]
+    )
+
+
+class Found(NamedTuple):
+    """The candidates of a context: how many of its tokens were known (2 or 1), token ids, likeliest first, and gaps."""
+
+    context_length: int
+    token_ids: tuple[int, ...]
+    gaps: tuple[int, ...]  # how far each one's logit was below the first one's, in nats / `GAP_STEPS`, at most 255
+
+    def probabilities(self, temperature: float = 1.0) -> list[float]:
+        """The candidates' chances among themselves, as the target saw them then; a temperature of 0 counts as 1."""
+        weights = _weights(temperature or 1.0)
+        mine = [weights[gap] for gap in self.gaps]
+        total = sum(mine)
+        return [weight / total for weight in mine]
+
+
+@lru_cache(maxsize=64)
+def _weights(temperature: float) -> list[float]:
+    """The weight of each gap in the softmax at a temperature; the first candidate's is 1."""
+    return [exp(-gap / (GAP_STEPS * temperature)) for gap in range(256)]
+
+
+class ContextTable:
+    """Key -> candidates: a direct-mapped hash table in one flat array, in which the newest of a slot stays.
+
+    A key is above 0 and below 2^64 and kept whole, so that no context is ever taken for another. Memory
+    is that of the slots alone; `double` adds as many again.
+    """
+
+    def __init__(self, num_slots: int, *, num_candidates: int, multiplier: int) -> None:
+        self.num_used = 0
+        self.slots = np.zeros(num_slots, record_type(num_candidates))
+        self._multiplier = multiplier
+        self._ids = slice(1, 1 + num_candidates)
+        self._gaps = slice(1 + num_candidates, 1 + 2 * num_candidates)
+        self._num_bytes_of_slot = self.slots.itemsize
+        # of one record NumPy would take three times as long to make Python's numbers
+        self._read = Struct(f"=Q{num_candidates}i{num_candidates}B").unpack_from
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the slots."""
+        return self.slots.nbytes
+
+    def find(self, key: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Token ids and gaps of a key's candidates."""
+        slot = (key * self._multiplier & ALL_BITS) >> HASH_SHIFT & len(self.slots) - 1
+        record = self._read(self.slots, slot * self._num_bytes_of_slot)
+        return (record[self._ids], record[self._gaps]) if record[0] == key else None
+
+    def store(self, records: Records) -> None:
+        """Store the candidates of many keys; of several in one slot the last stays."""
+        places = self._places(records["key"])
+        was_empty = self.slots["key"][places] == 0
+        if was_empty.any():
+            self.num_used += len(set(places[was_empty].tolist()))
+        self.slots[places] = records
+
+    def double(self) -> None:
+        """Make twice as many slots, in place: each key stays, or moves up by the old number of slots."""
+        old = len(self.slots)
+        self.slots.resize(2 * old, refcheck=False)  # nobody keeps a view of it
+        for start in range(0, old, FEWEST_SLOTS):
+            some = self.slots[start : start + FEWEST_SLOTS]
+            moving = start + np.flatnonzero(self._places(some["key"]) >= old)
+            self.slots[moving + old] = self.slots[moving]
+            self.slots["key"][moving] = 0
+
+    def _places(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The one slot where each key may be."""
+        return (keys * np.uint64(self._multiplier) >> np.uint64(HASH_SHIFT)).astype(np.int64) & len(self.slots) - 1
+
+
+class SaltContexts:
+    """What was learnt from sequences of one salt: the candidates of one-token and of two-token contexts."""
+
+    def __init__(self, num_candidates: int) -> None:
+        self.ones = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=IN_ORDER)
+        self.twos = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=SCATTERING)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of both tables."""
+        return self.ones.num_bytes + self.twos.num_bytes
+
+
+class RecycleTable:
+    """The target's candidates after the last two tokens of a text, or after its last one.
+
+    Sequences with different cache salts share nothing. All salts together take at most `max_bytes`: a
+    salt's tables begin small and double while there is room, those of the salt that was learnt for
+    longest ago make room for others, and a full table forgets a context for each that it learns.
+    """
+
+    def __init__(self, *, vocab_size: int, max_bytes: int) -> None:
+        self.num_candidates = min(NUM_CANDIDATES, vocab_size)
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._most_ones = 1 << (vocab_size - 1).bit_length()
+        self._salts: OrderedDict[str | None, SaltContexts] = OrderedDict()  # the one learnt for last comes last
+
+    def look_up(self, previous_id: int, token_id: int, salt: str | None) -> Found | None:
+        """The candidates after two tokens, else after `token_id` alone; None where neither is known.
+
+        Args:
+            previous_id: the token before; -1: there is none.
+            token_id: the token whose successor is wanted.
+            salt: the sequence's cache salt.
+        """
+        contexts = self._salts.get(salt)
+        if contexts is None:
+            return None
+        if previous_id >= 0:
+            found = contexts.twos.find((previous_id << 32) + token_id + 1)
+            if found is not None:
+                return Found(2, *found)
+        found = contexts.ones.find(token_id + 1)
+        return None if found is None else Found(1, *found)
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Keep the candidates of a step's rows under their contexts; what was known of a context is replaced."""
+        if not len(rows):
+            return
+        ones = np.empty(len(rows), record_type(self.num_candidates))
+        ones["key"] = rows.token_ids + 1
+        ones["token_ids"] = rows.candidate_ids[:, : self.num_candidates]
+        ones["gaps"] = quantise(rows.candidate_logits[:, : self.num_candidates])
+        twos = ones.copy()
+        twos["key"] += rows.previous_ids.astype(np.uint64) << np.uint64(32)
+        has_two = rows.previous_ids >= 0
+        for first, end, salt in _runs(rows.salts):
+            contexts = self._contexts(salt)
+            if contexts is None:
+                continue
+            contexts.ones.store(ones[first:end])
+            known = has_two[first:end]
+            contexts.twos.store(twos[first:end] if known.all() else twos[first:end][known])
+            self._grow(contexts)
+
+    def _contexts(self, salt: str | None) -> SaltContexts | None:
+        """The tables of a salt, new ones if need be; None where the budget allows none."""
+        contexts = self._salts.get(salt)
+        if contexts is None:
+            contexts = SaltContexts(self.num_candidates)
+            if not self._make_room(contexts.num_bytes, keep=None):
+                return None
+            self._salts[salt] = contexts
+            self.num_bytes += contexts.num_bytes
+        self._salts.move_to_end(salt)
+        return contexts
+
+    def _grow(self, contexts: SaltContexts) -> None:
+        """Double the tables of the salt learnt for last where they are filled, while the budget lasts."""
+        ones, twos = contexts.ones, contexts.twos
+        if ones.num_used > len(ones.slots) // 2 and len(ones.slots) < self._most_ones:
+            self._double(ones, contexts)
+        if twos.num_used > len(twos.slots) * FILLED:
+            self._double(twos, contexts)
+
+    def _double(self, table: ContextTable, contexts: SaltContexts) -> None:
+        more = table.num_bytes
+        if contexts.num_bytes + more <= LARGEST_SHARE * self._max_bytes and self._make_room(more, keep=contexts):
+            table.double()
+            self.num_bytes += more
+
+    def _make_room(self, num_bytes: int, *, keep: SaltContexts | None) -> bool:
+        """Forget other salts, that learnt for longest ago first, until `num_bytes` more fit; whether they do."""
+        while self.num_bytes + num_bytes > self._max_bytes:
+            salt = next(iter(self._salts), None)
+            if salt not in self._salts or self._salts[salt] is keep:
+                return False
+            self.num_bytes -= self._salts.pop(salt).num_bytes
+        return True
+
+
+def quantise(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """The gap of each logit to the first of its row, [R, k]; one too far away, or no number, has the largest."""
+    return np.rint(np.fmin((logits[:, :1] - logits) * GAP_STEPS, 255.0)).astype(np.uint8)
+
+
+def _runs(salts: Listing[tuple[int, int, str | None]]) -> Iterator[tuple[int, int, str | None]]:
+    """Neighbours of one salt joined, so that a step of equal salts is learnt at once."""
+    for salt, group in groupby(salts, key=itemgetter(2)):
+        members = list(group)
+        yield members[0][0], members[-1][1], salt
