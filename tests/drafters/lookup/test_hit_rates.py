@@ -17,7 +17,9 @@ from forerun.drafters.lookup.hit_rates import (
 
 
 def test_each_class_has_a_number_of_its_own():
-    copies = [copy_class(source, length, agreement) for source in range(2) for length in LENGTHS for agreement in range(4)]
+    copies = [
+        copy_class(source, length, agreement) for source in range(2) for length in LENGTHS for agreement in range(4)
+    ]
     tables = [
         candidate_class(length, decile / 10 + 0.05, after_copy=after)
         for length in (1, 2)

@@ -162,7 +162,10 @@ def test_ids_at_the_border_of_a_huge_vocabulary_are_drafted():
 
 
 def test_a_text_far_longer_than_its_first_index_is_copied_from_its_beginning():
-    lookup, growing = drafter(TargetInfo(vocab_size=10_000, max_model_len=4096, num_speculative_tokens=8)), sequence([9])
+    lookup, growing = (
+        drafter(TargetInfo(vocab_size=10_000, max_model_len=4096, num_speculative_tokens=8)),
+        sequence([9]),
+    )
     lookup.start(growing)
     for token_id in range(100, 3100):
         growing.output_ids.append(token_id)

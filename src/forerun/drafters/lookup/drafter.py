@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listing
-
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo, VerifiedRows
@@ -31,9 +29,7 @@ class LookupDrafter:
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(
-        self, target: TargetInfo, *, table_bytes: int, pool_bytes: int, num_candidates: int = 8
-    ) -> None:
+    def __init__(self, target: TargetInfo, *, table_bytes: int, pool_bytes: int, num_candidates: int = 8) -> None:
         self.table = RecycleTable(vocab_size=target.vocab_size, max_bytes=table_bytes)
         self.past_answers = PastAnswers(max_bytes=pool_bytes)
         self.rates = HitRates()

@@ -50,9 +50,7 @@ def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | 
                 if chance >= limits.min_survival:
                     copies = place.behind(guess.token_id)
                     path = [*place.path, guess.token_id]
-                    heapq.heappush(
-                        frontier, (-chance, num_found, guess.token_id, guess.source, parent, path, copies)
-                    )
+                    heapq.heappush(frontier, (-chance, num_found, guess.token_id, guess.source, parent, path, copies))
                     num_found += 1
                 left *= 1.0 - rate
                 if left < limits.min_survival:

@@ -62,7 +62,7 @@ def find_copy(index: TextIndex, ending: Sequence[int]) -> Copy:
     return Copy(place, index.match_length(place, ending)) if place else Copy()
 
 
-def go_on(index: TextIndex, copy: Copy, predicted: int, token_id: int) -> Copy:
+def go_on(copy: Copy, predicted: int, token_id: int) -> Copy:
     """The copy behind `token_id`: none if it predicted another token."""
     if predicted != token_id:
         return Copy()
@@ -91,11 +91,7 @@ class Place:
 
     def behind(self, token_id: int) -> list[Copy]:
         """The copies that predicted `token_id`, behind it."""
-        indexes = (self.text.index, self.text.past)
-        return [
-            Copy() if index is None else go_on(index, copy, predicted, token_id)
-            for index, copy, predicted in zip(indexes, self.copies, self.predicted, strict=True)
-        ]
+        return [go_on(copy, predicted, token_id) for copy, predicted in zip(self.copies, self.predicted, strict=True)]
 
     def guesses(self, table: RecycleTable | None) -> list[Guess]:
         """What may come next, in the order in which it is tried."""

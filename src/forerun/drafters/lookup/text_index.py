@@ -96,9 +96,7 @@ class TextIndex:
         """The number of tokens before `place`, at most `LONGEST_MATCH`, that equal the last ones of `ending`."""
         tokens, mask = self._tokens, self.struct.mask
         length = 0
-        while (
-            length < min(LONGEST_MATCH, len(ending)) and tokens[(place - 1 - length) & mask] == ending[-1 - length]
-        ):
+        while length < min(LONGEST_MATCH, len(ending)) and tokens[(place - 1 - length) & mask] == ending[-1 - length]:
             length += 1
         return length
 
