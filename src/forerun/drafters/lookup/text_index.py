@@ -108,5 +108,6 @@ class TextIndex:
         """The slot of `places` that belongs to a gram."""
         mixed = len(gram)
         for token_id in gram:
-            mixed = ((mixed + token_id) * MIXER) & WORD
+            mixed = ((mixed ^ token_id) * MIXER) & WORD
+            mixed ^= mixed >> 32
         return mixed >> self.struct.shift
