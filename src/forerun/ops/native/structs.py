@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import ClassVar
 
 import torch
@@ -94,6 +94,40 @@ class LayerStruct(Structure):
         ("residual_scale", c_float),
         ("activation", c_int32),
         ("starts_normed", c_int32),
+    ]
+
+
+class TextIndexStruct(Structure):
+    """`TextIndex` of csrc/lookup.h; `drafters.lookup.text_index` says what it means."""
+
+    _fields_: ClassVar = [
+        ("tokens", c_void_p),
+        ("places", c_void_p),
+        ("mask", c_int64),
+        ("shift", c_int64),
+        ("end", c_int64),
+        ("text_start", c_int64),
+        ("first_size", c_int64),
+        ("second_size", c_int64),
+    ]
+
+
+class CopyStruct(Structure):
+    """`Copy` of csrc/lookup.h: where a copy goes on, 0 where there is none, and the length of the match before it."""
+
+    _fields_: ClassVar = [("place", c_int64), ("match", c_int64)]
+
+
+class LiveTextStruct(Structure):
+    """`LiveText` of csrc/lookup.h; `drafters.lookup.live_text` says what it means."""
+
+    _fields_: ClassVar = [
+        ("own", TextIndexStruct),
+        ("past", c_void_p),
+        ("salt", c_int64),
+        ("copies", CopyStruct * 2),
+        ("hits", c_double),
+        ("expected", c_double),
     ]
 
 

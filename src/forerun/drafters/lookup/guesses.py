@@ -1,0 +1,194 @@
+"""What may come next: copies, then candidates of the recycle table, each given that those before it are wrong.
+
+These functions define what is guessed and learnt; `ops.native.lookup` has them compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from forerun.drafters.lookup.hit_rates import (
+    AMONG,
+    NONE,
+    OTHER,
+    SAME,
+    HitRates,
+    candidate_class,
+    copy_class,
+)
+from forerun.drafters.lookup.live_text import LiveText
+from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
+from forerun.drafters.recycle_table import Found, RecycleTable
+
+OWN, PAST, TABLE = range(3)
+"""Where a guess is from: the text itself, past answers, the recycle table."""
+
+MAX_CANDIDATES = 4
+"""The most candidates of the recycle table that are looked at for one place."""
+
+PSEUDO_COUNT = 4.0  # hits, and as many expected ones, that a sequence starts with
+SEQUENCE_DECAY = 0.95  # of a sequence's counts, per token of its text
+HIGHEST_RATE = 0.995
+
+
+class Copy(NamedTuple):
+    """A copy that goes on at `place` (0: there is none) after a match of `match` tokens."""
+
+    place: int = 0
+    match: int = 0
+
+
+class Guess(NamedTuple):
+    """A token that may come next."""
+
+    token_id: int
+    guess_class: int
+    source: int
+
+
+def copied_token(index: TextIndex, copy: Copy, path: Sequence[int], *, is_own: bool) -> int:
+    """The token that a copy predicts, or `BREAK`; past the own text's end it goes on with the drafted path."""
+    if not copy.place:
+        return BREAK
+    if is_own and copy.place >= index.struct.end:
+        return path[copy.place - index.struct.end]
+    return index.token_at(copy.place)
+
+
+def find_copy(index: TextIndex, ending: Sequence[int]) -> Copy:
+    """The latest place behind the longest gram that ends the text."""
+    place = index.look_up(ending)
+    return Copy(place, index.match_length(place, ending)) if place else Copy()
+
+
+def go_on(copy: Copy, predicted: int, token_id: int) -> Copy:
+    """The copy behind `token_id`: none if it predicted another token."""
+    if predicted != token_id:
+        return Copy()
+    return Copy(copy.place + 1, min(copy.match + 1, LONGEST_MATCH))
+
+
+class Place:
+    """A place in a text or after a drafted path: the tokens before it, and what is copied there."""
+
+    __slots__ = ("copies", "ending", "path", "predicted", "text")
+
+    def __init__(self, text: LiveText, ending: Sequence[int], path: Sequence[int], copies: Sequence[Copy]) -> None:
+        """`ending` holds the last tokens of the text and then `path`; copies that are none are looked up."""
+        self.text, self.ending, self.path = text, ending, path
+        self.copies: list[Copy] = []
+        self.predicted: list[int] = []
+        for source, copy in enumerate(copies):
+            index = text.index if source == OWN else text.past
+            if index is None:
+                self.copies.append(Copy())
+                self.predicted.append(BREAK)
+                continue
+            found = copy if copy.place else find_copy(index, ending)
+            self.copies.append(found)
+            self.predicted.append(copied_token(index, found, path, is_own=source == OWN))
+
+    def behind(self, token_id: int) -> list[Copy]:
+        """The copies that predicted `token_id`, behind it."""
+        return [go_on(copy, predicted, token_id) for copy, predicted in zip(self.copies, self.predicted, strict=True)]
+
+    def guesses(self, table: RecycleTable | None) -> list[Guess]:
+        """What may come next, in the order in which it is tried."""
+        found = self._look_up(table)
+        guesses: list[Guess] = []
+        first = PAST if self.copies[PAST].match > self.copies[OWN].match else OWN
+        for source in (first, 1 - first):
+            token_id = self.predicted[source]
+            if token_id == BREAK or any(guess.token_id == token_id for guess in guesses):
+                continue
+            guess_class = copy_class(source, self.copies[source].match, agreement(found, token_id))
+            guesses.append(Guess(token_id, guess_class, source))
+        return guesses + candidates(found, guesses)
+
+    def _look_up(self, table: RecycleTable | None) -> Found | None:
+        ending = self.ending
+        if table is None or not ending:
+            return None
+        previous = ending[-2] if len(ending) > 1 else -1
+        return table.look_up(previous, ending[-1], self.text.sequence.cache_salt)
+
+
+def agreement(found: Found | None, token_id: int) -> int:
+    """What the recycle table says of a copied token."""
+    if found is None:
+        return NONE
+    if token_id == found.token_ids[0]:
+        return SAME
+    return AMONG if token_id in found.token_ids else OTHER
+
+
+def candidates(found: Found | None, copied: Sequence[Guess]) -> list[Guess]:
+    """The table's candidates that no copy has guessed, each with its share of the probability that is left."""
+    if found is None:
+        return []
+    guessed = [guess.token_id for guess in copied]
+    likeliest = list(zip(found.token_ids, found.probabilities(), strict=True))[:MAX_CANDIDATES]
+    left = 1.0
+    for token_id, prob in likeliest:
+        if token_id in guessed:
+            left -= prob
+    guesses = []
+    for token_id, prob in likeliest:
+        if token_id in guessed:
+            continue
+        share = min(1.0, prob / max(left, 1e-6))
+        guess_class = candidate_class(found.context_length, share, after_copy=bool(guessed))
+        guesses.append(Guess(token_id, guess_class, TABLE))
+        left -= prob
+    return guesses
+
+
+def place_at_end(text: LiveText) -> Place:
+    """The place behind the committed text."""
+    return Place(text, text.ending(), (), [Copy(copy.place, copy.match) for copy in text.struct.copies])
+
+
+def take(text: LiveText, token_ids: Sequence[int], rates: HitRates, table: RecycleTable | None) -> None:
+    """Learn from newly committed tokens, and append them.
+
+    Each token says which of the guesses before it would have been right, whether they were drafted or not.
+    """
+    for token_id in token_ids:
+        place = place_at_end(text)
+        learn(text, place.guesses(table), token_id, rates)
+        copies = place.behind(token_id)
+        text.index.extend([token_id])
+        settle(text, copies)
+
+
+def settle(text: LiveText, copies: Sequence[Copy] = (Copy(), Copy())) -> None:
+    """Set where the copies go on at the end of the text: where they did, unless a longer match is found."""
+    ending = text.ending()
+    for source, index in enumerate((text.index, text.past)):
+        kept = copies[source]
+        if index is not None:
+            found = find_copy(index, ending)
+            if found.match > kept.match:
+                kept = found
+        text.struct.copies[source].place, text.struct.copies[source].match = kept
+
+
+def learn(text: LiveText, guesses: Sequence[Guess], token_id: int, rates: HitRates) -> None:
+    """Count the guesses up to the one that was right."""
+    hits, expected = 0.0, 0.0
+    for guess in guesses:
+        is_hit = guess.token_id == token_id
+        expected += rates.rate(guess.guess_class)
+        rates.count(guess.guess_class, is_hit=is_hit)
+        if is_hit:
+            hits = 1.0
+            break
+    struct = text.struct
+    struct.hits = struct.hits * SEQUENCE_DECAY + hits
+    struct.expected = struct.expected * SEQUENCE_DECAY + expected
+
+
+def adjusted(rate: float, ratio: float) -> float:
+    """A rate for a sequence whose guesses were right `ratio` times as often as expected."""
+    return min(HIGHEST_RATE, rate * ratio if ratio < 1.0 else 1.0 - (1.0 - rate) / ratio)

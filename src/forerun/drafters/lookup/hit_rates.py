@@ -1,0 +1,83 @@
+"""How often a guess of each class is right, counted on the committed text.
+
+A guess is told apart by what can be seen before it is verified: a copy by its source, by the length of its match
+and by whether the recycle table says the same; a candidate of the table by the length of its context, by its share of the
+probability that is left, and by whether a copy was guessed before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.drafters.confidence import discount
+from forerun.drafters.lookup.text_index import LONGEST_MATCH
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33)
+"""The least match length (tokens) of each bucket."""
+
+BUCKET_OF_LENGTH = [max(bisect(LENGTHS, length) - 1, 0) for length in range(LONGEST_MATCH + 1)]
+
+SAME, AMONG, OTHER, NONE = range(4)
+"""What the recycle table says of a copied token: its first candidate, another one, none of them, or nothing."""
+
+NUM_SHARES = 10  # classes of a candidate's share of the probability that is left
+COPY_PRIORS = (1.0, 0.7)  # by source: how much of `1 - discount` a copy is worth at first
+CANDIDATE_PRIORS = {1: 0.6, 2: 0.9}  # by context length: how much of its probability a candidate is worth at first
+
+NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4
+NUM_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 2
+
+PRIOR_WEIGHT = 4.0  # guesses that the prior counts as
+DECAY = 0.999  # of what was counted, per guess of the class
+
+HITS, TRIALS, PRIOR, RATE = range(4)
+
+
+def copy_class(source: int, match_length: int, agreement: int) -> int:
+    """The class of a copied token from source 0 (the own text) or 1 (past answers)."""
+    return (source * len(LENGTHS) + BUCKET_OF_LENGTH[match_length]) * 4 + agreement
+
+
+def candidate_class(context_length: int, share: float, *, after_copy: bool) -> int:
+    """The class of a candidate of the recycle table; `share` (0 to 1) is of the probability that is left."""
+    decile = min(NUM_SHARES - 1, int(share * NUM_SHARES))
+    return NUM_COPY_CLASSES + ((context_length - 1) * NUM_SHARES + decile) * 2 + after_copy
+
+
+class HitRates:
+    """Discounted counts of guesses and hits: `counts` is [NUM_CLASSES, 4] float64, a row per class.
+
+    A row holds hits, trials, the prior, and the rate (hits + 4 * prior) / (trials + 4).
+    """
+
+    def __init__(self) -> None:
+        self.counts: npt.NDArray[np.float64] = np.zeros((NUM_CLASSES, 4))
+        for source, worth in enumerate(COPY_PRIORS):
+            for length in LENGTHS:
+                for agreement in range(4):
+                    self._set_prior(copy_class(source, length, agreement), (1.0 - discount(length)) * worth)
+        for context_length, worth in CANDIDATE_PRIORS.items():
+            for decile in range(NUM_SHARES):
+                for after_copy in (False, True):
+                    share = (decile + 0.5) / NUM_SHARES
+                    self._set_prior(candidate_class(context_length, share, after_copy=after_copy), share * worth)
+        self._counts = memoryview(self.counts)
+
+    def _set_prior(self, guess_class: int, prior: float) -> None:
+        self.counts[guess_class] = 0.0, 0.0, prior, prior
+
+    def rate(self, guess_class: int) -> float:
+        """The chance that a guess of the class is right, given that those before it are wrong."""
+        rate: float = self._counts[guess_class, RATE]
+        return rate
+
+    def count(self, guess_class: int, *, is_hit: bool) -> None:
+        """Count a guess."""
+        counts = self._counts
+        hits = counts[guess_class, HITS] * DECAY + is_hit
+        trials = counts[guess_class, TRIALS] * DECAY + 1.0
+        counts[guess_class, HITS], counts[guess_class, TRIALS] = hits, trials
+        counts[guess_class, RATE] = (hits + PRIOR_WEIGHT * counts[guess_class, PRIOR]) / (trials + PRIOR_WEIGHT)

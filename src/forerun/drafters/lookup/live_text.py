@@ -1,0 +1,53 @@
+"""The text of a running sequence: its index, the copies that it follows, and how its guesses fare."""
+
+from __future__ import annotations
+
+from ctypes import addressof
+
+from forerun.core.sequence import Sequence
+from forerun.drafters.lookup.text_index import LONGEST_MATCH, TextIndex
+from forerun.ops.native.structs import LiveTextStruct
+
+OWN_GRAMS = (3, 1)
+"""Lengths (tokens) of the grams by which the own text is looked up."""
+
+FIRST_CAPACITY = 256  # tokens
+
+
+class LiveText:
+    """What is kept of a running sequence; `struct` has what a step changes.
+
+    `struct.copies` holds for the own text and for past answers where the copy goes on, and the length of the match
+    before it: a copy is followed while it predicts right. `struct.hits` and `struct.expected` count, discounted, how
+    many guesses were right and how many the rates of all sequences had led to expect.
+    """
+
+    def __init__(self, sequence: Sequence, *, salt: int) -> None:
+        self.sequence = sequence
+        self.num_taken = 0  # tokens of the sequence that are in the index
+        self.index = TextIndex(OWN_GRAMS, capacity=FIRST_CAPACITY)
+        self.past: TextIndex | None = None
+        self.struct = LiveTextStruct(own=self.index.struct, salt=salt)
+        self.index.struct = self.struct.own  # one state, not two: the struct above was copied
+
+    def reserve(self, num_tokens: int) -> bool:
+        """Make room for so many tokens in all; return whether the index was made anew, empty."""
+        if num_tokens < self.index.capacity:
+            return False
+        self.index = TextIndex(OWN_GRAMS, capacity=1 << (num_tokens + num_tokens // 4).bit_length())
+        self.struct.own = self.index.struct
+        self.index.struct = self.struct.own
+        return True
+
+    def ending(self) -> list[int]:
+        """The last tokens, at most `LONGEST_MATCH`."""
+        end = self.struct.own.end
+        return self.index.tokens[max(0, end - LONGEST_MATCH) : end].tolist()
+
+    def copy_from(self, past: TextIndex | None) -> None:
+        """Copy from these past answers from now on."""
+        if past is self.past:
+            return
+        self.past = past
+        self.struct.past = None if past is None else addressof(past.struct)
+        self.struct.copies[1].place = 0

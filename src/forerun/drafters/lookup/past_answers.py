@@ -1,0 +1,80 @@
+"""Past answers that later sequences of the same cache salt are drafted from, within one budget of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
+
+PAST_GRAMS = (4,)
+"""Length (tokens) of the grams by which past answers are looked up."""
+
+FEWEST_TOKENS = 1024
+
+Extend = Callable[[TextIndex, Sequence[int]], None]
+"""Appends tokens to an index: `TextIndex.extend` or its compiled twin."""
+
+
+class PastAnswers:
+    """An index of past answers for each cache salt; all together take at most `max_bytes`.
+
+    A salt's index begins small and doubles while there is room; those of the salts that were used for longest ago
+    make room for others. A full index forgets its oldest tokens.
+    """
+
+    def __init__(self, *, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
+        self.version = 0  # grows when an index is made, replaced or dropped
+        self._max_bytes = max_bytes
+        self._extend = extend
+        self._indexes: OrderedDict[str | None, TextIndex] = OrderedDict()  # the salt used last comes last
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all indexes."""
+        return sum(index.num_bytes for index in self._indexes.values())
+
+    def of(self, salt: str | None) -> TextIndex | None:
+        """The answers that sequences of this salt may see, or None if there are none."""
+        return self._indexes.get(salt)
+
+    def add(self, answer: Sequence[int], salt: str | None) -> None:
+        """Keep an answer; of one longer than there is room for, its end."""
+        if not len(answer):
+            return
+        index = self._with_room(salt, len(answer) + 1)
+        if index is not None:
+            self._extend(index, [*answer[-(index.capacity - 2) :], BREAK])
+
+    def _with_room(self, salt: str | None, num_tokens: int) -> TextIndex | None:
+        """The salt's index, with room for more tokens where the budget allows it; None where it allows no index."""
+        index = self._indexes.get(salt)
+        held = 0 if index is None else min(index.struct.end, index.capacity)
+        wanted = max(FEWEST_TOKENS, 1 << (held + num_tokens).bit_length())
+        while wanted > FEWEST_TOKENS and wanted * BYTES_PER_TOKEN > self._max_bytes:
+            wanted //= 2
+        if wanted * BYTES_PER_TOKEN > self._max_bytes:
+            return None
+        if index is None or wanted > index.capacity:
+            larger = TextIndex(PAST_GRAMS, capacity=wanted)
+            if index is not None:
+                self._extend(larger, index.latest().tolist())
+            index = self._indexes[salt] = larger
+            self.version += 1
+        self._indexes.move_to_end(salt)
+        while self.num_bytes > self._max_bytes:
+            self._indexes.popitem(last=False)
+            self.version += 1
+        return index
+
+    def to_arrays(self) -> dict[str | None, np.ndarray]:
+        """The tokens of each salt's answers, each answer with a `BREAK` behind it; the salt used last comes last."""
+        return {salt: index.latest().copy() for salt, index in self._indexes.items()}
+
+    def from_arrays(self, arrays: dict[str | None, np.ndarray]) -> None:
+        """Add the answers of `to_arrays`."""
+        for salt, tokens in arrays.items():
+            for answer in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1):
+                self.add(answer[answer != BREAK].tolist(), salt)

@@ -1,0 +1,57 @@
+"""Rates start at a prior and come to what is counted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from forerun.drafters.lookup.hit_rates import (
+    LENGTHS,
+    NUM_CLASSES,
+    NUM_COPY_CLASSES,
+    HitRates,
+    candidate_class,
+    copy_class,
+)
+
+
+def test_each_class_has_a_number_of_its_own():
+    copies = [
+        copy_class(source, length, agreement) for source in range(2) for length in LENGTHS for agreement in range(4)
+    ]
+    tables = [
+        candidate_class(length, decile / 10 + 0.05, after_copy=after)
+        for length in (1, 2)
+        for decile in range(10)
+        for after in (False, True)
+    ]
+    assert copies == list(range(NUM_COPY_CLASSES))
+    assert tables == list(range(NUM_COPY_CLASSES, NUM_CLASSES))
+
+
+def test_longer_matches_start_with_higher_rates():
+    rates = HitRates()
+    by_length = [rates.rate(copy_class(0, length, 3)) for length in LENGTHS]
+    assert by_length == sorted(by_length)
+    assert 0 < by_length[0] < by_length[-1] < 1
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_rate_comes_to_the_share_of_hits(chance):
+    rates, source = HitRates(), random.Random(0)
+    for _ in range(5000):
+        rates.count(7, is_hit=source.random() < chance)
+    assert rates.rate(7) == pytest.approx(chance, abs=0.05)
+    assert rates.rate(8) == HitRates().rate(8)
+
+
+def test_what_was_counted_long_ago_is_forgotten():
+    rates = HitRates()
+    for is_hit in [True] * 5000 + [False] * 5000:
+        rates.count(7, is_hit=is_hit)
+    assert rates.rate(7) < 0.01
+
+
+def test_the_highest_share_belongs_to_the_last_decile():
+    assert candidate_class(2, 1.0, after_copy=True) == NUM_CLASSES - 1
