@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from forerun import SamplingParams
-from forerun.bench.machine import describe_processor
+from forerun.core.processor import describe_processor
 from forerun.engine.simulation import SimulationSettings, simulated_engine
 from forerun.executor.simulated import ConditionalAcceptance
 

@@ -169,6 +169,8 @@ def _with_folders(config, target):
     config = dict(config)
     if config.get("model") in TINY_CHECKPOINTS:
         config["model"] = str(TINY_CHECKPOINTS[config["model"]](target))
+    if "drafter" in config:
+        config["drafter"] = _with_folders(config["drafter"], target)
     if "drafters" in config:
         config["drafters"] = [_with_folders(one, target) for one in config["drafters"]]
     return config

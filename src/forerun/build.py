@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from forerun.config.cost_profile import CostProfile
 from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
+from forerun.core.processor import describe_processor
 from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.engine import Engine, EngineParts
@@ -28,7 +30,7 @@ from forerun.models.base import LoadedTarget, TargetModel, choose_attention
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.loader import load_dummy, load_model
 from forerun.models.packing import Packing
-from forerun.models.store import resolve_model
+from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
 from forerun.ops.native.attention import NativeAttention
@@ -121,19 +123,15 @@ def _load_tokenizer(path: Path, settings: EngineSettings) -> Tokenizer | None:
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
+    if speculative.needs_exact_target and not target.model.is_batch_invariant:
+        logger.info(
+            "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
+        )
+        speculative = SpeculativeConfig()
     if not speculative.is_lossless:
         logger.warning("this configuration is lossy (%s): texts differ from the target's own", speculative.describe())
     model = target.model
-    info = TargetInfo(
-        vocab_size=model.vocab_size,
-        max_model_len=settings.max_model_len or model.max_model_len,
-        num_speculative_tokens=speculative.num_speculative_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        block_size=settings.block_size,
-        loaded=target,
-    )
-    drafter = speculative.drafter.build(info)
+    drafter = speculative.drafter.build(target_info(settings, target, speculative))
     kv = plan_kv(settings, model, drafter)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
@@ -166,11 +164,40 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
             block_size=settings.block_size,
         ),
         executor=executor,
-        control=speculative.control,
+        control=speculative.control(profile_of(target)),
         block_size=settings.block_size,
         files=exporter,
     )
     return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
+
+
+def target_info(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> TargetInfo:
+    """What a drafter is told of the target."""
+    return TargetInfo(
+        vocab_size=target.model.vocab_size,
+        max_model_len=settings.max_model_len or target.model.max_model_len,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+        loaded=target,
+    )
+
+
+def profile_of(target: LoadedTarget) -> CostProfile:
+    """The file of what is known of a step's costs with this target on this machine."""
+    model, kernels = target.model, target.kernels
+    return CostProfile(
+        model=target.path.name if target.path is not None else "in memory",
+        identity={
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "weight_bytes": model.weight_bytes,
+            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else describe_processor(),
+            "kernels": "torch" if kernels is None else kernels.level,
+            "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
+        },
+        folder=None if target.path is None else cache_folder() / "step-costs",
+    )
 
 
 def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, drafter: Drafter) -> KVCache:

@@ -15,15 +15,16 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from forerun.build import BuiltEngine, assemble, build_engine
+from forerun.build import BuiltEngine, assemble, build_engine, target_info
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
+from forerun.drafters.base import Choice, ChoosesDrafters
 from forerun.engine.client import EngineClient, EngineRequest
 from forerun.engine.engine import Engine
 from forerun.engine.stats import EngineStats, Metric
-from forerun.errors import ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
+from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
 from forerun.models.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ class LLM:
         return llm
 
     def with_speculation(
-        self, speculative_config: Mapping[str, Any] | None, *, kv_transfer_config: Mapping[str, Any] | None = None
+        self, speculative_config: Mapping[str, Any] | str | None, *, kv_transfer_config: Mapping[str, Any] | None = None
     ) -> LLM:
         """Another LLM over the same weights, with its own KV cache and another way to speculate."""
         settings = replace(self.settings, speculative_config=speculative_config, kv_transfer_config=kv_transfer_config)
@@ -102,6 +103,19 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since the start or the last `reset_stats`."""
         return self._engine.stats
+
+    def drafter_choices(self) -> list[Choice]:
+        """What the method "auto" uses for this model, what not, and why.
+
+        Raises:
+            ConfigError: the model speculates in another way.
+        """
+        drafter = self.speculative.drafter
+        if not isinstance(drafter, ChoosesDrafters):
+            raise ConfigError(
+                f"drafter_choices: speculative_config has method {self.speculative.method!r}; it is 'auto' that chooses"
+            )
+        return drafter.choices(target_info(self.settings, self._target, self.speculative))
 
     @property
     def path(self) -> Path | None:

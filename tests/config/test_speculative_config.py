@@ -7,6 +7,8 @@ import pytest
 from forerun.config.drafter_config import CustomConfig
 from forerun.config.speculative_config import merge_deprecated, resolve_speculative
 from forerun.drafters.ngram import NgramConfig
+from forerun.engine.adaptive import AdaptiveLength
+from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError, UnknownKeyError
 from tests.contract.drafters import CASES, BadDrafter
 from tests.engines import storage
@@ -110,12 +112,12 @@ def test_a_wrong_config_is_refused_with_what_to_write(given, hint):
 
 def test_schedule_keeps_the_last_k_in_gaps_and_past_its_end():
     schedule = [[1, 2, 5], [5, 8, 2], [9, 9, 0]]
-    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": schedule}).control
+    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": schedule}).control()
     assert [control.tokens_at(size) for size in (1, 2, 3, 5, 8, 9, 40)] == [5, 5, 5, 2, 2, 0, 0]
 
 
 def test_schedule_is_capped_by_num_speculative_tokens():
-    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 50]]}).control
+    control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 50]]}).control()
     assert control.tokens_at(1) == 5
 
 
@@ -224,3 +226,40 @@ def test_a_storage_without_the_method_is_refused(config):
 def test_the_method_without_a_storage_is_refused():
     with pytest.raises(ConfigError, match=r"needs one; give \{'kv_connector'"):
         resolve_speculative(EXTRACT)
+
+
+def test_the_word_auto_stands_for_its_method():
+    resolved = resolve_speculative("auto")
+    assert resolved == resolve_speculative({"method": "auto"})
+    assert resolved.is_adaptive
+    assert not resolved.needs_exact_target
+    assert resolve_speculative("default").needs_exact_target
+
+
+def test_other_words_are_no_configurations():
+    with pytest.raises(ConfigError, match="'auto', a dict"):
+        resolve_speculative("ngram")
+
+
+def test_any_method_may_have_its_drafts_verified_as_far_as_pays():
+    resolved = resolve_speculative(NGRAM | {"enable_adaptive_verification": True})
+    assert isinstance(resolved.control(), AdaptiveLength)
+    assert isinstance(resolve_speculative(NGRAM).control(), FixedLength)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "auto", "enable_adaptive_verification": False},
+        {"method": "auto", "num_speculative_tokens_per_batch_size": [[1, 2, 3]]},
+        NGRAM | {"enable_adaptive_verification": 1},
+        {"method": "auto", "auto_memory": -0.1},
+        {"method": "auto", "auto_memory": "much"},
+        {"method": "auto", "drafter": {"method": "auto"}},
+        {"method": "auto", "drafter": {"method": "ngram", "num_speculative_tokens": 4}},
+        {"method": "auto", "drafter": "eagle"},
+    ],
+)
+def test_what_auto_decides_cannot_be_decided_beside_it(wrong):
+    with pytest.raises(ConfigError):
+        resolve_speculative(wrong)

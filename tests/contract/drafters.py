@@ -101,6 +101,11 @@ CASES = {
     "recycle": {"method": "recycle", "draft_confidence_threshold": 0.0},
     "recycle-chain": {"method": "recycle", "recycle_tree": False, "num_speculative_tokens": 4},
     "recycle-tiny-table": {"method": "recycle", "recycle_max_bytes": 30_000},
+    "auto": {"method": "auto"},
+    "auto-without-memory": {"method": "auto", "auto_memory": 0, "num_speculative_tokens": 4},
+    "auto-with-model": {"method": "auto", "drafter": {"method": "draft_model", "model": "tiny"}},
+    "auto-moody": {"method": "auto", "drafter": {"method": MoodyDrafter}},
+    "adaptive": {"method": RandomTreeDrafter, "num_speculative_tokens": 7, "enable_adaptive_verification": True},
     "draft-model": {"method": "draft_model", "model": "tiny", "num_speculative_tokens": 5},
     "draft-model-coupled": {
         "method": "draft_model",

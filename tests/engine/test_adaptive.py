@@ -13,7 +13,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
 from forerun.core.step import StepRecord
-from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength, DepthRates
+from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength
 from forerun.engine.costs import StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
@@ -124,25 +124,6 @@ def test_a_drafter_that_becomes_slow_is_left_out_and_comes_back_when_it_is_well(
     for _ in range(300):
         assert control.draft_limit(1) == 8
         control.observe(record(num_accepted=2, draft_seconds=0.0001))
-
-
-def test_depth_rates_follow_what_stood():
-    rates = DepthRates()
-    draft = Draft((1, 2, 3), source="model")
-    for i in range(1000):
-        rates.observe(draft, 2 if i % 2 else 0)
-    first, second, third = rates.survival(draft)
-    assert first == pytest.approx(0.5, abs=0.02)
-    assert second == pytest.approx(0.5, abs=0.02)
-    assert third == pytest.approx(0.0, abs=0.02)
-    unknown = rates.survival(Draft((1,), source="another"))
-    assert unknown == (DepthRates.PRIOR_RATE,)
-
-
-def test_a_trees_chances_fall_in_the_order_of_its_nodes():
-    rates = DepthRates()
-    found = rates.survival(Draft((1, 2, 3, 4), (-1, 0, -1, 2)))
-    assert list(found) == sorted(found, reverse=True)
 
 
 def test_the_report_says_what_the_choice_was_worth():

@@ -5,24 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from forerun.core.processor import describe_processor
 
 if TYPE_CHECKING:
     import torch
 
     from forerun.llm import LLM
-
-CPUINFO = Path("/proc/cpuinfo")
-
-
-def describe_processor() -> str:
-    """The processor's name from /proc/cpuinfo, or elsewhere from Python."""
-    if CPUINFO.exists():
-        for line in CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown processor"
 
 
 def describe_machine(device: torch.device) -> str:

@@ -96,7 +96,7 @@ def curve(
             llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats, progress=progress
         )
         progress("drafting")
-        drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.speculates else None
+        drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.names_drafter else None
     report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
     if not report.json_output:
         _show_curve(found, drafting, Console(highlight=False))

@@ -85,7 +85,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _refuse_speculation(engine: EngineOptions) -> None:
-    if engine.speculates:
+    if engine.names_drafter:
         raise ConfigError(
             "--speculative-config: bench compare takes its configurations from --configs; write this one there"
         )

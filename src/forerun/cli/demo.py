@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENGINE = EngineOptions()
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
+DEFAULT_SPECULATION = "auto"
 WARM_UP_TOKENS = 16
 TEXTS_DIFFER = 1
 

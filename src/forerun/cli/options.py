@@ -19,6 +19,7 @@ from pathlib import Path
 from forerun.errors import ConfigError
 
 SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
+DEFAULT_SPECULATION = "default"
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
@@ -44,6 +45,17 @@ def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequen
             raise ValueError(f"key {name!r} is given twice; keep one")
         config[name] = value
     return config
+
+
+def parse_speculation(hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]) -> dict[str, Any] | str:
+    """Like `parse_object`, or the word "auto".
+
+    Raises:
+        ValueError: as `parse_object`.
+    """
+    if not isinstance(tokens, Mapping) and tokens[-1].value == "auto":
+        return "auto"
+    return parse_object(hint, tokens)
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -77,10 +89,13 @@ class EngineOptions:
     """How the model is loaded and run: arguments of `LLM`, with its defaults."""
 
     speculative_config: Annotated[
-        dict[str, Any] | None,
-        Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
-    ] = None
-    """How to draft: a JSON object, or one option per key such as --speculative-config.method suffix."""
+        dict[str, Any] | str | None,
+        Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1),
+    ] = DEFAULT_SPECULATION
+    """How to draft: auto, a JSON object, or one option per key such as --speculative-config.method suffix. By default
+    auto where drafts cannot change any text in any bit (the native CPU kernels), elsewhere not at all."""
+    speculation: Annotated[bool, Parameter(show_default=False)] = True
+    """Whether to draft; --no-speculation decodes plainly."""
     kv_transfer_config: Annotated[
         dict[str, Any] | None,
         Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
@@ -111,28 +126,37 @@ class EngineOptions:
     num_speculative_tokens: int | None = None
     """Deprecated: write --speculative-config.num-speculative-tokens."""
 
-    @property
-    def speculates(self) -> bool:
-        """Whether an option asks for drafts."""
-        return any(asdict(self)[name] is not None for name in SPECULATIVE_OPTIONS)
+    def __post_init__(self) -> None:
+        if not self.speculation and self.names_drafter:
+            raise ConfigError("--no-speculation: drafts are asked for as well (--speculative-config); leave one out")
 
-    def with_default_speculation(self, config: Mapping[str, Any]) -> EngineOptions:
-        """The same options, with `config` if they ask for no drafts themselves."""
-        return self if self.speculates else replace(self, speculative_config=dict(config))
+    @property
+    def names_drafter(self) -> bool:
+        """Whether an option says how to draft."""
+        return any(asdict(self)[name] not in (None, DEFAULT_SPECULATION) for name in SPECULATIVE_OPTIONS)
+
+    def with_default_speculation(self, config: dict[str, Any] | str) -> EngineOptions:
+        """The same options, with `config` if they do not say how to draft themselves."""
+        return self if self.names_drafter else replace(self, speculative_config=config)
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM`."""
-        return asdict(self)
+        return self.plain_settings() | {
+            name: getattr(self, name) if self.speculation else None for name in SPECULATIVE_OPTIONS
+        }
 
     def plain_settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM` without those of speculation."""
-        return {name: value for name, value in asdict(self).items() if name not in SPECULATIVE_OPTIONS}
+        others = ("speculation", *SPECULATIVE_OPTIONS)
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
-    def speculation(self) -> Mapping[str, Any] | None:
+    def asked_speculation(self) -> Mapping[str, Any] | str | None:
         """The `speculative_config` asked for, in the older form too; None if there is none."""
         from forerun.config.speculative_config import merge_deprecated  # torch: only when it is needed
 
-        given = {name: value for name, value in asdict(self).items() if name in SPECULATIVE_OPTIONS}
+        if not self.names_drafter:
+            return None
+        given = {name: getattr(self, name) for name in SPECULATIVE_OPTIONS}
         return merge_deprecated(given.pop("speculative_config"), **given)
 
 

@@ -60,7 +60,7 @@ def verify(
     with console.status("starting") as status:
         report = prove(
             model,
-            speculative_config=engine.speculation(),
+            speculative_config=engine.asked_speculation(),
             settings=engine.plain_settings(),
             prompts=prompts,
             max_tokens=max_tokens,

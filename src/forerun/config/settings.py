@@ -30,7 +30,9 @@ class EngineSettings:
     native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
     quantization: "int8" rounds the weights to 8 bits (native CPU kernels only). load_format: "dummy"
     makes up random weights, to measure speed without a checkpoint; a folder without a tokenizer then
-    takes token ids only. max_model_len: tokens of the longest sequence, None for what model and
+    takes token ids only. speculative_config: vLLM's dict, or "auto" for a drafter that chooses by itself, or
+    None; "default" is "auto" where no draft can change the text in any bit, as on the native CPU kernels, and
+    None elsewhere. max_model_len: tokens of the longest sequence, None for what model and
     memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
     what gpu_memory_utilization leaves (GPU).
 
@@ -53,7 +55,7 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     seed: int = 0
-    speculative_config: Mapping[str, Any] | None = None
+    speculative_config: Mapping[str, Any] | str | None = "default"
     speculative_model: str | None = None
     speculative_method: str | None = None
     num_speculative_tokens: int | None = None

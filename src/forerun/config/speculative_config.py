@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
 from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
 from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig
+from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean, refuse_unknown_keys
 from forerun.executor.hidden_states import Storage
@@ -18,6 +20,12 @@ from forerun.verify.base import VerifierConfig
 from forerun.verify.matching import MatchingConfig
 
 MAX_SPECULATIVE_TOKENS = 128
+
+AUTO = "auto"
+"""The method that chooses by itself; as a value of `speculative_config` short for {"method": "auto"}."""
+
+DEFAULT = "default"
+"""The value of `speculative_config` that stands for "auto" where no draft can change the text, and for None elsewhere."""
 
 REMOVED_SAMPLE_METHODS = {
     "strict": "standard",
@@ -30,18 +38,27 @@ REMOVED_SAMPLE_METHODS = {
 KV_TRANSFER_REQUIRED = {"kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer"}
 KV_TRANSFER_EXTRA = "kv_connector_extra_config"
 
-_COMMON_KEYS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "rejection_sample_method")
+_COMMON_KEYS = (
+    *("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
+    "rejection_sample_method",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """A resolved `speculative_config`: the drafter, the verifier, the number of draft tokens, where hidden states are saved."""
+    """A resolved `speculative_config`: the drafter, the verifier, the number of draft tokens, where hidden states are saved.
+
+    With `is_adaptive` each step verifies as much of the drafts as pays. `needs_exact_target`: where a draft
+    can change the text, nothing is drafted.
+    """
 
     method: str = "none"
     drafter: DrafterConfig = field(default_factory=NoDrafterConfig)
     verifier: VerifierConfig = field(default_factory=MatchingConfig)
     num_speculative_tokens: int = 0
     schedule: Schedule = ()
+    is_adaptive: bool = False
+    needs_exact_target: bool = False
     storage: Storage | None = None  # without it no hidden states are saved
 
     @property
@@ -49,9 +66,10 @@ class SpeculativeConfig:
         """The hidden states that are saved when a sequence ends."""
         return self.drafter.exported if isinstance(self.drafter, ExportsHiddenStates) else ()
 
-    @property
-    def control(self) -> SpeculationControl:
-        """The rule that says how many tokens to draft."""
+    def control(self, profile: CostProfile = NOTHING_KEPT) -> SpeculationControl:
+        """The rule that says how many tokens are drafted and verified; an adaptive one begins with the profile's costs."""
+        if self.is_adaptive and self.num_speculative_tokens:
+            return AdaptiveLength(self.num_speculative_tokens, costs=profile.load(), on_fit=profile.save)
         return FixedLength(num_speculative_tokens=self.num_speculative_tokens, schedule=self.schedule)
 
     @property
@@ -64,19 +82,28 @@ class SpeculativeConfig:
         if not self.num_speculative_tokens:
             return "no speculation"
         lossy = "" if self.is_lossless else ", lossy"
-        return f"{self.method}, K={self.num_speculative_tokens}{lossy}"
+        length = f"at most {self.num_speculative_tokens}" if self.is_adaptive else f"K={self.num_speculative_tokens}"
+        return f"{self.method}, {length}{lossy}"
 
 
 def resolve_speculative(
-    given: Mapping[str, Any] | None, kv_transfer_config: Mapping[str, Any] | None = None
+    given: Mapping[str, Any] | str | None, kv_transfer_config: Mapping[str, Any] | None = None
 ) -> SpeculativeConfig:
-    """Resolve a vLLM-style dict, and the `kv_transfer_config` that goes with one method.
+    """Resolve a vLLM-style dict, "auto", "default" or None, and the `kv_transfer_config` that goes with one method.
 
     Raises:
         ConfigError: a key or value that does not exist, is out of range, or does not fit the others.
     """
     if given is None:
         return SpeculativeConfig(storage=_storage(kv_transfer_config, NoDrafterConfig()))
+    if given == DEFAULT:
+        return replace(resolve_speculative(AUTO, kv_transfer_config), needs_exact_target=True)
+    if given == AUTO:
+        given = {"method": AUTO}
+    elif isinstance(given, str):
+        raise ConfigError(
+            f"speculative_config: got {given!r:.80}; may be 'auto', a dict such as {{'method': 'ngram', ...}}, or None for no drafts"
+        )
     keys = read_keys(given)
     given_tokens = keys.get("num_speculative_tokens")
     _check_num_tokens(given_tokens)
@@ -98,8 +125,25 @@ def resolve_speculative(
         verifier=verifier_class(**pick(keys, verifier_keys)),
         num_speculative_tokens=num_tokens,
         schedule=_schedule(keys.get("num_speculative_tokens_per_batch_size")),
+        is_adaptive=_is_adaptive(method, keys),
         storage=_storage(kv_transfer_config, drafter),
     )
+
+
+def _is_adaptive(method: str, keys: Mapping[str, Any]) -> bool:
+    """Whether the verified part of each draft is chosen step by step: always with "auto", else where it is asked for."""
+    name = "enable_adaptive_verification"
+    asked = keys.get(name, method == AUTO)
+    if not isinstance(asked, bool):
+        raise ConfigError(f"{name}: got {asked!r}; may be True or False; leave it out for the method's default")
+    if method == AUTO and not asked:
+        raise ConfigError(f"{name}: method 'auto' always chooses by itself; leave it out, or name another method")
+    if asked and keys.get("num_speculative_tokens_per_batch_size") is not None:
+        raise ConfigError(
+            "num_speculative_tokens_per_batch_size: lengths are chosen step by step here; give a fixed table or "
+            f"{'another method' if method == AUTO else name}, not both"
+        )
+    return asked
 
 
 def verifier_part(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,18 +152,18 @@ def verifier_part(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_deprecated(
-    given: Mapping[str, Any] | None,
+    given: Mapping[str, Any] | str | None,
     *,
     speculative_model: str | None,
     speculative_method: str | None,
     num_speculative_tokens: int | None,
-) -> Mapping[str, Any] | None:
+) -> Mapping[str, Any] | str | None:
     """Fold the arguments that older vLLM took into `speculative_config`, with a warning that shows it."""
     old = {"model": speculative_model, "method": speculative_method, "num_speculative_tokens": num_speculative_tokens}
     old = {key: value for key, value in old.items() if value is not None}
     if not old:
         return given
-    if given is not None:
+    if given not in (None, DEFAULT):
         raise ConfigError(
             f"speculative_config and the older argument(s) for {sorted(old)} are both given; keep speculative_config only"
         )

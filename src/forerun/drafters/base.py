@@ -103,6 +103,24 @@ class ResolvesKeys(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a method is used for a target, and why."""
+
+    method: str
+    is_used: bool
+    why: str
+
+
+@runtime_checkable
+class ChoosesDrafters(Protocol):
+    """Settings of a method that chooses drafters by itself."""
+
+    def choices(self, target: TargetInfo) -> list[Choice]:
+        """What is used for a target, what not, and why."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """One sequence that may get a draft of at most `max_tokens` nodes, at most `max_depth` deep.
 

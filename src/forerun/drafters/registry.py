@@ -51,6 +51,16 @@ class DrafterMethod:
 
 
 DRAFTERS: dict[str, DrafterMethod] = {
+    "auto": DrafterMethod(
+        config="auto.AutoConfig",
+        info=MethodInfo(
+            bets_on="all that is at hand: copies, past answers, what the target held likely, a model where it pays",
+            training="none; a trained head is used if it is given",
+            trees="always",
+            files="none",
+            paper="none; Token Recycling, arXiv 2408.08696, and prompt lookup are part of it",
+        ),
+    ),
     "ngram": DrafterMethod(
         config="ngram.NgramConfig",
         info=MethodInfo(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import Draft
 from forerun.core.step import StepRecord
 from forerun.engine.costs import StepCosts
@@ -34,48 +35,6 @@ TRIED_EVERY = 16  # steps: how often more or fewer rows are verified than seem b
 NUM_TRIALS = 3  # of about as many rows and sequences
 
 COMPARED_EVERY = 8  # steps, as the comparison takes longer than the choice
-
-
-class DepthRates:
-    """How often a draft's token at each depth stood, given that those before it did, for each drafter.
-
-    For drafts that do not say how likely their nodes are. Counts are discounted, so that a change of
-    the texts shows after a few hundred drafts.
-    """
-
-    PRIOR_RATE, PRIOR_WEIGHT, DISCOUNT = 0.6, 4.0, 0.998
-
-    def __init__(self) -> None:
-        self._counts: dict[str | None, list[tuple[float, float]]] = {}
-
-    def observe(self, draft: Draft, num_accepted: int) -> None:
-        """Count a draft's fate: depths up to its accepted ones stood, the next did not, deeper ones tell nothing."""
-        counts = self._counts.setdefault(draft.source, [])
-        num_known = min(num_accepted + 1, draft.depth)
-        counts.extend([(0.0, 0.0)] * (num_known - len(counts)))
-        for depth in range(num_known):
-            stood, reached = counts[depth]
-            counts[depth] = (
-                stood * self.DISCOUNT + (depth < num_accepted),
-                reached * self.DISCOUNT + 1.0,
-            )
-
-    def survival(self, draft: Draft) -> tuple[float, ...]:
-        """The chance of each node of a draft that says nothing about it, by its depth alone."""
-        counts = self._counts.get(draft.source, [])
-        chances, chance = [1.0], 1.0
-        for depth in range(draft.depth):
-            stood, reached = counts[depth] if depth < len(counts) else (0.0, 0.0)
-            chance *= (stood + self.PRIOR_RATE * self.PRIOR_WEIGHT) / (reached + self.PRIOR_WEIGHT)
-            chances.append(chance)
-        if draft.parents is None:
-            return tuple(chances[1:])
-        # a tree's nodes may come in any order, but only its beginning can be verified
-        lowest, in_order = 1.0, []
-        for depth in draft.depths():
-            lowest = min(lowest, chances[depth])
-            in_order.append(lowest)
-        return tuple(in_order)
 
 
 @dataclass(slots=True)
@@ -253,7 +212,7 @@ class AdaptiveLength:
                 num_drafted += len(draft.token_ids)
                 num_accepted += num_stood
                 if draft.survival is None:
-                    self._rates.observe(draft, num_stood)
+                    self._rates.observe(draft.source, depth=draft.depth, num_stood=num_stood)
         num_sequences = len(record.verified)
         if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
             return

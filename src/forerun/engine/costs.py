@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -164,16 +164,3 @@ def _features(rows: float, sequences: float, context: float) -> list[float]:
 def _bucket(count: int) -> int:
     """Counts up to 32 as they are, larger ones in steps of an eighth."""
     return count if count <= 32 else 32 + int(8 * math.log2(count / 32))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostProfile:
-    """What an engine learnt of its steps' costs, for the next engine with the same model on the same machine.
-
-    `identity` says which machine, kernels, threads and model it was measured with; a profile of another
-    identity is not used.
-    """
-
-    identity: Mapping[str, str | int]
-    weights: tuple[float, ...]
-    num_steps: int

@@ -43,6 +43,11 @@ class CausalModel(Protocol):
 class TargetModel(CausalModel, Protocol):
     """A causal model that shares its embedding and head with drafters, which are trained on top of them."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices that a pass reads."""
+        ...
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embed tokens: [T] int64 -> [T, hidden_size], the input of the first layer."""
         ...

@@ -65,6 +65,11 @@ class TransformersModel:
         self._layers = layers
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(weight.numel() * weight.element_size() for weight in self._model.parameters())
+
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute logits at `batch.logits_rows`, their candidates, and the hidden states that `batch.features` names.
 

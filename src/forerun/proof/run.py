@@ -23,12 +23,7 @@ PROMPTS = (
     "Translate to French: good morning, good evening, good night.",
 )
 
-DEFAULT_CONFIG: Mapping[str, Any] = {
-    "method": "ngram",
-    "num_speculative_tokens": 5,
-    "prompt_lookup_min": 1,
-    "prompt_lookup_max": 4,
-}
+DEFAULT_CONFIG = {"method": "auto"}
 
 NUM_NARROW_TOKENS = 6
 
@@ -40,7 +35,7 @@ def ignore(message: str) -> None:
 def prove(
     model: str,
     *,
-    speculative_config: Mapping[str, Any] | None = None,
+    speculative_config: Mapping[str, Any] | str | None = None,
     settings: Mapping[str, Any] | None = None,
     prompts: Sequence[str] = PROMPTS,
     max_tokens: int = 64,
@@ -55,7 +50,7 @@ def prove(
 
     Args:
         model: as for `LLM`.
-        speculative_config: the configuration to prove; None for n-gram drafts.
+        speculative_config: the configuration to prove; None for "auto".
         settings: further arguments of `LLM`.
         prompts: prompts of the greedy check.
         max_tokens: tokens per prompt in the greedy check.
@@ -65,7 +60,7 @@ def prove(
     Raises:
         ForerunError: the model or the configuration cannot be used.
     """
-    config = dict(speculative_config or DEFAULT_CONFIG)
+    config = DEFAULT_CONFIG if isinstance(speculative_config, str | None) else dict(speculative_config)
     adversarial = {"method": AdversarialDrafter, "num_speculative_tokens": 4, **verifier_part(config)}
     progress("loading the model")
     llm = LLM(model, **(settings or {}), speculative_config=config)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -194,7 +194,8 @@ def banner(model: ServedModel) -> str:
     llm, options = model.llm, model.options
     kv_bytes, kv_tokens = model.kv_memory
     speculative = llm.speculative
-    drafter = (llm.settings.speculative_config or {}).get("model")
+    given = llm.settings.speculative_config
+    drafter = given.get("model") if isinstance(given, Mapping) else None
     rows = {
         "target": f"{model.name} ({model.root})" if model.root != model.name else model.name,
         "drafter": drafter or (speculative.method if model.speculates else "none"),

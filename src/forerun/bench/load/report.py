@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench.load.figures import Figures
 from forerun.bench.load.sender import rates
-from forerun.bench.machine import describe_processor
+from forerun.core.processor import describe_processor
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,47 @@
+"""How often drafts stand at each depth, for drafters that do not say how likely their nodes are."""
+
+from __future__ import annotations
+
+from forerun.core.draft import Draft
+
+PRIOR_RATE, PRIOR_WEIGHT = 0.6, 4.0
+DISCOUNT = 0.998
+"""Weight of all earlier drafts with each new one, so that a change of the texts shows after a few hundred."""
+
+
+class DepthRates:
+    """How often a draft's token at each depth stood, given that those before it did, for each drafter."""
+
+    def __init__(self, *, prior_rate: float = PRIOR_RATE) -> None:
+        self._prior_rate = prior_rate
+        self._counts: dict[str | None, list[tuple[float, float]]] = {}
+
+    def observe(self, source: str | None, *, depth: int, num_stood: int) -> None:
+        """Count the fate of a draft of that depth: depths up to `num_stood` stood, the next did not, deeper ones tell nothing."""
+        counts = self._counts.setdefault(source, [])
+        num_known = min(num_stood + 1, depth)
+        counts.extend([(0.0, 0.0)] * (num_known - len(counts)))
+        for i in range(num_known):
+            stood, reached = counts[i]
+            counts[i] = (stood * DISCOUNT + (i < num_stood), reached * DISCOUNT + 1.0)
+
+    def chances(self, source: str | None, depth: int) -> list[float]:
+        """The chance that a path of each length from 0 to `depth` stands, all of it."""
+        counts = self._counts.get(source, [])
+        chances, chance = [1.0], 1.0
+        for i in range(depth):
+            stood, reached = counts[i] if i < len(counts) else (0.0, 0.0)
+            chance *= (stood + self._prior_rate * PRIOR_WEIGHT) / (reached + PRIOR_WEIGHT)
+            chances.append(chance)
+        return chances
+
+    def survival(self, draft: Draft) -> tuple[float, ...]:
+        """The chance of each node of a draft, by its depth alone; falling, since only a beginning of it can be verified."""
+        chances = self.chances(draft.source, draft.depth)
+        if draft.parents is None:
+            return tuple(chances[1:])
+        lowest, in_order = 1.0, []
+        for depth in draft.depths():
+            lowest = min(lowest, chances[depth])
+            in_order.append(lowest)
+        return tuple(in_order)

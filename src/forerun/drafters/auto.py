@@ -1,0 +1,240 @@
+"""Method "auto": whatever is at hand drafts, look-ups for nothing first, a model where it is worth its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forerun.core.draft import Draft
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import (
+    Choice,
+    DraftContext,
+    Drafter,
+    DrafterConfig,
+    DrafterResolver,
+    KeepsKV,
+    TargetInfo,
+    VerifiedRows,
+)
+from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.drafters.priced import PricedDrafter
+from forerun.errors import ConfigError
+from forerun.models.checkpoint import open_checkpoint
+from forerun.models.config_file import read_config
+from forerun.models.model_folder import find_gguf
+from forerun.models.mtp_layout import find_layout
+
+if TYPE_CHECKING:
+    from forerun.kv.cache import KVCache
+
+DEFAULT_MEMORY = 0.1
+"""Extra memory, as a share of the target's weights."""
+
+MOST_DRAFTED = 16
+"""Nodes of a draft: more gain nothing, by replay, not even where the text is an edited copy."""
+
+MOST_PASSES = 5
+"""The deepest draft of a model."""
+
+MOST_TABLE_BYTES, MOST_POOL_BYTES = 64_000_000, 64_000_000
+
+INT8_SHARE = 0.75
+"""Memory of a target in int8, with scales, as a share of its weights: those in bf16 may be coded in 12 bits."""
+
+BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoConfig:
+    """How much memory "auto" may take, and a drafter of the user's own that it may use as well.
+
+    `auto_memory` is extra memory as a share of the target's weights; 0 keeps no tables and no past
+    answers, so that drafts come from the text itself alone. `drafter`, if given, is a dict such as
+    {"method": "eagle3", "model": PATH}.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    auto_memory: float = DEFAULT_MEMORY
+    drafter: tuple[str, DrafterConfig] | None = None  # its method and settings
+
+    def __post_init__(self) -> None:
+        value = self.auto_memory
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 100.0:
+            raise ConfigError(
+                f"auto_memory: got {value!r}; must be a share of the target's weights, from 0 to 100; "
+                f"leave it out for {DEFAULT_MEMORY}"
+            )
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any], resolver: DrafterResolver) -> AutoConfig:
+        """Resolve the dict under "drafter", a small `speculative_config`.
+
+        Raises:
+            ConfigError: it is no dict, or wrong.
+        """
+        given = dict(keys)
+        if given.get("drafter") is not None:
+            own = resolver.read_keys(given["drafter"])
+            if own.get("method") in ("auto", "hybrid") or "num_speculative_tokens" in own:
+                raise ConfigError(
+                    "speculative_config: drafter: must be one drafter without num_speculative_tokens, "
+                    "as auto chooses how much it drafts"
+                )
+            given["drafter"] = resolver.resolve(own, other_keys=())
+        return cls(**given)
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """As much as ever pays; how much of it is verified is chosen step by step."""
+        return MOST_DRAFTED
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafters that are at hand."""
+        budget = self._budget(target)
+        model = None
+        for choice in self.choices(target):
+            if not choice.is_used or choice.method in LOOK_UPS:
+                continue
+            config = self._model_config(choice.method)
+            max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
+            drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
+            guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
+            model = PricedDrafter(choice.method, guarded, max_tokens=max_tokens)
+            break
+        half = budget // 2
+        lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
+        return AutoDrafter(lookup, model)
+
+    def choices(self, target: TargetInfo) -> list[Choice]:
+        """What is used for a target, what not, and why; of drafters that compute the first that can be is used."""
+        budget = self._budget(target)
+        share = f"{self.auto_memory:.0%} of the weights"
+        found = [
+            Choice("copy", True, "what followed the last tokens earlier in the text"),
+            Choice(
+                "pool",
+                budget > 0,
+                f"past answers, within {share} together with recycle" if budget else "auto_memory is 0",
+            ),
+            Choice(
+                "recycle", budget > 0, f"what the target held likely, within {share}" if budget else "auto_memory is 0"
+            ),
+        ]
+        models = [self._own_choice(), *self._target_choices(target, budget)]
+        is_taken = False
+        for choice in models:
+            if choice.is_used and is_taken:
+                choice = Choice(choice.method, False, "a drafter before it is used")
+            is_taken = is_taken or choice.is_used
+            found.append(choice)
+        return found
+
+    def _own_choice(self) -> Choice:
+        if self.drafter is None:
+            return Choice("trained head", False, "none is known for this target; name one with the key 'drafter'")
+        return Choice(self.drafter[0], True, "given as 'drafter'")
+
+    def _target_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
+        """Drafters that the target itself is good for."""
+        loaded = target.loaded
+        if loaded is None or loaded.path is None:
+            why = "the target was made in memory"
+            return [Choice("mtp", False, why), Choice("self", False, why)]
+        weights = loaded.model.weight_bytes
+        if find_gguf(loaded.path) is not None:
+            mtp = Choice("mtp", False, "GGUF is read without MTP layers")
+        elif find_layout(read_config(loaded.path), open_checkpoint(loaded.path).names()) is None:
+            mtp = Choice("mtp", False, "the checkpoint has no MTP layers")
+        else:
+            need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
+            mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
+        if loaded.kernels is None:
+            return [mtp, Choice("self", False, "the target in int8 needs the native CPU kernels")]
+        return [mtp, self._affordable("self", int(INT8_SHARE * weights), budget, "the target in int8", weights)]
+
+    def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:
+        if need <= budget:
+            return Choice(method, True, what)
+        return Choice(
+            method,
+            False,
+            f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with auto_memory={need / weights:.2g}",
+        )
+
+    def _model_config(self, method: str) -> DrafterConfig:
+        from forerun.drafters.mtp import MTPConfig  # here, as most targets need neither
+        from forerun.drafters.self_draft import SelfConfig
+
+        if self.drafter is not None:
+            return self.drafter[1]
+        return MTPConfig() if method == "mtp" else SelfConfig(quantization="int8")
+
+    def _budget(self, target: TargetInfo) -> int:
+        """Bytes of extra memory."""
+        if not self.auto_memory:
+            return 0
+        if target.loaded is None:
+            return BUDGET_WITHOUT_TARGET
+        return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+LOOK_UPS = ("copy", "pool", "recycle")
+
+
+class AutoDrafter:
+    """Drafts by look-up for all sequences, and by a model for those where that is worth its time.
+
+    Args:
+        lookup: drafts for nothing.
+        model: drafts at a price; None if there is none.
+    """
+
+    def __init__(self, lookup: LookupDrafter, model: PricedDrafter | None) -> None:
+        self.lookup = lookup
+        self._model = model
+        self.num_candidates = lookup.num_candidates
+        drafter = None if model is None else model.guarded.drafter
+        self.needs: frozenset[str] = frozenset() if drafter is None else drafter.needs
+        self._keeper = drafter if isinstance(drafter, KeepsKV) else None
+        self.kv_bytes_per_block = 0 if self._keeper is None else self._keeper.kv_bytes_per_block
+        self.num_scratch_blocks = 0 if self._keeper is None else self._keeper.num_scratch_blocks
+
+    @property
+    def num_member_failures(self) -> int:
+        """The number of failures that the model's guard has caught."""
+        return 0 if self._model is None else self._model.guarded.num_failures
+
+    def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
+        """Let the model take its memory, if it has KV."""
+        if self._keeper is not None:
+            self._keeper.use_kv(target_cache, num_blocks=num_blocks)
+
+    def start(self, sequence: Sequence) -> None:
+        """Start the sequence in both."""
+        self.lookup.start(sequence)
+        if self._model is not None:
+            self._model.start(sequence)
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Let the look-ups learn what the target found."""
+        self.lookup.learn(rows)
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Return for each request the look-ups' draft, or the model's."""
+        drafts = self.lookup.propose(context)
+        if self._model is None:
+            return drafts
+        expected = [sum(draft.survival or ()) for draft in drafts]
+        computed = self._model.propose(context.requests, expected, context.features)
+        return [own if own.token_ids else free for own, free in zip(computed, drafts, strict=True)]
+
+    def stop(self, sequence: Sequence) -> None:
+        """Stop the sequence in both."""
+        self.lookup.stop(sequence)
+        if self._model is not None:
+            self._model.stop(sequence)

@@ -1,0 +1,139 @@
+"""A drafter that costs time: asked where its tokens outweigh it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.drafters.base import DraftRequest
+from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.priced import FORGOTTEN_AFTER, PricedDrafter
+from tests.drafters.texts import VOCAB_SIZE, sequence
+
+STEP = 0.010  # seconds
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@dataclass
+class Costly:
+    """Drafts the token 7 and takes its time."""
+
+    clock: Clock
+    seconds: float
+    needs: frozenset = frozenset()
+    asked: list = field(default_factory=list)
+
+    def start(self, sequence):
+        pass
+
+    def stop(self, sequence):
+        pass
+
+    def propose(self, context):
+        self.clock.now += self.seconds
+        self.asked.append([(request.sequence.seq_id, request.max_tokens) for request in context.requests])
+        return [Draft((7,) * request.max_tokens) for request in context.requests]
+
+
+def make(*, seconds):
+    clock = Clock()
+    drafter = Costly(clock, seconds)
+    return PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_tokens=4, clock=clock), drafter
+
+
+def write(priced, drafter, sequences, *, tokens, num_steps, free=0.0):
+    """Steps in which each sequence gets `tokens`; the drafts."""
+    drafts = []
+    for _ in range(num_steps):
+        requests = [DraftRequest(one, 8, 8) for one in sequences]
+        drafts = priced.propose(requests, [free] * len(sequences), {})
+        drafter.clock.now += STEP
+        for one in sequences:
+            one.output_ids += tokens
+    return drafts
+
+
+def started(priced, count=1):
+    sequences = [sequence([1, 2, 3], seq_id=i) for i in range(count)]
+    for one in sequences:
+        priced.start(one)
+    return sequences
+
+
+def test_an_unknown_drafter_is_tried_and_kept_while_it_is_right():
+    priced, drafter = make(seconds=0.001)
+    (draft,) = write(priced, drafter, started(priced), tokens=[7, 7, 7], num_steps=60)
+    assert len(drafter.asked) == 60
+    assert draft.source == "model"
+    assert draft.survival[0] > 0.9
+    assert list(draft.survival) == sorted(draft.survival, reverse=True)
+
+
+def test_it_is_left_out_when_it_is_wrong_and_tried_again_later():
+    priced, drafter = make(seconds=0.004)
+    sequences = started(priced)
+    drafts = write(priced, drafter, sequences, tokens=[5], num_steps=120)
+    assert drafts == [NO_DRAFT]
+    num_asked = len(drafter.asked)
+    assert num_asked < 100
+    write(priced, drafter, sequences, tokens=[5], num_steps=FORGOTTEN_AFTER + 1)
+    assert len(drafter.asked) > num_asked
+
+
+def test_it_is_left_out_when_it_becomes_slow():
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=50)
+    drafter.seconds = 0.5
+    num_asked = len(drafter.asked)
+    write(priced, drafter, sequences, tokens=[7], num_steps=100)
+    assert len(drafter.asked) - num_asked < 30
+
+
+def test_it_is_not_asked_where_free_drafts_bring_as_much():
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced, 2)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=20)
+    drafter.asked.clear()
+    priced.propose([DraftRequest(one, 8, 8) for one in sequences], [0.0, 3.9], {})
+    assert [[seq_id for seq_id, _ in asked] for asked in drafter.asked] == [[0]]
+
+
+def test_its_drafts_are_as_deep_as_pays():
+    priced, drafter = make(seconds=0.003)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 5], num_steps=100)  # the first token is right, never the second
+    assert {max_tokens for ((_, max_tokens),) in drafter.asked[-10:]} <= {1}
+
+
+@pytest.mark.parametrize("jump", [-5.0, 1e9, float("nan")])
+def test_a_clock_that_jumps_does_no_lasting_harm(jump):
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=30)
+    before = drafter.clock.now
+    drafter.clock.now += jump
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=1)
+    drafter.clock.now = before + 1.0
+    drafter.asked.clear()
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=30)
+    assert len(drafter.asked) >= 28
+
+
+def test_what_it_kept_of_a_sequence_goes_with_it():
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7], num_steps=3)
+    priced.stop(sequences[0])
+    assert not priced._pending
+    assert not priced._lengths
+    assert not priced._num_read
