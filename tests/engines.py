@@ -130,8 +130,11 @@ def storage(folder=None, **extra):
     }
 
 
-def tiny_llm(speculative_config=None, *, target=None, **settings):
-    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A model may be one of `TINY_CHECKPOINTS`."""
+def tiny_llm(speculative_config=None, *, target=None, verifies_all=False, **settings):
+    """An LLM over the tiny model, or over `target`; `settings` as for `LLM`. A model may be one of `TINY_CHECKPOINTS`.
+
+    With `verifies_all` no clock decides how much of the drafts is verified.
+    """
     target = target or tiny_target()
     if speculative_config and speculative_config.get("model") == "foreign":
         target = replace(target, tokenizer=target.tokenizer or few_tokens())
@@ -141,11 +144,10 @@ def tiny_llm(speculative_config=None, *, target=None, **settings):
     if speculative_config and speculative_config.get("method") == "mtp" and target.path is None:
         target = replace(target, path=mtp_folder(target.model.vocab_size))
     defaults = {"max_model_len": 128, "num_gpu_blocks_override": 512, "block_size": 4}
-    return LLM.from_target(
-        target,
-        EngineSettings(model="tiny", **(defaults | settings)),
-        resolve_speculative(speculative_config, settings.get("kv_transfer_config")),
-    )
+    speculative = resolve_speculative(speculative_config, settings.get("kv_transfer_config"))
+    if verifies_all:
+        speculative = replace(speculative, is_adaptive=False)
+    return LLM.from_target(target, EngineSettings(model="tiny", **(defaults | settings)), speculative)
 
 
 TINY_CHECKPOINTS = {

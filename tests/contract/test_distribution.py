@@ -22,7 +22,7 @@ def experiment():
 @pytest.mark.parametrize("drafter", [*CASES, "adversarial"])
 def test_samples_fit_the_target_under_matching(experiment, drafter):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
-    finding = run_experiment(tiny_llm(config), experiment, num_samples=1500, name=drafter, seed=1)
+    finding = run_experiment(tiny_llm(config, verifies_all=True), experiment, num_samples=1500, name=drafter, seed=1)
     assert finding.verdict in (Verdict.FITS, Verdict.UNTESTED)
     assert (finding.verdict is Verdict.UNTESTED) == (drafter in ("plain", "zero", "extract"))
 
@@ -59,7 +59,7 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
     config = CASES[drafter] | {"rejection_sample_method": method, "draft_sample_method": "probabilistic"}
-    finding = run_experiment(tiny_llm(config), experiment, num_samples=1500, name=drafter, seed=1)
+    finding = run_experiment(tiny_llm(config, verifies_all=True), experiment, num_samples=1500, name=drafter, seed=1)
     assert finding.verdict is Verdict.FITS
     assert finding.num_accepted_tokens > 0
 
