@@ -12,6 +12,7 @@ import argparse
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.prompt_files import FUNCTION, source_files
 from forerun import LLM, SamplingParams
@@ -28,7 +29,7 @@ class Silent(NoDrafter):
         super().__init__()
 
 
-DRAFTERS = {
+DRAFTERS: dict[str, dict[str, Any]] = {
     "predictions alone": {"method": Silent},
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 5},
     "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
