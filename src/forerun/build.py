@@ -140,7 +140,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         attention=target.attention,
         cache=_make_cache(settings, model, kv, drafter),
         verifier=speculative.verifier.build(speculative.num_speculative_tokens),
-        drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size),
+        drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
         grammars=GrammarCache(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
         torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
         exporter=exporter,

@@ -44,6 +44,10 @@ from forerun.errors import RequestError, UnknownKeyError
         ("logits_processors", print),
         ("logits_processors", [5]),
         ("extra_args", "x"),
+        ("prediction", 5),
+        ("prediction", ["text"]),
+        ("prediction", [True]),
+        ("prediction", b"text"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_one_line(name, value):

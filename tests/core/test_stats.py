@@ -68,3 +68,14 @@ def test_counts_by_source_are_added_and_taken_away_with_the_others():
         "suffix": 0,
         "draft_model": 3,
     }
+
+
+def test_rows_and_gains_of_all_drafters_are_shares_of_every_step():
+    stats = SpeculationStats()
+    stats.record(Draft((7, 8), source="suffix"), (0, 1))
+    stats.record(Draft((7, 8, 9), source="recycle"), (0,))
+    stats.record(Draft(), ())
+    stats.record(Draft(), ())
+    assert stats.drafted_per_step == {"suffix": 0.5, "recycle": 0.75}
+    assert stats.gained_per_step == {"suffix": 0.5, "recycle": 0.25}
+    assert stats.acceptance_length == 1 + sum(stats.gained_per_step.values())

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from forerun.engine.speculation import FixedLength, SpeculationReport
 from tests.server.served import PROMPT, chat_llm, served
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -28,9 +29,11 @@ NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 
 @pytest.fixture(scope="module")
 def exposed():
-    """The labels of every sample of a server whose hybrid has drafted, by the sample's name."""
+    """The labels of every sample of a server whose hybrid has drafted, by the sample's name; its control reports."""
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 64, "ignore_eos": True}
-    with served(chat_llm(HYBRID)) as server:
+    report = SpeculationReport(tokens_per_second=3.0, plain_tokens_per_second=2.0, best_static_length=2, regret=0.1)
+    with pytest.MonkeyPatch.context() as patch, served(chat_llm(HYBRID)) as server:
+        patch.setattr(FixedLength, "report", lambda _: report)
         server.post("/v1/completions", body)
         text = server.send("GET", "/metrics")[2]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]

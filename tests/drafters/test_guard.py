@@ -146,3 +146,17 @@ def test_a_drafter_that_learns_is_never_promised_more_candidates_than_there_are_
     assert guarded.num_candidates == VOCAB_SIZE
     guarded.learn(None)
     assert guarded.num_failures == 1
+
+
+def test_drafts_that_do_not_say_who_made_them_get_the_drafters_name():
+    class Two:
+        def propose(self, context):
+            return [Draft((1, 2), (-1, -1), survival=(0.5, 0.2)), Draft((3,), source="copies"), NO_DRAFT]
+
+    requests = [DraftRequest(sequence([1], seq_id=i), 4, 4) for i in range(3)]
+    guarded = GuardedDrafter(Two(), vocab_size=VOCAB_SIZE, source="two")
+    assert guarded.propose(requests, {}) == [
+        Draft((1, 2), (-1, -1), source="two", survival=(0.5, 0.2)),
+        Draft((3,), source="copies"),
+        NO_DRAFT,
+    ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from unittest.mock import ANY
-
 import pytest
 
 from forerun import SamplingParams
@@ -161,9 +158,7 @@ def test_an_early_exit_behind_a_model_that_drafts_nothing_drafts_as_it_does_alon
     for llm in (alone, behind):
         llm.generate(PROMPTS[:12], GREEDY, use_tqdm=False)
     assert behind.stats.num_failed_drafts == 0
-    assert behind.stats.speculation == replace(
-        alone.stats.speculation, by_drafter={"self": replace(alone.stats.speculation, num_steps=ANY)}
-    )
+    assert behind.stats.speculation == alone.stats.speculation
 
 
 def test_the_kv_of_all_counts_in_the_memory():

@@ -128,7 +128,7 @@ def test_a_result_that_is_lost_while_the_next_step_is_planned_is_an_error_and_no
 def test_drafting_that_fails_outside_the_guard_costs_the_drafts_alone(monkeypatch, caplog):
     plain = tiny_llm().generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     llm = tiny_llm(NGRAM)
-    monkeypatch.setattr("forerun.executor.local.propose", lambda *_: 1 / 0)
+    monkeypatch.setattr("forerun.executor.local.KnownTexts.propose", lambda *_: 1 / 0)
     outputs = llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     assert "drafting failed" in caplog.text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from forerun.core.draft import Draft
 from forerun.core.stats import SpeculationStats
 from forerun.engine import stats as stats_module
+from forerun.engine.speculation import SpeculationReport
 from forerun.engine.stats import (
     Counter,
     EngineState,
@@ -17,6 +19,7 @@ from forerun.engine.stats import (
     StatsLog,
     Vector,
     drafters_line,
+    report_line,
     speculation_line,
 )
 
@@ -57,12 +60,59 @@ def test_the_speculation_line_is_vllms():
     )
 
 
-def test_where_drafters_take_turns_a_line_tells_what_each_has_earned():
+def test_a_line_tells_what_each_drafter_has_cost_and_earned():
     stats = SpeculationStats()
-    for source, accepted in (("suffix", (0, 1)), ("draft_model", (0,)), ("suffix", ())):
+    for source, accepted in (("suffix", (0, 1)), ("recycle", (0,)), ("suffix", ())):
         stats.record(Draft((1, 2, 3), source=source), accepted)
+    stats.record(Draft(), ())
     assert drafters_line(stats) == (
-        "Accepted by drafter: draft_model 1 of 3 tokens in 1 drafts, suffix 2 of 6 tokens in 2 drafts"
+        "Drafters: recycle 0.75 rows and +0.25 tokens per step (1 of 3 tokens in 1 drafts), "
+        "suffix 1.50 rows and +0.50 tokens per step (2 of 6 tokens in 2 drafts)"
+    )
+
+
+def test_a_drafter_that_did_nothing_since_the_last_line_is_not_in_it():
+    stats = SpeculationStats()
+    stats.record(Draft((1,), source="suffix"), ())
+    earlier = stats.copy()
+    stats.record(Draft((1,), source="recycle"), (0,))
+    assert drafters_line(stats.since(earlier)) == (
+        "Drafters: recycle 1.00 rows and +1.00 tokens per step (1 of 1 tokens in 1 drafts)"
+    )
+
+
+REPORT = SpeculationReport(tokens_per_second=150.0, plain_tokens_per_second=100.0, best_static_length=3, regret=0.015)
+
+
+def test_what_a_control_reports_is_in_the_log_and_in_the_metrics(clock, caplog):
+    caplog.set_level(logging.INFO, logger=stats_module.__name__)
+    log, state = StatsLog(clock), replace(STATE, report=REPORT)
+    clock.now += 10
+    log.write(EngineStats(), state)
+    assert caplog.records[-1].getMessage() == (
+        "Estimated generation throughput: 150.0 tokens/s with drafts, 100.0 tokens/s without (1.50x), "
+        "Regret against 3 draft tokens in every step: 1.5%"
+    )
+    values = {metric.name: metric.value for metric in EngineStats().metrics(state) if isinstance(metric, Gauge)}
+    assert values["forerun:spec_decode_tokens_per_second"] == 150.0
+    assert values["forerun:spec_decode_plain_tokens_per_second"] == 100.0
+    assert values["forerun:spec_decode_regret"] == 0.015
+    assert values["forerun:spec_decode_best_static_length"] == 3
+
+
+def test_what_is_not_reported_is_not_told(clock, caplog):
+    caplog.set_level(logging.INFO, logger=stats_module.__name__)
+    log = StatsLog(clock)
+    clock.now += 10
+    log.write(EngineStats(), STATE)
+    assert len(caplog.records) == 1
+    assert not [metric for metric in EngineStats().metrics(STATE) if "per_second" in metric.name]
+
+
+def test_no_speed_up_is_told_of_nothing():
+    assert report_line(replace(REPORT, plain_tokens_per_second=0.0, regret=0.0)) == (
+        "Estimated generation throughput: 150.0 tokens/s with drafts, 0.0 tokens/s without, "
+        "Regret against 3 draft tokens in every step: 0.0%"
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.engine.engine import Engine
-from forerun.engine.speculation import FixedLength
+from forerun.engine.speculation import FixedLength, SpeculationReport
+from forerun.engine.stats import Gauge
 from forerun.errors import RequestError
 from tests.contract.test_contract import PROMPTS
 from tests.executor.simulations import assert_nothing_is_held, drain, run, simulated_engine
@@ -103,6 +104,22 @@ def test_prompt_tokens_count_once_however_often_they_are_computed(delay):
     run(engine, PROMPTS, SAMPLING)
     assert engine.parts.scheduler.num_preemptions > 0
     assert engine.stats.num_prompt_tokens == sum(map(len, PROMPTS))
+
+
+def test_what_a_control_reports_is_in_the_engines_state_and_metrics():
+    class Reporting(FixedLength):
+        def report(self):
+            return SpeculationReport(
+                tokens_per_second=30.0, plain_tokens_per_second=20.0, best_static_length=2, regret=0.01
+            )
+
+    engine = simulated_engine()
+    assert engine.state.report is None
+    control = Reporting(num_speculative_tokens=4)
+    engine = Engine(replace(engine.parts, control=control), clock=engine._clock)
+    assert engine.snapshot().state.report == control.report()
+    values = {metric.name: metric.value for metric in engine.metrics() if isinstance(metric, Gauge)}
+    assert values["forerun:spec_decode_tokens_per_second"] == 30.0
 
 
 def test_the_control_observes_what_each_step_drafted_and_what_stood():

@@ -13,7 +13,8 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
-from forerun.grammar.drafting import goes_beyond, propose, within
+from forerun.drafters.prediction import FIRST_MATCH, survival
+from forerun.grammar.drafting import KnownTexts, goes_beyond, within
 from forerun.ops.sampling import SamplingRules
 from tests.grammars import OneOf
 from tests.verify.exact import continuations, largest_error, random_model, reversed_model, sampled_drafts
@@ -119,8 +120,10 @@ class Says:
         return [self.drafts.pop(0) for _ in context.requests]
 
 
-def request_of(grammar, *, max_tokens=4, max_depth=4):
-    sequence = Sequence(seq_id=0, prompt_ids=[0], output_ids=[], sampling=SamplingParams(), seed=0)
+def request_of(grammar, *, max_tokens=4, max_depth=4, prediction=(), seq_id=0):
+    sequence = Sequence(
+        seq_id=seq_id, prompt_ids=[0], output_ids=[], sampling=SamplingParams(), seed=0, prediction_ids=prediction
+    )
     rules = SamplingRules(sequence.sampling, prompt_ids=[0], vocab_size=4, grammar=grammar)
     return DraftRequest(sequence, max_tokens, max_depth, rules=rules)
 
@@ -142,7 +145,7 @@ FORCED = Draft((1, 2), source="grammar")
 )
 def test_forced_tokens_are_drafted_unless_the_drafter_goes_on_from_them(drafted, expected):
     grammar = OneOf(TWO, vocab_size=4, forced=(1, 2))
-    assert propose(GuardedDrafter(Says(drafted), vocab_size=4), [request_of(grammar)], {}) == [expected]
+    assert KnownTexts().propose([request_of(grammar)], GuardedDrafter(Says(drafted), vocab_size=4), {}) == [expected]
 
 
 def test_a_drafter_is_not_asked_where_forced_tokens_fill_the_draft():
@@ -154,7 +157,7 @@ def test_a_drafter_is_not_asked_where_forced_tokens_fill_the_draft():
         request_of(grammar, max_tokens=1),
         request_of(grammar),
     ]
-    drafts = propose(GuardedDrafter(says, vocab_size=4), requests, {})
+    drafts = KnownTexts().propose(requests, GuardedDrafter(says, vocab_size=4), {})
     assert drafts == [Draft((3,)), FORCED, Draft((2, 2)), Draft((1,), source="grammar"), Draft((1, 2, 0))]
     assert says.num_asked == 3
 
@@ -163,6 +166,50 @@ def test_a_grammar_that_takes_no_drafts_gets_none():
     grammar, says = OneOf(TWO, vocab_size=4), Says(Draft((3,)), Draft((2, 2)))
     grammar.takes_drafts = False
     requests = [request_of(None), request_of(grammar), request_of(None)]
-    drafts = propose(GuardedDrafter(says, vocab_size=4), requests, {})
+    drafts = KnownTexts().propose(requests, GuardedDrafter(says, vocab_size=4), {})
     assert drafts == [Draft((3,)), NO_DRAFT, Draft((2, 2))]
     assert says.num_asked == 2
+
+
+def predicted(token_ids):
+    return Draft(token_ids, source="prediction", survival=survival(FIRST_MATCH)[: len(token_ids)])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "expected"),
+    [
+        ((1, 2, 1, 0), predicted((1, 2, 1, 0))),
+        ((1, 2, 1, 1), predicted((1, 2, 1))),
+        ((1, 2), Draft((1, 2, 0, 3), source="own")),
+        ((2, 1, 0), Draft((1, 2, 0, 3), source="own")),
+    ],
+    ids=["goes on from the forced tokens", "until it is forbidden", "no further than they", "against them"],
+)
+def test_a_prediction_replaces_forced_tokens_where_it_goes_on_from_them(prediction, expected):
+    grammar, says = OneOf(TWO, vocab_size=4, forced=(1, 2)), Says(Draft((1, 2, 0, 3), source="own"))
+    known, request = KnownTexts(), request_of(grammar, prediction=prediction)
+    known.start(request.sequence)
+    assert known.propose([request], GuardedDrafter(says, vocab_size=4), {}) == [expected]
+    assert says.num_asked == (expected.source == "own")
+
+
+def test_only_where_nothing_is_predicted_the_drafter_is_asked():
+    says, known = Says(Draft((3,)), Draft((2, 2))), KnownTexts()
+    requests = [
+        request_of(None, seq_id=0),
+        request_of(None, seq_id=1, prediction=(0, 1, 2)),
+        request_of(OneOf(TWO, vocab_size=4), seq_id=2, prediction=(3, 3)),
+    ]
+    for request in requests:
+        known.start(request.sequence)
+    drafts = known.propose(requests, GuardedDrafter(says, vocab_size=4), {})
+    assert drafts == [Draft((3,)), predicted((0, 1, 2)), NO_DRAFT]
+    assert says.num_asked == 2, "all of the last prediction is forbidden, and so is what the drafter says"
+
+
+def test_a_grammar_that_takes_no_drafts_gets_no_prediction_either():
+    grammar, known = OneOf(TWO, vocab_size=4), KnownTexts()
+    grammar.takes_drafts = False
+    request = request_of(grammar, prediction=(1, 2, 0))
+    known.start(request.sequence)
+    assert known.propose([request], GuardedDrafter(Says(), vocab_size=4), {}) == [NO_DRAFT]

@@ -161,7 +161,26 @@ def test_speed_and_acceptance_are_those_of_the_stream(stream):
     assert speed == pytest.approx(10 * (24 - num_tokens[0]) / last)
     assert (rate, stride) == pytest.approx((num_accepted / num_drafted, 24 / steps))
     assert line.startswith("speculated, 24 tokens, ")
-    assert line.endswith(f"{num_accepted} of {num_drafted} drafted tokens accepted")
+    counts = f"{num_accepted} of {num_drafted}"
+    assert line.endswith(f"{counts} drafted tokens accepted (OracleTreeDrafter {counts})")
+
+
+def test_each_drafter_has_its_share_of_the_text():
+    def step(drafter, num_drafted, num_accepted):
+        origins = ["accepted"] * num_accepted + ["bonus"]
+        counts = {"num_draft_tokens": num_drafted, "num_accepted_tokens": num_accepted}
+        return {"origins": origins, "drafter": drafter, **counts}
+
+    steps = [step("prediction", 4, 3), step(None, 0, 0), step("ngram", 2, 0), step("prediction", 5, 2)]
+    code = (
+        "const t = new Tally(); data.forEach((own, i) => t.add(own, 100 * i));"
+        "return [t.share('prediction'), t.share('ngram'), t.share('suffix'), summary(t, true), meaning('prediction', t)]"
+    )
+    *shares, line, legend = evaluate(code, steps)
+    assert shares == pytest.approx([5 / 9, 0, 0])
+    assert line.endswith("5 of 11 drafted tokens accepted (prediction 5 of 9, ngram 0 of 2)")
+    assert legend == ": accepted, 56 % of the last answer"
+    assert evaluate("return meaning('ngram', new Tally())") == ": accepted, 0 % of the last answer"
 
 
 def test_nothing_is_divided_by_zero():

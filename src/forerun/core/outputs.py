@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.errors import ErrorKind
 
 
@@ -39,7 +39,8 @@ class CompletionOutput:
     """One completion of a prompt; in a stream, what has been generated so far.
 
     `origins[i]` says how `token_ids[i]` came to be: accepted from a draft, recovered, or bonus.
-    `hidden_states_path` is the file of its hidden states, where the engine saves them.
+    `hidden_states_path` is the file of its hidden states, where the engine saves them. `prediction`
+    counts the tokens drafted from the request's prediction; None where it has none.
     `finish_reason`: "stop" (a stop string, a stop token, EOS), "length", "abort", "error", or None
     while it runs; `stop_reason` is the stop string or stop token id, or the text of the error.
     """
@@ -54,6 +55,7 @@ class CompletionOutput:
     origins: list[Origin] = field(default_factory=list)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     hidden_states_path: str | None = None
+    prediction: PredictionCounts | None = None
 
     def finished(self) -> bool:
         """Whether this completion has ended, for whatever reason."""
@@ -100,8 +102,7 @@ class StreamDelta:
 
     `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
     them (it may lag behind while a stop string or a multi-byte character is incomplete). `logprobs`
-    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`, by `drafter`
-    where several take turns, and accepted `num_accepted_tokens`, those that a stop rule cut included.
+    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`, by `drafter`, and accepted `num_accepted_tokens`, those that a stop rule cut included.
     """
 
     request_id: str

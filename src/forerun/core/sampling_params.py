@@ -90,6 +90,7 @@ class SamplingParams:
     logits_processors: list[LogitsProcessor] | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     speculation: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None = None
+    prediction: str | list[int] | None = None  # the text that is expected: drafted, never imposed
     extra_args: Mapping[str, Any] | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False)  # `stop`, always a tuple
     request_speculation: RequestSpeculation = field(init=False, repr=False)  # `speculation`, resolved
@@ -212,6 +213,8 @@ def _check_types(params: SamplingParams) -> None:
     need("allowed_token_ids", (list, tuple), _is_integer, "a list of token ids")
     need("logit_bias", (Mapping,), _is_integer, "a dict from token id to number")
     need("logits_processors", (list, tuple), callable, "a list of functions")
+    if not isinstance(params.prediction, str):
+        need("prediction", (list, tuple), _is_integer, "a string, a list of token ids")
 
 
 def _check_ranges(params: SamplingParams) -> None:

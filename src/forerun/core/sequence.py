@@ -13,7 +13,8 @@ class Sequence:
 
     `output_ids` grows by the tokens that each step commits and is never cut. `seed` keys the noise
     of every sampled token. Sequences with different `cache_salt` share neither KV blocks nor the
-    pools that drafters keep of past responses.
+    pools that drafters keep of past responses. `prediction_ids` is the continuation that the client
+    expects, which may be wrong, or empty.
     """
 
     seq_id: int
@@ -22,6 +23,7 @@ class Sequence:
     sampling: SamplingParams
     seed: int
     cache_salt: str | None = None
+    prediction_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)

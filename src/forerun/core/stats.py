@@ -11,6 +11,10 @@ PHASES = ("schedule", "build", "forward", "verify", "commit", "draft")
 """The phases of a step, in order."""
 
 
+PREDICTION = "prediction"
+"""The `source` of drafts that are taken from the text that a client expects."""
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Counts over verified steps of one sequence, or the sum over many.
@@ -18,7 +22,7 @@ class SpeculationStats:
     A step is one sequence getting one verdict, its draft possibly empty. Position i counts from 0:
     the i-th token after the last committed one (a tree's position is a node's depth - 1). A
     position is *reached* when all before it were accepted and the draft went that far.
-    Where several drafters take turns, `by_drafter` has the counts of the steps that each drafted for.
+    `by_drafter` has the counts of the steps that each drafter drafted for.
     """
 
     num_steps: int = 0
@@ -48,6 +52,16 @@ class SpeculationStats:
     def conditional_acceptance(self) -> list[float]:
         """Acceptance at each position given that it was reached."""
         return [a / r if r else 0.0 for a, r in zip(self.accepted_per_position, self.reached_per_position, strict=True)]
+
+    @property
+    def drafted_per_step(self) -> dict[str, float]:
+        """Mean draft tokens of each drafter over all steps, those of others included: the rows that it costs a step."""
+        return {name: counts.num_draft_tokens / self.num_steps for name, counts in self.by_drafter.items()}
+
+    @property
+    def gained_per_step(self) -> dict[str, float]:
+        """Mean accepted tokens of each drafter over all steps: its share of `acceptance_length`, whose rest is 1."""
+        return {name: counts.num_accepted_tokens / self.num_steps for name, counts in self.by_drafter.items()}
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Count one verdict: the nodes `accepted` of `draft`, from the root down, stood."""
@@ -101,6 +115,18 @@ class SpeculationStats:
         counts = self.copy()
         counts.add(earlier, sign=-1)
         return counts
+
+
+@dataclass(slots=True)
+class PredictionCounts:
+    """What became of the tokens that were drafted from a client's prediction, in OpenAI's terms.
+
+    An accepted token stands in the text. A rejected one was verified and does not: the target chose
+    another, or a stop rule cut the text before it.
+    """
+
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
 
 
 @dataclass(slots=True)

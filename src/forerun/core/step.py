@@ -27,7 +27,8 @@ class SequenceSpec:
 
     `seed` keys the noise of every sampled token. `stop_token_ids` and `max_length` (tokens, prompt
     included) end the text; an executor that knows them drafts nothing after the end.
-    `bad_words_ids` are the token ids of each bad word.
+    `bad_words_ids` are the token ids of each bad word, `prediction_ids` those of the text that the
+    client expects.
     """
 
     seq_id: int
@@ -38,6 +39,7 @@ class SequenceSpec:
     max_length: int
     stop_token_ids: frozenset[int] = frozenset()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    prediction_ids: tuple[int, ...] = ()
 
     def ends(self, num_output_tokens: int, token_id: int) -> bool:
         """Whether `token_id`, the last of `num_output_tokens`, ends the text by its id or by the length."""

@@ -38,15 +38,17 @@ class GuardedDrafter:
     its next draft. The first failure is logged with its cause; all are counted.
 
     `start` and `stop` may be called repeatedly; the drafter's are called once for each sequence.
+    `source` is put on drafts that do not say who made them.
     """
 
-    def __init__(self, drafter: Drafter, *, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, *, vocab_size: int, source: str | None = None) -> None:
         self.drafter = drafter
         # checked once: whether an object fits a protocol takes long to find out, and the engine counts in each step
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
+        self._source = source
         self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
 
     @property
@@ -118,7 +120,10 @@ class GuardedDrafter:
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
         try:
             check_draft(draft, vocab_size=self._vocab_size)
-            return cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
+            cut = cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
+            if cut.source is None and self._source is not None and cut.token_ids:
+                return Draft(cut.token_ids, cut.parents, cut.probs, self._source, cut.survival)
+            return cut
         except Exception as error:
             self._note_failure(error)
             return NO_DRAFT

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.outputs import Logprob, Origin, StreamDelta, TokenLogprobs
+from forerun.core.stats import PREDICTION
 from forerun.core.step import PlannedSequence, RowLogprobs, SequenceResult
 from forerun.engine.generation import Generation
 
@@ -49,6 +50,8 @@ def commit(
     elif result.token_ids:
         committed = _append_tokens(generation, draft, result)
         generation.stats.record(draft, result.accepted)
+        if draft.source == PREDICTION:
+            _count_prediction(generation, committed)
         if result.logprobs is not None:
             rows = describe_logprobs(result.logprobs, committed.token_ids, token_text=token_text)
             generation.logprobs += rows
@@ -87,6 +90,15 @@ def _append_tokens(generation: Generation, draft: Draft, result: SequenceResult)
         token_ids, origins = token_ids[:num_kept], origins[:num_kept]
     generation.origins += origins
     return Committed(generation, draft, accepted, token_ids, origins)
+
+
+def _count_prediction(generation: Generation, done: Committed) -> None:
+    """Count a draft that was taken from the request's prediction."""
+    counts = generation.prediction
+    assert counts is not None, "only what a request predicts is drafted so"
+    num_accepted = done.origins.count(Origin.ACCEPTED)
+    counts.num_accepted_tokens += num_accepted
+    counts.num_rejected_tokens += len(done.draft.token_ids) - num_accepted
 
 
 def _apply_stop_rules(generation: Generation, token_id: int) -> None:

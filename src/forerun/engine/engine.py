@@ -106,6 +106,7 @@ class Engine:
             num_queried_tokens=scheduler.num_queried_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
+            report=self._parts.control.report(),
         )
 
     def snapshot(self) -> EngineSnapshot:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import CompletionOutput, Origin, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.core.step import PlannedSequence, SequenceSpec
 from forerun.engine.text import CompletionText
 from forerun.errors import ErrorKind
@@ -39,6 +39,7 @@ class Generation:
     prefix_digests: list[bytes] | None = None  # of the tokens so far, kept while it waits for room
     origins: list[Origin] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    prediction: PredictionCounts | None = None  # None: the request has no prediction
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     num_cached_tokens: int | None = None  # None: not admitted yet
@@ -102,6 +103,7 @@ class Generation:
             origins=list(self.origins),
             speculation=self.stats,
             hidden_states_path=self.hidden_states_path if self.finish_reason in SAVED else None,
+            prediction=self.prediction,
         )
 
 

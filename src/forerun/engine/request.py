@@ -12,7 +12,7 @@ from typing import Protocol
 from forerun.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
 from forerun.core.random_bits import child_seed
 from forerun.core.sampling_params import SamplingParams
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.core.step import EndedSequence, SequenceSpec
 from forerun.engine.client import EngineRequest
 from forerun.engine.generation import Generation
@@ -21,6 +21,8 @@ from forerun.errors import ErrorKind, RequestError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.block_table import BlockTable
+
+NUM_CONTEXT_TOKENS = 8  # of a prompt's end, before which nothing changes how a continuation is encoded
 
 
 class RequestTokenizer(Protocol):
@@ -143,6 +145,7 @@ class RequestProcessor:
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
         stop_tokens = self._stop_tokens(sampling)
         bad_words = self._bad_words(sampling)
+        prediction = self._prediction(ids, sampling)
         generations: list[Generation] = []
         try:
             for index in range(sampling.n):
@@ -155,6 +158,7 @@ class RequestProcessor:
                     max_length=self._max_length(ids, sampling),
                     stop_token_ids=frozenset(stop_tokens),
                     bad_words_ids=bad_words,
+                    prediction_ids=prediction,
                 )
                 generations.append(self._generation(request, index, spec, stop_tokens))
                 self.executor.prepare(spec)
@@ -232,6 +236,7 @@ class RequestProcessor:
             table=BlockTable(self.pool, block_size=self.block_size, cache_salt=request.cache_salt),
             stop_tokens=stop_tokens,
             text=self._text(spec.prompt_ids, sampling),
+            prediction=None if sampling.prediction is None else PredictionCounts(),
             hidden_states_path=None if self.files is None else self.files.path(request.request_id, index, sampling),
         )
 
@@ -259,6 +264,51 @@ class RequestProcessor:
             if bare and spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(tuple(spaced))
         return tuple(found)
+
+    def _prediction(self, prompt_ids: list[int], sampling: SamplingParams) -> tuple[int, ...]:
+        """Token ids of the text that the client expects, as they would follow the prompt.
+
+        Raises:
+            RequestError: it is longer than any text, holds ids outside the vocabulary, or is a text where
+                there is no tokenizer.
+        """
+        given = sampling.prediction
+        if not given:
+            return ()
+        if not isinstance(given, str):
+            ids = [operator.index(token_id) for token_id in given]
+        elif self.tokenizer is None:
+            raise RequestError(
+                "prediction: a text needs a tokenizer, but the model was loaded without one; give token ids"
+            )
+        else:
+            ids = continuation_ids(self.tokenizer, prompt_ids, given)
+        if len(ids) > self.max_model_len:
+            raise RequestError(
+                f"prediction: got {len(ids)} tokens; may be at most max_model_len ({self.max_model_len}), as no text is "
+                "longer; cut it to the part that is expected"
+            )
+        bad = next((token_id for token_id in ids if not 0 <= token_id < self.vocab_size), None)
+        if bad is not None:
+            raise RequestError(
+                f"prediction: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer"
+            )
+        return tuple(ids)
+
+
+def continuation_ids(tokenizer: RequestTokenizer, prompt_ids: Sequence[int], text: str) -> list[int]:
+    """Token ids of a text as they would follow a prompt.
+
+    A tokenizer may begin a text of its own otherwise than a continuation (SentencePiece puts a space
+    before it), so the text is encoded after the prompt's end. Where it would grow together with the
+    prompt's last token, which is fixed, as in the middle of a word, it is encoded alone.
+    """
+    before = tokenizer.decode(prompt_ids[-NUM_CONTEXT_TOKENS:], skip_special_tokens=False)
+    context_ids = tokenizer.encode(before, add_special_tokens=False)
+    joined_ids = tokenizer.encode(before + text, add_special_tokens=False)
+    if joined_ids[: len(context_ids)] == context_ids:
+        return joined_ids[len(context_ids) :]
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _as_token_ids(prompt_ids: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun.core.stats import PHASES, SpeculationStats, StepTimes
+from forerun.engine.speculation import SpeculationReport
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class EngineState:
     num_queried_tokens: int = 0  # looked up in the prefix cache
     num_cached_tokens: int = 0  # of these, found
     num_speculative_tokens: int = 0  # K
+    report: SpeculationReport | None = None  # of the control; None where it chooses nothing, or does not know yet
 
 
 @dataclass(slots=True)
@@ -92,10 +94,23 @@ class EngineStats:
                 for drafter, counts in sorted(spec.by_drafter.items())
                 for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             ),
+            *_report_metrics(state.report),
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
         ]
+
+
+def _report_metrics(report: SpeculationReport | None) -> list[Metric]:
+    """What the control's choices were worth."""
+    if report is None:
+        return []
+    return [
+        Gauge("forerun:spec_decode_tokens_per_second", report.tokens_per_second),
+        Gauge("forerun:spec_decode_plain_tokens_per_second", report.plain_tokens_per_second),
+        Gauge("forerun:spec_decode_regret", report.regret),
+        Gauge("forerun:spec_decode_best_static_length", report.best_static_length),
+    ]
 
 
 class StatsLog:
@@ -133,6 +148,8 @@ class StatsLog:
             logger.info("%s", speculation_line(recent, seconds))
             if recent.by_drafter:
                 logger.info("%s", drafters_line(recent))
+        if state.report is not None:
+            logger.info("%s", report_line(state.report))
         self._last_time = now
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
@@ -153,9 +170,23 @@ def speculation_line(stats: SpeculationStats, seconds: float) -> str:
 
 
 def drafters_line(stats: SpeculationStats) -> str:
-    """Which drafter has earned what, where several take turns."""
+    """What each drafter has cost and earned: rows and tokens a step of one sequence, and its drafts."""
+    drafted, gained = stats.drafted_per_step, stats.gained_per_step
     earned = (
-        f"{drafter} {counts.num_accepted_tokens} of {counts.num_draft_tokens} tokens in {counts.num_drafts} drafts"
+        f"{drafter} {drafted[drafter]:.2f} rows and +{gained[drafter]:.2f} tokens per step "
+        f"({counts.num_accepted_tokens} of {counts.num_draft_tokens} tokens in {counts.num_drafts} drafts)"
         for drafter, counts in sorted(stats.by_drafter.items())
+        if counts.num_drafts
     )
-    return f"Accepted by drafter: {', '.join(earned)}"
+    return f"Drafters: {', '.join(earned)}"
+
+
+def report_line(report: SpeculationReport) -> str:
+    """What the control's choices were worth, by the costs that it has fitted."""
+    plain = report.plain_tokens_per_second
+    speed_up = f" ({report.tokens_per_second / plain:.2f}x)" if plain else ""
+    return (
+        f"Estimated generation throughput: {report.tokens_per_second:.1f} tokens/s with drafts, "
+        f"{plain:.1f} tokens/s without{speed_up}, "
+        f"Regret against {report.best_static_length} draft tokens in every step: {100 * report.regret:.1f}%"
+    )

@@ -33,7 +33,7 @@ from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
-from forerun.grammar.drafting import propose
+from forerun.grammar.drafting import KnownTexts
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
@@ -98,6 +98,7 @@ class LocalExecutor:
         self.exporter = exporter
         self._attention = attention
         self._verifier = verifier
+        self._known = KnownTexts()
         self._grammars = grammars
         self._torch_threads = torch_threads
         self._builder = BatchBuilder(
@@ -129,6 +130,7 @@ class LocalExecutor:
             sampling=sampling,
             seed=spec.seed,
             cache_salt=spec.cache_salt,
+            prediction_ids=spec.prediction_ids,
         )
         self._states[spec.seq_id] = _State(spec, sequence, rules)
 
@@ -148,7 +150,7 @@ class LocalExecutor:
                 if one.hidden_states_path is not None and self.exporter is not None:
                     self.exporter.save(state.sequence, one, self.cache)
             finally:
-                self.drafting.stop(state.sequence)
+                self._stop_drafting(state.sequence)
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
         """What all layers of one pass share (host work, counted as building the batch)."""
@@ -241,12 +243,16 @@ class LocalExecutor:
 
     def _rewind(self, state: _State, num_tokens: int) -> _State:
         """Begin a sequence again at an earlier length: rules and drafters know texts only that grow."""
-        self.drafting.stop(state.sequence)
+        self._stop_drafting(state.sequence)
         output_ids = state.sequence.output_ids[: num_tokens - len(state.spec.prompt_ids)]
         self.prepare(state.spec)
         again = self._states[state.spec.seq_id]
         again.sequence.output_ids += output_ids
         return again
+
+    def _stop_drafting(self, sequence: Sequence) -> None:
+        self.drafting.stop(sequence)
+        self._known.stop(sequence)
 
     def _verify(self, step: _Step, forward: ForwardResult) -> list[Verdict | None]:
         """A verdict for each sequence that has something to judge."""
@@ -356,6 +362,7 @@ class LocalExecutor:
             if state.has_ended:
                 continue
             self.drafting.start(state.sequence)
+            self._known.start(state.sequence)
             # One place is the target's own token's: a draft deeper than the rest could never be used.
             depth = min(planned.draft_limit, state.spec.max_length - len(state.sequence) - 1)
             if not result.is_decided or depth <= 0:
@@ -375,7 +382,8 @@ class LocalExecutor:
             drafted.append((state, result))
         if not asked:
             return
-        for (state, result), draft in zip(drafted, propose(self.drafting, asked, self.cache.features), strict=True):
+        drafts = self._known.propose(asked, self.drafting, self.cache.features)
+        for (state, result), draft in zip(drafted, drafts, strict=True):
             state.draft = draft
             result.draft = draft if draft.probs is None else replace(draft, probs=None)
 

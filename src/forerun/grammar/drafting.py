@@ -1,4 +1,4 @@
-"""Drafts the tokens that a grammar forces, and cuts drafts where it forbids them."""
+"""Drafts what requests know of their own texts before the drafter is asked, and cuts drafts where a grammar forbids them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,61 @@ from collections.abc import Sequence as Listing
 from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.drafters.base import DraftRequest
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftContext, DraftRequest
 from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.prediction import PredictionDrafter
 from forerun.ops.grammar import Grammar
 
 SOURCE = "grammar"
 """The `source` of drafts of forced tokens."""
 
 
-def propose(drafting: GuardedDrafter, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
-    """Return one draft per request: the tokens that its grammar forces, or the drafter's as far as it is allowed.
+class KnownTexts:
+    """Drafts what requests know of their texts before a drafter is asked: forced tokens first, then predictions."""
 
-    The drafter is not asked where forced tokens fill the draft, nor where the grammar takes no drafts.
-    """
-    forced = [_forced(request) for request in requests]
-    is_asked = [_takes_drafts(r) and len(draft) < _room(r) for r, draft in zip(requests, forced, strict=True)]
-    asked = [request for request, asks in zip(requests, is_asked, strict=True) if asks]
-    answers: Iterator[Draft] = iter(drafting.propose(asked, features))
-    return [
-        _chosen(free, next(answers), request) if asks else free
-        for request, free, asks in zip(requests, forced, is_asked, strict=True)
-    ]
+    def __init__(self) -> None:
+        self._predictions = PredictionDrafter()
+
+    def start(self, sequence: Sequence) -> None:
+        """Note what the client expects of a sequence; doing so again changes nothing."""
+        self._predictions.start(sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._predictions.stop(sequence)
+
+    def propose(
+        self, requests: Listing[DraftRequest], drafting: GuardedDrafter, features: Mapping[str, Tensor]
+    ) -> list[Draft]:
+        """Return one draft per request: its grammar's forced tokens, else what its prediction says, else the drafter's.
+
+        Of the last two only what the grammar allows. The drafter is not asked where the prediction has a
+        draft or forced tokens fill it, nor where the grammar takes no drafts.
+        """
+        if not any(_knows_its_text(request) for request in requests):
+            return drafting.propose(requests, features)
+        forced = [_forced(request) for request in requests]
+        predicted = self._predictions.propose(DraftContext(requests=requests))
+        known = [_chosen(*line) for line in zip(forced, predicted, requests, strict=True)]
+        is_asked = [_asks_drafter(request, draft) for request, draft in zip(requests, known, strict=True)]
+        asked = [request for request, asks in zip(requests, is_asked, strict=True) if asks]
+        answers: Iterator[Draft] = iter(drafting.propose(asked, features))
+        return [
+            _chosen(draft, next(answers), request) if asks else draft
+            for request, draft, asks in zip(requests, known, is_asked, strict=True)
+        ]
+
+
+def _knows_its_text(request: DraftRequest) -> bool:
+    return bool(request.sequence.prediction_ids) or _grammar(request) is not None
+
+
+def _asks_drafter(request: DraftRequest, known: Draft) -> bool:
+    """Whether the drafter may know better than what is known of the text."""
+    if not _takes_drafts(request):
+        return False
+    return not known.token_ids or (known.source == SOURCE and len(known) < _room(request))
 
 
 def _grammar(request: DraftRequest) -> Grammar | None:
@@ -52,7 +86,7 @@ def _forced(request: DraftRequest) -> Draft:
 
 
 def _chosen(forced: Draft, drafted: Draft, request: DraftRequest) -> Draft:
-    """The drafter's draft where it holds the forced tokens and more, else the forced tokens.
+    """What was drafted, as far as the grammar allows it, where it holds the forced tokens and more, else these.
 
     A draft sampled with known odds never replaces forced tokens: verifying it is exact only if the
     choice between the two does not depend on what was drawn.
@@ -60,6 +94,8 @@ def _chosen(forced: Draft, drafted: Draft, request: DraftRequest) -> Draft:
     grammar = _grammar(request)
     if grammar is None:
         return drafted
+    if not drafted.token_ids or not grammar.takes_drafts:
+        return forced
     if forced.token_ids and (drafted.probs is not None or not goes_beyond(drafted, forced.token_ids)):
         return forced
     return within(drafted, grammar, request.sequence.output_ids)

@@ -49,19 +49,18 @@ class TokenSpans(Generic[Note]):
 class Origins:
     """The `forerun` object of one choice: its tokens' origins, and its text cut at their borders.
 
-    `push` gives the text of each token, see `TokenSpans`; `drafter` is the drafter's name where a delta has none.
+    `push` gives the text of each token, see `TokenSpans`.
     `origins` has one entry per token: accepted, recovered or bonus. `pieces` join to the choice's
     text; each names its token's origin, and for tokens of a step with a draft the drafter and the
     position (from 0) in or after the draft. Text may lag behind tokens, and so do pieces.
     """
 
-    def __init__(self, push: Callable[[int], str], *, drafter: str) -> None:
-        self._drafter = drafter
+    def __init__(self, push: Callable[[int], str]) -> None:
         self._spans: TokenSpans[dict[str, Any]] = TokenSpans(push)
 
     def of(self, delta: StreamDelta) -> dict[str, Any]:
         """The `forerun` object of a chunk with this delta."""
-        drafter = (delta.drafter or self._drafter) if delta.num_draft_tokens else None
+        drafter = delta.drafter if delta.num_draft_tokens else None
         notes: list[dict[str, Any]] = [
             {"origin": origin.value, "drafter": drafter, "position": None if drafter is None else position}
             for position, origin in enumerate(delta.origins)
@@ -91,7 +90,8 @@ def speculation_metrics(
 ) -> dict[str, Any]:
     """vLLM's `metrics.speculative_decoding` of one completion; like its own, it counts steps with a draft.
 
-    `steps` adds the numbers of each such step ("detailed").
+    `by_drafter` is added to it: what each drafter has earned. `steps` adds the numbers of each such step
+    ("detailed").
     """
     at_least = [stats.num_drafts, *stats.accepted_per_position]  # steps that accepted j tokens or more
     at_least += [0] * (num_speculative_tokens + 2 - len(at_least))
@@ -103,9 +103,18 @@ def speculation_metrics(
         "num_accepted_draft_tokens": stats.num_accepted_tokens,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_spec_tokens": num_speculative_tokens,
+        "by_drafter": {
+            drafter: {
+                "num_spec_steps": earned.num_drafts,
+                "num_draft_tokens": earned.num_draft_tokens,
+                "num_accepted_draft_tokens": earned.num_accepted_tokens,
+            }
+            for drafter, earned in sorted(stats.by_drafter.items())
+        },
     }
     if steps is not None:
         drafted = [step for step in steps if step.num_draft_tokens]
         counts["per_step_accepted"] = [step.num_accepted_tokens for step in drafted]
         counts["per_step_drafted"] = [step.num_draft_tokens for step in drafted]
+        counts["per_step_drafter"] = [step.drafter for step in drafted]
     return counts

@@ -68,6 +68,43 @@ class ForerunFields(BaseModel):
     origins: bool | None = False
 
 
+class TextPart(BaseModel):
+    """A piece of a text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _only_text(content: Any) -> Any:
+    """Refuse parts that are no text in a sentence that names them; the union of types below has none."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind is not None and kind != "text":
+            raise ValueError(f"got a part of type {kind!r:.40}; this model reads text only; send parts of type 'text'")
+    return content
+
+
+Content = Annotated[str | list[TextPart], BeforeValidator(_only_text)]
+
+
+def _joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Prediction(BaseModel):
+    """The text that a client expects: OpenAI's predicted output."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The text in one piece."""
+        return _joined(self.content)
+
+
 class GenerationBody(Body):
     """What completions and chat completions have in common."""
 
@@ -96,6 +133,7 @@ class GenerationBody(Body):
     return_token_ids: bool | None = False
     cache_salt: Salt | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    prediction: Prediction | None = None
     user: str | None = None
     forerun: ForerunFields | None = None
 
@@ -250,39 +288,21 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 # --- conversations ---------------------------------------------------------------------------------
 
 
-class TextPart(BaseModel):
-    """A piece of a message's text."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _only_text(content: Any) -> Any:
-    """Refuse parts that are no text in a sentence that names them; the union of types below has none."""
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind is not None and kind != "text":
-            raise ValueError(f"got a part of type {kind!r:.40}; this model reads text only; send parts of type 'text'")
-    return content
-
-
 class Message(BaseModel):
     """One message of a conversation; fields that are not here go to the template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text)] = None
+    content: Content | None = None
     tool_calls: Calls | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message with its text in one piece, as chat templates expect it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
+        content = "" if self.content is None else _joined(self.content)
         calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
         more = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        return {"role": self.role, "content": content or "", **calls, **more}
+        return {"role": self.role, "content": content, **calls, **more}
 
 
 class ConversationBody(Body):

@@ -153,6 +153,7 @@ def sampling_params(
         logit_bias=_bias(body.logit_bias),
         structured_outputs=structure,
         speculation=_speculation(body.own, speculates=speculates),
+        prediction=None if body.prediction is None else body.prediction.text,
         extra_args={"kv_transfer_params": body.kv_transfer_params} if body.kv_transfer_params else None,
         **given,
         **more,

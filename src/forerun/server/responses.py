@@ -32,12 +32,20 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  #
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
 
 
+class CompletionTokensDetails(BaseModel):
+    """What became of the tokens drafted from a request's prediction."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
-    """Tokens read and written."""
+    """Tokens read and written; the details are there where the request has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class Choice(BaseModel):
@@ -202,7 +210,7 @@ class ResponseBuilder(ABC):
         if index not in self._origins:
             skips = self._body.skip_special_tokens is not False
             text = TextStream(self.model.llm.get_tokenizer(), prompt_ids, skip_special_tokens=skips)
-            self._origins[index] = Origins(text.push, drafter=self.model.llm.speculative.method)
+            self._origins[index] = Origins(text.push)
         return self._origins[index]
 
     def _metrics(self, outputs: list[RequestOutput], steps: list[StreamDelta]) -> dict[str, Any]:
@@ -221,11 +229,18 @@ class ResponseBuilder(ABC):
 
 
 def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
-    """Tokens read and written by a whole answer."""
+    """Tokens read and written by a whole answer, and OpenAI's counts of its prediction."""
     num_read = sum(len(output.prompt_token_ids) for output in outputs)
     num_written = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    return _usage(num_read, num_written) | {"prompt_tokens_details": {"cached_tokens": num_cached}}
+    usage: dict[str, Any] = _usage(num_read, num_written) | {"prompt_tokens_details": {"cached_tokens": num_cached}}
+    predicted = [c.prediction for output in outputs for c in output.outputs if c.prediction is not None]
+    if predicted:
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": sum(counts.num_accepted_tokens for counts in predicted),
+            "rejected_prediction_tokens": sum(counts.num_rejected_tokens for counts in predicted),
+        }
+    return usage
 
 
 def _usage(num_read: int, num_written: int) -> dict[str, int]:
