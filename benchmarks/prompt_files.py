@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,3 +25,16 @@ def source_files(folder: Path) -> Iterator[str]:
 def first_turns(file: Path) -> list[str]:
     """The first of each line's "turns", the format of MT-Bench and Spec-Bench."""
     return [json.loads(line)["turns"][0] for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def rename_wishes(folder: Path) -> Iterator[str]:
+    """Wishes to rename one function of a short file, each with the file, in random order."""
+    files = sorted(source_files(folder))
+    random.Random(0).shuffle(files)
+    for code in files:
+        found = FUNCTION.search(code)
+        if found is not None and 400 < len(code) < 1500:
+            yield (
+                f"Rename the function {found[1]} to new_{found[1]} in this file. "
+                f"Answer with the whole file and nothing else.\n\n```python\n{code}```"
+            )
