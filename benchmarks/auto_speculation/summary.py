@@ -56,7 +56,7 @@ class Summary:
         return [*dict.fromkeys(name for piece in self.pieces for name in piece.configs)]
 
     @property
-    def statics(self) -> list[str]:
+    def static_configs(self) -> list[str]:
         """All that are neither plain decoding nor judged."""
         return [name for name in self.configs if name not in (PLAIN, self.judged)]
 
@@ -81,7 +81,7 @@ class Summary:
 
     def best_static(self, speed: Speed = whole) -> str | None:
         """The static configuration that the judged one gains least over; None if there is none."""
-        return min(self.statics, key=lambda name: self.ratio(self.judged, name, speed), default=None)
+        return min(self.static_configs, key=lambda name: self.ratio(self.judged, name, speed), default=None)
 
     def worst_group(self, config: str) -> WorstGroup:
         """Where the configuration gains least over plain decoding."""
