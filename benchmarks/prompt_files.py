@@ -1,4 +1,8 @@
-"""Reads public prompt sets: source files to edit, and questions to answer."""
+"""Reads public prompt sets: source files to edit, and questions to answer.
+
+Run: python -m benchmarks.prompt_files FOLDER NUMBER > code-edit.jsonl
+It writes wishes to rename a function of FOLDER's files, as prompts for `forerun bench compare` and `replay`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import gzip
 import json
 import random
 import re
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 FUNCTION = re.compile(r"^def (\w{4,})\(", re.MULTILINE)
@@ -38,3 +44,14 @@ def rename_wishes(folder: Path) -> Iterator[str]:
                 f"Rename the function {found[1]} to new_{found[1]} in this file. "
                 f"Answer with the whole file and nothing else.\n\n```python\n{code}```"
             )
+
+
+def main() -> None:
+    """Write prompts as JSON lines."""
+    folder, number = sys.argv[1:]
+    for wish in islice(rename_wishes(Path(folder)), int(number)):
+        print(json.dumps({"prompt": wish}))
+
+
+if __name__ == "__main__":
+    main()
