@@ -28,8 +28,10 @@ from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.store import resolve_model
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "auto-speculation.yaml"
+CONFIGS = Path(__file__).parents[1] / "configs" / "static-speculation.yaml"
 JUDGED = "auto"
+"""The configuration that is held against the others; it needs no line in their file."""
+
 STILL_TO_DO = 3
 """Exit code of `run` if time was up before all pieces were measured."""
 
@@ -53,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--chat-prompts", type=Path, required=True, help='a .jsonl file of {"turns": [...]}')
     running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
     running.add_argument("--configs", type=Path, default=CONFIGS, help="names with a speculative_config each")
-    running.add_argument("--judged", default=JUDGED, help="the configuration that all pieces hold")
+    running.add_argument(
+        "--judged", default=JUDGED, help="the configuration that all pieces hold: auto, or one of the file"
+    )
     running.add_argument("--static", nargs="*", help="names of the others to measure; all, if it is left out")
     running.add_argument("--static-at-once", type=int, default=4, help="of these in a piece")
     running.add_argument("--workloads", nargs="+", choices=[*GOALS], default=[*GOALS])
@@ -67,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    configs = _choose(read_configs(arguments.configs), judged=arguments.judged, static=arguments.static)
+    known = {JUDGED: {"method": JUDGED}, **read_configs(arguments.configs)}
+    configs = _choose(known, judged=arguments.judged, static=arguments.static)
     settings = EngineSettings(model=arguments.model)
     target = load_target(resolve_model(arguments.model), settings, settings.torch_device)
     if target.tokenizer is None:
@@ -116,10 +121,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _choose(configs: Configs, *, judged: str, static: list[str] | None) -> Configs:
     """The judged configuration and those of the others that are asked for."""
-    names = [name for name in configs if name != judged] if static is None else static
+    names = [name for name in configs if name not in (judged, JUDGED)] if static is None else static
     for name in (judged, *names):
         if name not in configs:
-            raise ConfigError(f"--judged, --static: got {name!r}; --configs has {', '.join(configs)}")
+            raise ConfigError(f"--judged, --static: got {name!r}; may be {', '.join(configs)}")
     return {name: configs[name] for name in (judged, *names)}
 
 

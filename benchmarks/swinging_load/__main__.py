@@ -35,7 +35,8 @@ from forerun.bench.outcomes import PLAIN
 from forerun.cli.bench_compare import read_configs
 from forerun.errors import ConfigError, ForerunError
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "auto-speculation.yaml"
+CONFIGS = Path(__file__).parents[1] / "configs" / "static-speculation.yaml"
+AUTO = "auto"
 NUM_WARMUPS = 8
 STILL_TO_DO = 3
 """Exit code of `run` if time was up before everything was measured."""
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
     running.add_argument("--configs", type=Path, default=CONFIGS, help="names with a speculative_config each")
     running.add_argument(
-        "--only", nargs="*", help="names of the configurations to measure, besides plain; all, if left out"
+        "--only", nargs="*", help="names to measure besides plain: auto, or of the file; all, if it is left out"
     )
     running.add_argument(
         "--paces", type=float, nargs="+", default=[0.8, 1.0, 1.25], help="arrivals so many times as fast"
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    configs = {PLAIN: None, **_choose(read_configs(arguments.configs), arguments.only)}
+    configs = _choose({AUTO: {"method": AUTO}, **read_configs(arguments.configs)}, arguments.only)
     swing = Swing(quiet_rate=arguments.quiet_rate, burst_rate=arguments.burst_rate)
     times = draw_arrivals(swing, num_swings=arguments.swings, seed=arguments.seed)
     prompts = read_prompts(
@@ -96,27 +97,19 @@ def _run(arguments: argparse.Namespace) -> int:
         "max_tokens": arguments.max_tokens,
         "max_num_seqs": arguments.max_num_seqs,
     }
-    record = _read(arguments.output) or {**circumstances, "configs": {}, "results": []}
-    for name, here in circumstances.items():
-        if record[name] != here:
-            raise ConfigError(
-                f"--output: {arguments.output} has {name} {record[name]!r}, not {here!r}; give another file"
-            )
-    for name, config in configs.items():
-        if record["configs"].setdefault(name, config) != config:
-            raise ConfigError(f"--output: {arguments.output} has another configuration {name}; give another file")
+    record = _open_record(arguments.output, circumstances, configs)
     start, num_left = time.monotonic(), 0
-    for config, pace, number in _turns([*configs], arguments.paces, arguments.rounds):
+    for name, pace, number in _turns([*configs], arguments.paces, arguments.rounds):
         done = ((one["config"], one["pace"], one["round"]) for one in record["results"])
-        if (config, pace, number) in done:
+        if (name, pace, number) in done:
             continue
         if time.monotonic() - start >= 60 * arguments.minutes:
             num_left += 1
             continue
-        print(f"round {number + 1}, pace {pace:g}: {config}", file=sys.stderr)
+        print(f"round {number + 1}, pace {pace:g}: {name}", file=sys.stderr)
         with (
             tempfile.TemporaryDirectory() as folder,
-            serving(*_server_words(arguments, configs[config]), log=Path(folder) / "log") as server,
+            serving(*_server_words(arguments, configs[name]), log=Path(folder) / "log") as server,
         ):
             answers, seconds = asyncio.run(
                 load_server(
@@ -128,18 +121,19 @@ def _run(arguments: argparse.Namespace) -> int:
                     num_warmups=NUM_WARMUPS,
                 )
             )
-        record["results"].append(sum_up(answers, seconds, config=config, pace=pace, round_number=number).to_json())
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+        record["results"].append(sum_up(answers, seconds, config=name, pace=pace, round_number=number).to_json())
+        _write(arguments.output, record)
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
     return _show(record) or (STILL_TO_DO if num_left else 0)
 
 
-def _choose(configs: Mapping[str, dict[str, Any]], only: list[str] | None) -> dict[str, dict[str, Any]]:
+def _choose(configs: Mapping[str, dict[str, Any]], only: list[str] | None) -> dict[str, dict[str, Any] | None]:
+    """Plain decoding, and the configurations that are asked for."""
     for name in only or ():
         if name not in configs:
-            raise ConfigError(f"--only: got {name!r}; --configs has {', '.join(configs)}")
-    return {name: config for name, config in configs.items() if only is None or name in only}
+            raise ConfigError(f"--only: got {name!r}; may be {', '.join(configs)}")
+    return {PLAIN: None} | {name: config for name, config in configs.items() if only is None or name in only}
 
 
 def _turns(configs: list[str], paces: list[float], rounds: int) -> list[tuple[str, float, int]]:
@@ -171,6 +165,29 @@ def _server_words(arguments: argparse.Namespace, config: dict[str, Any] | None) 
     words = [arguments.model, f"--max-num-seqs={arguments.max_num_seqs}", "--max-model-len=2048"]
     speculation = [] if config is None else [f"--speculative-config={json.dumps(config)}"]
     return [*words, "--disable-log-stats", *speculation]
+
+
+def _open_record(path: Path, circumstances: Mapping[str, Any], configs: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs so far, with their circumstances and all configurations, old and new.
+
+    Raises:
+        ConfigError: they were measured under other circumstances.
+    """
+    record = _read(path) or {**circumstances, "configs": {}, "results": []}
+    for name, here in circumstances.items():
+        if record[name] != here:
+            raise ConfigError(f"--output: {path} has {name} {record[name]!r}, not {here!r}; give another file")
+    for name, config in configs.items():
+        if record["configs"].setdefault(name, config) != config:
+            raise ConfigError(f"--output: {path} has another configuration {name}; give another file")
+    return record
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    """Write all runs; an interruption leaves the file as it was."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    beside.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

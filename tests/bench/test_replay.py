@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forerun.bench.pass_costs import FLAT, STEEP, PassCosts
 from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
-from forerun.bench.replay import DRAFTING, judge_recording, replay, worth_verifying
-from forerun.bench.step_costs import FLAT, STEEP, StepCosts
+from forerun.bench.replay import DRAFTING, Replayer, judge_recording
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.drafters.guard import GuardedDrafter
+from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from tests.bench.clocks import TickingClock
@@ -20,7 +21,7 @@ from tests.contract.drafters import BadDrafter, MoodyDrafter, RandomTreeDrafter,
 from tests.engines import VOCAB_SIZE, tiny_target
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-FREE = StepCosts((1, 2), (1.0, 1.0))
+FREE = PassCosts((1, 2), (1.0, 1.0))
 INFO = RecordingInfo(model="tiny", dtype="float32", kernels="torch", vocab_size=VOCAB_SIZE, max_tokens=24)
 PROMPTS = [[7, 8, 9] * 4, [11, 12] * 5, [20, 21, 22, 23]]
 
@@ -54,6 +55,7 @@ class Scripted(Stub):
 
     def draft(self, request):
         self.limits.append((request.max_tokens, request.max_depth))
+        self.min_survival = request.min_survival
         return self.drafts.pop(0) if self.drafts else NO_DRAFT
 
     def learn(self, rows):
@@ -62,8 +64,8 @@ class Scripted(Stub):
 
 def steps(answer, *drafts, costs=FREE, num_tokens=8):
     drafter = Scripted(*drafts)
-    found = replay(text(answer), GuardedDrafter(drafter, vocab_size=100), costs, num_tokens=num_tokens)
-    return found, drafter
+    control = FixedLength(num_speculative_tokens=num_tokens)
+    return Replayer(GuardedDrafter(drafter, vocab_size=100), control, costs).replay(text(answer)), drafter
 
 
 @pytest.mark.parametrize(
@@ -122,21 +124,39 @@ def test_rows_of_drafted_tokens_that_did_not_stand_are_not_shown():
 
 def test_a_first_token_of_all_has_none_before_it():
     drafter = Scripted()
-    replay(text([5, 6], prompt=[3]), GuardedDrafter(drafter, vocab_size=100), FREE, num_tokens=2)
+    control = FixedLength(num_speculative_tokens=2)
+    Replayer(GuardedDrafter(drafter, vocab_size=100), control, FREE).replay(text([5, 6], prompt=[3]))
     assert drafter.learnt[0].previous_ids.tolist() == [-1]
 
 
-def test_of_a_draft_with_known_chances_what_pays_is_verified():
-    draft = Draft((1, 2, 3), survival=(0.9, 0.6, 0.1))
-    assert len(worth_verifying(draft, FREE)) == 3
-    assert len(worth_verifying(draft, STEEP)) == 2
-    assert len(worth_verifying(Draft((1, 2), survival=(0.2, 0.1)), STEEP)) == 0
-    assert len(worth_verifying(Draft((1, 2)), STEEP)) == 2  # unknown
+class Noting(FixedLength):
+    """Verifies at most one node, and keeps what it is shown."""
+
+    def __init__(self):
+        super().__init__(num_speculative_tokens=4)
+        object.__setattr__(self, "seen", [])
+
+    min_survival = 0.25
+
+    def choose(self, drafts, *, num_rows, num_sequences, num_context_tokens):
+        self.seen.append((num_rows, num_sequences, num_context_tokens))
+        return [min(len(draft), 1) for draft in drafts]
+
+    def observe(self, record):
+        self.seen.append(record)
 
 
-def test_a_later_node_may_pay_where_the_first_one_does_not():
-    stairs = StepCosts((1, 2, 3, 4), (1.0, 1.6, 1.6, 1.6))
-    assert len(worth_verifying(Draft((1, 2, 3), survival=(0.5, 0.5, 0.5)), stairs)) == 3
+def test_the_control_of_draft_lengths_decides_what_is_verified_and_sees_assumed_costs():
+    control, drafter = Noting(), Scripted(Draft((6, 7)))
+    found = Replayer(GuardedDrafter(drafter, vocab_size=100), control, STEEP).replay(text([5, 6, 7, 8, 9]))
+    assert found.rows == [2, 1, 1]
+    assert drafter.min_survival == 0.25
+    chosen, record, *_, last = control.seen
+    assert chosen == (1, 1, 2)  # all tokens but the last committed one are in the cache
+    assert (record.num_rows, record.num_context_tokens, record.num_asked) == (2, 2, 1)
+    assert record.verified == [(Draft((6,)), 1)]
+    assert (last.num_asked, last.times.draft) == (0, 0.0)
+    assert record.times.forward / last.times.forward == pytest.approx(1.25)
 
 
 def test_speed_ups_are_of_tokens_and_assumed_costs():
@@ -147,7 +167,7 @@ def test_speed_ups_are_of_tokens_and_assumed_costs():
 
     recording = Recording(info=INFO, texts=[text([5] * 7), text([6] * 7)])
     (outcome,) = judge_recording(recording, {"right": {"method": Right, "num_speculative_tokens": 2}}, STEEP)
-    right, wrong = 2 * (1.5 + DRAFTING), 4 * 1.5 + 1.25 + 1 + 6 * DRAFTING  # passes for six tokens
+    right, wrong = 2 * (1.5 + DRAFTING), 4 * 1.5 + 1.25 + 1 + 5 * DRAFTING  # passes for six tokens
     assert outcome.speed_up == pytest.approx(12 / (right + wrong))
     assert outcome.worst_speed_up == pytest.approx(6 / wrong)
     assert outcome.worst_text == 1

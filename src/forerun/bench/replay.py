@@ -17,21 +17,26 @@ import numpy as np
 from torch import Tensor
 
 from forerun.bench.instruments import Clock
+from forerun.bench.pass_costs import PassCosts
 from forerun.bench.recording import RecordedText, Recording
-from forerun.bench.step_costs import StepCosts
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import SpeculationStats, StepTimes
+from forerun.core.step import StepRecord
 from forerun.drafters.base import DraftRequest, TargetInfo, VerifiedRows
 from forerun.drafters.guard import GuardedDrafter
+from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.base import LoadedTarget
 from forerun.verify.matching import match
 
 DRAFTING = 0.005
-"""Cost of drafting for a step, in passes over one row."""
+"""Cost of a draft, in passes over one row."""
+
+PASS_SECONDS = 0.005
+"""How long a pass over one row takes as far as the control of draft lengths can see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +58,17 @@ class ReplayedText:
 
     num_tokens: int  # after the first
     rows: list[int] = field(default_factory=list)  # of each step
+    num_asked: int = 0  # times that a draft was asked for
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     drafting_seconds: float = 0.0
 
-    def speed_up(self, costs: StepCosts) -> float:
+    def speed_up(self, costs: PassCosts) -> float:
         """Over plain decoding, prefill left out."""
         return self.num_tokens / self.passes(costs)
 
-    def passes(self, costs: StepCosts) -> float:
+    def passes(self, costs: PassCosts) -> float:
         """The cost of all steps, in passes over one row."""
-        return sum(costs.of(rows) + DRAFTING for rows in self.rows)
+        return sum(map(costs.of, self.rows)) + DRAFTING * self.num_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ class ReplayOutcome:
 def judge_recording(
     recording: Recording,
     configs: Mapping[str, Mapping[str, Any]],
-    costs: StepCosts,
+    costs: PassCosts,
     *,
     clock: Clock = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
@@ -135,20 +141,19 @@ def _judge(
     config: Mapping[str, Any],
     texts: Sequence[RecordedText],
     vocab_size: int,
-    costs: StepCosts,
+    costs: PassCosts,
     clock: Clock,
 ) -> ReplayOutcome:
     speculative = resolve_speculative(config)
-    num_tokens = speculative.num_speculative_tokens
     longest = max(len(text.prompt_ids) + len(text.answer_ids) for text in texts)
-    target = RecordedTarget(vocab_size=vocab_size, max_model_len=longest, num_speculative_tokens=num_tokens)
+    target = RecordedTarget(
+        vocab_size=vocab_size, max_model_len=longest, num_speculative_tokens=speculative.num_speculative_tokens
+    )
     drafting = GuardedDrafter(speculative.drafter.build(target), vocab_size=vocab_size)
     if drafting.drafter.needs:
         raise ConfigError("the drafter reads hidden states of the target, which are not recorded; leave it out")
-    found = [
-        replay(text, drafting, costs, num_tokens=num_tokens, number=number, clock=clock)
-        for number, text in enumerate(texts)
-    ]
+    replayer = Replayer(drafting, speculative.control, costs, clock)
+    found = [replayer.replay(text, number) for number, text in enumerate(texts)]
     speculation = SpeculationStats()
     for one in found:
         speculation.add(one.speculation)
@@ -171,70 +176,77 @@ def _judge(
     )
 
 
-def replay(
-    text: RecordedText,
-    drafting: GuardedDrafter,
-    costs: StepCosts,
-    *,
-    num_tokens: int,
-    number: int = 0,
-    clock: Clock = time.perf_counter,
-) -> ReplayedText:
-    """The steps in which an engine would write `text` with this drafter, of which they start and stop the sequence.
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Writes recorded texts in an engine's steps, with its own drafter and its own control of draft lengths.
 
-    Args:
-        text: of two tokens or more.
-        drafting: the drafter, behind its guard.
-        costs: decide how much of a draft whose chances are known is verified.
-        num_tokens: the most nodes of a draft.
-        number: of the sequence.
-        clock: times the drafter.
+    The control sees steps that take what `costs` say; `clock` times the drafter.
     """
-    answer = text.answer_ids
-    sequence = TokenSequence(
-        seq_id=number,
-        prompt_ids=text.prompt_ids,
-        output_ids=[],
-        sampling=SamplingParams(temperature=text.temperature),
-        seed=number,
-    )
-    found = ReplayedText(len(answer) - 1)
-    draft, num_accepted = NO_DRAFT, 0
-    while True:
+
+    drafting: GuardedDrafter
+    control: SpeculationControl
+    costs: PassCosts
+    clock: Clock = time.perf_counter
+
+    def replay(self, text: RecordedText, number: int = 0) -> ReplayedText:
+        """The steps that write a text of two tokens or more, as sequence `number`."""
+        answer = text.answer_ids
+        sequence = TokenSequence(
+            seq_id=number,
+            prompt_ids=text.prompt_ids,
+            output_ids=[],
+            sampling=SamplingParams(temperature=text.temperature),
+            seed=number,
+        )
+        found = ReplayedText(len(answer) - 1)
+        draft = self._after_step(text, sequence, 0, found)  # the first step reads the prompt
+        while len(sequence.output_ids) < len(answer):
+            num_context = len(sequence) - 1
+            (length,) = self.control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=num_context)
+            verified = draft.first(length)
+            accepted = match(verified, _Text(answer, len(sequence.output_ids), verified)).accepted
+            found.rows.append(1 + len(verified))
+            found.speculation.record(verified, accepted)
+            num_asked = found.num_asked
+            draft = self._after_step(text, sequence, len(accepted), found)
+            num_asked = found.num_asked - num_asked
+            self.control.observe(
+                StepRecord(
+                    num_rows=1 + len(verified),
+                    num_context_tokens=num_context,
+                    num_asked=num_asked,
+                    verified=[(verified, len(accepted))],
+                    times=StepTimes(
+                        forward=self.costs.of(1 + len(verified)) * PASS_SECONDS,
+                        draft=DRAFTING * num_asked * PASS_SECONDS,
+                    ),
+                )
+            )
+        self.drafting.stop(sequence)
+        return found
+
+    def _after_step(self, text: RecordedText, sequence: TokenSequence, num_accepted: int, found: ReplayedText) -> Draft:
+        """Commit a step's tokens, let the drafter learn from its rows, and draft for the next one."""
+        limit, min_survival = self.control.draft_limit(1), self.control.min_survival
         done = len(sequence.output_ids)
-        rows = _rows_on_path(text, sequence, num_accepted, num_candidates=drafting.num_candidates)
-        sequence.output_ids += answer[done : done + num_accepted + 1]
-        if (room := len(answer) - len(sequence.output_ids)) == 0:
-            break
-        start = clock()
-        if drafting.num_candidates:
-            drafting.learn(rows)
-        if not done:
-            drafting.start(sequence)
+        rows = _rows_on_path(text, sequence, num_accepted, num_candidates=self.drafting.num_candidates)
+        sequence.output_ids += text.answer_ids[done : done + num_accepted + 1]
+        room = len(text.answer_ids) - len(sequence.output_ids)
+        if not room:
+            return NO_DRAFT
+        start = self.clock()
+        if self.drafting.num_candidates:
+            self.drafting.learn(rows)
+        self.drafting.start(sequence)
         # one place is the target's own token's: a draft deeper than the rest could never be used
-        depth = min(num_tokens, room - 1)
-        (draft,) = drafting.propose([DraftRequest(sequence, num_tokens, depth)], {}) if depth else (NO_DRAFT,)
-        found.drafting_seconds += clock() - start
-        draft = worth_verifying(draft, costs)
-        accepted = match(draft, _Text(answer, len(sequence.output_ids), draft)).accepted
-        num_accepted = len(accepted)
-        found.rows.append(1 + len(draft))
-        found.speculation.record(draft, accepted)
-    drafting.stop(sequence)
-    return found
-
-
-def worth_verifying(draft: Draft, costs: StepCosts) -> Draft:
-    """The first nodes of a draft whose chances are known that promise the most tokens for the time; all of any other."""
-    if draft.survival is None:
+        depth = min(limit, room - 1)
+        draft = NO_DRAFT
+        if depth:
+            found.num_asked += 1
+            request = DraftRequest(sequence, limit, depth, min_survival=min_survival)
+            (draft,) = self.drafting.propose([request], {})
+        found.drafting_seconds += self.clock() - start
         return draft
-    best, best_speed, expected = 0, 1 / costs.of(1), 1.0
-    for num_nodes, chance in enumerate(draft.survival, 1):
-        expected += chance
-        speed = expected / costs.of(1 + num_nodes)
-        if speed > best_speed:
-            best, best_speed = num_nodes, speed
-    return draft.first(best)
 
 
 def _rows_on_path(

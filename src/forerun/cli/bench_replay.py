@@ -20,9 +20,9 @@ from forerun.cli.output import speculation_json, status
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
+    from forerun.bench.pass_costs import PassCosts
     from forerun.bench.recording import Recording
     from forerun.bench.replay import ReplayOutcome
-    from forerun.bench.step_costs import StepCosts
 
 ENGINE = EngineOptions()
 
@@ -94,16 +94,16 @@ def replay(
     from forerun.bench.recording import read_recording  # torch: only when it is needed
     from forerun.bench.replay import judge_recording
 
-    named, step_costs = read_configs(configs), _read_costs(costs)
+    named, pass_costs = read_configs(configs), _read_costs(costs)
     if not texts.exists():
         _record(texts, recording, engine)
     found = read_recording(texts)
     with status() as progress:
-        outcomes = judge_recording(found, named, step_costs, progress=progress)
+        outcomes = judge_recording(found, named, pass_costs, progress=progress)
     report.write(
         {
             "model": found.info.model,
-            "costs": {"rows": step_costs.rows, "ratios": step_costs.ratios},
+            "costs": {"rows": pass_costs.rows, "ratios": pass_costs.ratios},
             "configs": named,
             "outcomes": [{**one.to_json(), "speculation": speculation_json(one.speculation)} for one in outcomes],
         }
@@ -112,8 +112,8 @@ def replay(
         _show(found, outcomes, Console(highlight=False))
 
 
-def _read_costs(costs: str) -> StepCosts:
-    from forerun.bench.step_costs import FLAT, STEEP, read_costs
+def _read_costs(costs: str) -> PassCosts:
+    from forerun.bench.pass_costs import FLAT, STEEP, read_costs
 
     return {"flat": FLAT, "steep": STEEP}.get(costs) or read_costs(Path(costs))
 

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
+class PassCosts:
     """T(n) / T(1) at some numbers of rows; between them the curve is straight, and beyond them it goes straight on."""
 
     rows: tuple[int, ...]  # rising, from 1
@@ -27,17 +27,17 @@ class StepCosts:
         return self.ratios[-1] + slope * (rows - last)
 
 
-FLAT = StepCosts(
+FLAT = PassCosts(
     (*range(1, 17), 32),
     (1.0, 1.03, 1.08, 1.13, 1.2, 1.25, 1.3, 1.35, 1.44, 1.54, 1.63, 1.73, 1.82, 1.91, 2.01, 2.1, 3.7),
 )
 """The CPU kernels' aim: a row costs 3 to 10 % of a pass."""
 
-STEEP = StepCosts((1, 2), (1.0, 1.25))
+STEEP = PassCosts((1, 2), (1.0, 1.25))
 """Plain torch on a CPU: a row costs 25 % of a pass."""
 
 
-def read_costs(path: Path, *, context: int | None = None) -> StepCosts:
+def read_costs(path: Path, *, context: int | None = None) -> PassCosts:
     """The costs in a file that `forerun bench curve --output-json` has written.
 
     Args:
@@ -60,4 +60,4 @@ def read_costs(path: Path, *, context: int | None = None) -> StepCosts:
     if not found:
         raise ConfigError(f"costs: got context {wanted}; {path} has {', '.join(map(str, contexts))}")
     rows, ratios = zip(*found, strict=True)
-    return StepCosts(rows, ratios)
+    return PassCosts(rows, ratios)

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from forerun.bench.step_costs import FLAT, STEEP, StepCosts, read_costs
+from forerun.bench.pass_costs import FLAT, STEEP, PassCosts, read_costs
 from forerun.errors import ConfigError
 
 
 def test_costs_are_straight_between_the_points_and_beyond_the_last():
-    costs = StepCosts((1, 3, 5), (1.0, 1.2, 1.6))
+    costs = PassCosts((1, 3, 5), (1.0, 1.2, 1.6))
     assert [costs.of(rows) for rows in (1, 2, 3, 4, 5, 7)] == pytest.approx([1.0, 1.1, 1.2, 1.4, 1.6, 2.0])
 
 
 def test_a_curve_of_one_point_is_flat():
-    assert StepCosts((1,), (1.0,)).of(9) == 1.0
+    assert PassCosts((1,), (1.0,)).of(9) == 1.0
 
 
 def test_one_row_costs_one_pass_in_the_assumed_curves():
@@ -37,8 +37,8 @@ def curve(tmp_path):
 
 
 def test_a_measured_curve_has_the_rows_of_one_sequence_at_the_shortest_context(curve):
-    assert read_costs(curve) == StepCosts((1, 8), (1.0, 1.3))
-    assert read_costs(curve, context=1024) == StepCosts((1,), (1.0,))
+    assert read_costs(curve) == PassCosts((1, 8), (1.0, 1.3))
+    assert read_costs(curve, context=1024) == PassCosts((1,), (1.0,))
 
 
 def test_a_context_that_was_not_measured_is_refused(curve):
