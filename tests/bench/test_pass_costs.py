@@ -25,7 +25,7 @@ def test_one_row_costs_one_pass_in_the_assumed_curves():
 
 
 def point(context, num_sequences, rows, ratio):
-    return {"context": context, "num_sequences": num_sequences, "rows": rows, "ratio": ratio}
+    return {"context": context, "num_sequences": num_sequences, "rows": rows, "ratio": ratio, "milliseconds": 4 * ratio}
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def curve(tmp_path):
 
 
 def test_a_measured_curve_has_the_rows_of_one_sequence_at_the_shortest_context(curve):
-    assert read_costs(curve) == PassCosts((1, 8), (1.0, 1.3))
-    assert read_costs(curve, context=1024) == PassCosts((1,), (1.0,))
+    assert read_costs(curve) == PassCosts((1, 8), (1.0, 1.3), 0.004)
+    assert read_costs(curve, context=1024) == PassCosts((1,), (1.0,), 0.004)
 
 
 def test_a_context_that_was_not_measured_is_refused(curve):

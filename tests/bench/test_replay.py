@@ -50,7 +50,7 @@ class Scripted(Stub):
     num_candidates = 2
 
     def __init__(self, *drafts):
-        self.drafts = [*drafts]
+        self.drafts = [draft for draft in drafts if isinstance(draft, Draft)]  # the engine gives the target alone
         self.limits, self.learnt, self.started = [], [], set()
 
     def draft(self, request):
@@ -202,6 +202,14 @@ def test_drafting_is_timed_and_failures_are_counted():
     (outcome,) = judge_recording(recording, configs, FLAT, clock=TickingClock())
     assert outcome.drafting_microseconds == pytest.approx(1e6)
     assert outcome.num_failed_drafts > 0
+
+
+def test_where_the_time_of_a_pass_is_known_drafting_costs_what_it_takes():
+    recording = Recording(info=INFO, texts=[text([5] * 5)])
+    costs = PassCosts((1,), (1.0,), seconds=2.0)
+    configs = {"idle": {"method": Scripted, "num_speculative_tokens": 3}}
+    (outcome,) = judge_recording(recording, configs, costs, clock=TickingClock())
+    assert outcome.speed_up == pytest.approx(4 / (4 + 3 / 2))  # of four steps the last asks for no draft
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,14 @@ def test_json_is_one_line_with_every_outcome(files, capsys, tmp_path):
 
 def test_costs_may_be_a_measured_curve(files, capsys, tmp_path):
     points = [
-        {"context": 256, "num_sequences": 1, "rows": rows, "ratio": ratio} for rows, ratio in ((1, 1.0), (8, 9.0))
+        {"context": 256, "num_sequences": 1, "rows": rows, "ratio": ratio, "milliseconds": 5 * ratio}
+        for rows, ratio in ((1, 1.0), (8, 9.0))
     ]
     (tmp_path / "curve.json").write_text(json.dumps({"points": points}))
     for costs in ("steep", str(tmp_path / "curve.json")):
         assert run(files, "--json", "--costs", costs) == 0
     steep, measured = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert measured["costs"] == {"rows": [1, 8], "ratios": [1.0, 9.0]}
+    assert measured["costs"] == {"rows": [1, 8], "ratios": [1.0, 9.0], "seconds": 0.005}
     for one, other in zip(measured["outcomes"], steep["outcomes"], strict=True):
         assert one["speed_up"] < other["speed_up"]
 

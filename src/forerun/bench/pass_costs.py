@@ -17,6 +17,7 @@ class PassCosts:
 
     rows: tuple[int, ...]  # rising, from 1
     ratios: tuple[float, ...]
+    seconds: float | None = None  # T(1); None where the costs are assumed
 
     def of(self, rows: int) -> float:
         """The cost of a pass over so many rows of one sequence."""
@@ -52,7 +53,9 @@ def read_costs(path: Path, *, context: int | None = None) -> PassCosts:
         alone = [point for point in points if point["num_sequences"] == 1]
         contexts = sorted({int(point["context"]) for point in alone})
         wanted = contexts[0] if context is None else context
-        found = sorted((int(point["rows"]), float(point["ratio"])) for point in alone if point["context"] == wanted)
+        here = [point for point in alone if point["context"] == wanted]
+        found = sorted((int(point["rows"]), float(point["ratio"])) for point in here)
+        seconds = next((point["milliseconds"] / 1e3 for point in here if point["rows"] == 1), None)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(
             f"costs: cannot read {path} ({error!r}); give a file of forerun bench curve --output-json"
@@ -60,4 +63,4 @@ def read_costs(path: Path, *, context: int | None = None) -> PassCosts:
     if not found:
         raise ConfigError(f"costs: got context {wanted}; {path} has {', '.join(map(str, contexts))}")
     rows, ratios = zip(*found, strict=True)
-    return PassCosts(rows, ratios)
+    return PassCosts(rows, ratios, seconds)

@@ -33,10 +33,10 @@ from forerun.models.base import LoadedTarget
 from forerun.verify.matching import match
 
 DRAFTING = 0.005
-"""Cost of a draft, in passes over one row."""
+"""Cost of a draft, in passes over one row, where nobody knows how long such a pass takes."""
 
 PASS_SECONDS = 0.005
-"""How long a pass over one row takes as far as the control of draft lengths can see."""
+"""How long it takes then, as far as the control of draft lengths can see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class ReplayedText:
 
     num_tokens: int  # after the first
     rows: list[int] = field(default_factory=list)  # of each step
-    num_asked: int = 0  # times that a draft was asked for
+    drafting: list[float] = field(default_factory=list)  # cost of each draft that was asked for, in passes
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     drafting_seconds: float = 0.0
 
@@ -68,7 +68,7 @@ class ReplayedText:
 
     def passes(self, costs: PassCosts) -> float:
         """The cost of all steps, in passes over one row."""
-        return sum(map(costs.of, self.rows)) + DRAFTING * self.num_asked
+        return sum(map(costs.of, self.rows)) + sum(self.drafting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def judge_recording(
     configs: Mapping[str, Mapping[str, Any]],
     costs: PassCosts,
     *,
-    clock: Clock = time.perf_counter,
+    clock: Clock = time.thread_time,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ReplayOutcome]:
     """Replay every configuration over every kind of texts.
@@ -116,7 +116,7 @@ def judge_recording(
         recording: the texts; those of one token have nothing to draft and are left out.
         configs: name -> speculative_config.
         costs: of a pass over the rows of one sequence.
-        clock: times the drafters.
+        clock: times the drafters; by default it counts this thread's processor time, whatever else runs.
         progress: is called with the state of the work.
 
     Raises:
@@ -186,7 +186,7 @@ class Replayer:
     drafting: GuardedDrafter
     control: SpeculationControl
     costs: PassCosts
-    clock: Clock = time.perf_counter
+    clock: Clock = time.thread_time
 
     def replay(self, text: RecordedText, number: int = 0) -> ReplayedText:
         """The steps that write a text of two tokens or more, as sequence `number`."""
@@ -198,7 +198,7 @@ class Replayer:
             sampling=SamplingParams(temperature=text.temperature),
             seed=number,
         )
-        found = ReplayedText(len(answer) - 1)
+        found, seconds = ReplayedText(len(answer) - 1), self.costs.seconds or PASS_SECONDS
         draft = self._after_step(text, sequence, 0, found)  # the first step reads the prompt
         while len(sequence.output_ids) < len(answer):
             num_context = len(sequence) - 1
@@ -207,19 +207,16 @@ class Replayer:
             accepted = match(verified, _Text(answer, len(sequence.output_ids), verified)).accepted
             found.rows.append(1 + len(verified))
             found.speculation.record(verified, accepted)
-            num_asked = found.num_asked
+            num_before = len(found.drafting)
             draft = self._after_step(text, sequence, len(accepted), found)
-            num_asked = found.num_asked - num_asked
+            drafting = found.drafting[num_before:]
             self.control.observe(
                 StepRecord(
                     num_rows=1 + len(verified),
                     num_context_tokens=num_context,
-                    num_asked=num_asked,
+                    num_asked=len(drafting),
                     verified=[(verified, len(accepted))],
-                    times=StepTimes(
-                        forward=self.costs.of(1 + len(verified)) * PASS_SECONDS,
-                        draft=DRAFTING * num_asked * PASS_SECONDS,
-                    ),
+                    times=StepTimes(forward=self.costs.of(1 + len(verified)) * seconds, draft=sum(drafting) * seconds),
                 )
             )
         self.drafting.stop(sequence)
@@ -242,10 +239,12 @@ class Replayer:
         depth = min(limit, room - 1)
         draft = NO_DRAFT
         if depth:
-            found.num_asked += 1
             request = DraftRequest(sequence, limit, depth, min_survival=min_survival)
             (draft,) = self.drafting.propose([request], {})
-        found.drafting_seconds += self.clock() - start
+        taken = self.clock() - start
+        found.drafting_seconds += taken
+        if depth:
+            found.drafting.append(taken / self.costs.seconds if self.costs.seconds else DRAFTING)
         return draft
 
 

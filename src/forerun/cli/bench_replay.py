@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +103,7 @@ def replay(
     report.write(
         {
             "model": found.info.model,
-            "costs": {"rows": pass_costs.rows, "ratios": pass_costs.ratios},
+            "costs": asdict(pass_costs),
             "configs": named,
             "outcomes": [{**one.to_json(), "speculation": speculation_json(one.speculation)} for one in outcomes],
         }
