@@ -19,7 +19,7 @@ from tests.cli.fakes import FakeLoader
 DOCS = Path(__file__).parents[2] / "docs" / "commands"
 EVERYWHERE = {"--help", "-h", "--version"}
 PAGES = {
-    "bench": ("bench compare", "bench curve", "bench latency", "bench throughput", "bench serve"),
+    "bench": ("bench compare", "bench curve", "bench latency", "bench throughput", "bench replay", "bench serve"),
     "chat": ("chat",),
     "collect-env": ("collect-env",),
     "demo": ("demo",),

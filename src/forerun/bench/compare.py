@@ -57,7 +57,7 @@ def measure_comparison(
     prompts = {kind: ids[: workload.num_prompts] for kind, ids in prompts.items()}
     longest = _longest(target, settings, prompts, workload)
     engines = {
-        name: _make_engine(name, target, settings, config, num_sequences=workload.batch_size, longest=longest)
+        name: make_engine(name, target, settings, config, num_sequences=workload.batch_size, longest=longest)
         for name, config in {PLAIN: None, **configs}.items()
     }
     found = {(kind, name): Rounds(kind=kind, name=name, llm=llm) for kind in prompts for name, llm in engines.items()}
@@ -136,7 +136,7 @@ def _longest(
     return max(len(prompt) for ids in prompts.values() for prompt in ids) + workload.max_tokens
 
 
-def _make_engine(
+def make_engine(
     name: str,
     target: LoadedTarget,
     settings: EngineSettings,
@@ -145,7 +145,19 @@ def _make_engine(
     num_sequences: int,
     longest: int,
 ) -> LLM:
-    """Make an engine over the shared weights, with KV memory for one batch unless the settings give its size."""
+    """Make an engine over the shared weights, with KV memory for one batch unless the settings give its size.
+
+    Args:
+        name: of the configuration, for errors.
+        target: the model.
+        settings: of the engine.
+        config: its speculative_config; None for plain decoding.
+        num_sequences: of a batch.
+        longest: tokens of the longest prompt and its answer.
+
+    Raises:
+        ForerunError: the configuration (named in the message) does not fit the target.
+    """
     try:
         speculative = resolve_speculative(config)
         blocks_each = -(-(longest + speculative.num_speculative_tokens) // settings.block_size) + 1

@@ -14,6 +14,7 @@ from rich.table import Table
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import loading
 from forerun.cli.bench_compare import compare
+from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
 from forerun.cli.output import speculation_json, speculation_rows, status
@@ -31,10 +32,12 @@ bench = App(
         "Examples:\n  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
         "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64\n"
         "  forerun bench compare smollm2-135m --configs drafters.yaml\n"
+        "  forerun bench replay texts.jsonl.gz --model smollm2-135m --configs drafters.yaml\n"
         "  forerun bench serve --num-prompts 64 --request-rate 4 --input-len 128 --output-len 64"
     ),
 )
 bench.command(compare)
+bench.command(replay)
 bench.command(serve)
 
 

@@ -18,7 +18,7 @@ def discount(match_length: int) -> float:
     """The discount (0 to 1) on a count after a match of `match_length` tokens, 1 or more.
 
     Fitted to answers of a small model: code edits, chat, summaries, translations and others agree
-    (`benchmarks/draft_rules.py`). After one token seen once 0.71, after four 0.26, after 16 0.07.
+    (`forerun bench replay`). After one token seen once 0.71, after four 0.26, after 16 0.07.
     """
     return 1.0 / (0.8 * match_length + 0.6)
 

@@ -1,0 +1,1 @@
+"""Loads servers with bursts of requests, to see which configuration serves most at equal latency."""

@@ -1,0 +1,225 @@
+"""Texts that a target wrote, with its likeliest tokens at each place: a file of JSON lines, packed if it ends in .gz.
+
+The first line is an object about all texts: "recording" (the format's version, 1), "model", "dtype",
+"kernels", "vocab_size" and "max_tokens". Each further line is a text: "kind", "temperature", "prompt" and
+"answer" (token ids), and for each token of the answer the target's likeliest tokens in its place, likeliest
+first: "top" (ids) and "logprobs" (nats, before any sampling rule).
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.bench.instruments import Progress, no_progress
+from forerun.bench.machine import describe_kernels
+from forerun.bench.offline import check_outputs
+from forerun.core.outputs import RequestOutput, TokenLogprobs
+from forerun.core.sampling_params import SamplingParams
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+
+VERSION = 1
+NUM_CANDIDATES = 8
+DECIMALS = 3  # of logprobs in the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedText:
+    """A text, and at each of its places the target's candidates, likeliest first."""
+
+    kind: str
+    temperature: float
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    candidate_ids: npt.NDArray[np.int32]  # [tokens of the answer, candidates]
+    candidate_logprobs: npt.NDArray[np.float32]
+
+    def to_json(self) -> dict[str, Any]:
+        """The text as a line of the file."""
+        return {
+            "kind": self.kind,
+            "temperature": self.temperature,
+            "prompt": self.prompt_ids,
+            "answer": self.answer_ids,
+            "top": self.candidate_ids.tolist(),
+            "logprobs": [[round(value, DECIMALS) for value in row] for row in self.candidate_logprobs.tolist()],
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> RecordedText:
+        """The text of a line.
+
+        Raises:
+            KeyError: a key is missing.
+            ValueError: candidates and answer do not fit together.
+        """
+        text = cls(
+            kind=line["kind"],
+            temperature=line["temperature"],
+            prompt_ids=line["prompt"],
+            answer_ids=line["answer"],
+            candidate_ids=np.array(line["top"], dtype=np.int32),
+            candidate_logprobs=np.array(line["logprobs"], dtype=np.float32),
+        )
+        shape = text.candidate_ids.shape
+        if not text.prompt_ids or not text.answer_ids:
+            raise ValueError("prompt and answer must have a token or more")
+        if len(shape) != 2 or shape[0] != len(text.answer_ids) or text.candidate_logprobs.shape != shape:
+            raise ValueError('"top" and "logprobs" must have a list of the same length for each token of the answer')
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingInfo:
+    """What wrote the texts of a recording."""
+
+    model: str
+    dtype: str
+    kernels: str
+    vocab_size: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """All texts of a file."""
+
+    info: RecordingInfo
+    texts: list[RecordedText]
+
+    @property
+    def by_kind(self) -> dict[str, list[RecordedText]]:
+        """Kind -> its texts, in the order in which they were written."""
+        kinds: dict[str, list[RecordedText]] = {}
+        for text in self.texts:
+            kinds.setdefault(text.kind, []).append(text)
+        return kinds
+
+
+def record(
+    llm: LLM,
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    max_tokens: int,
+    temperatures: Sequence[float] = (0.0,),
+    progress: Progress = no_progress,
+) -> Recording:
+    """Let the target answer every prompt, in batches of as many sequences as the engine runs.
+
+    Args:
+        llm: the target; drafts change nothing but the time that this takes.
+        prompts: kind -> token ids of each prompt.
+        max_tokens: of an answer, at most.
+        temperatures: each prompt is answered once at each; the kinds of sampled answers are named after
+            theirs. The seed of a prompt is its number in its kind.
+        progress: is called with the state of the work.
+
+    Raises:
+        RequestError: a prompt does not fit, or failed.
+    """
+    texts: list[RecordedText] = []
+    size = llm.settings.max_num_seqs
+    for temperature, (kind, ids) in itertools.product(temperatures, prompts.items()):
+        name = f"{kind}, temperature {temperature:g}" if temperature else kind
+        for start in range(0, len(ids), size):
+            progress(f"{name}: {start} of {len(ids)} texts")
+            batch = ids[start : start + size]
+            params = [
+                SamplingParams(
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    logprobs=NUM_CANDIDATES,
+                    seed=start + place,
+                    detokenize=False,
+                )
+                for place in range(len(batch))
+            ]
+            outputs = llm.generate(batch, params, use_tqdm=False)
+            check_outputs(outputs)
+            texts += [_recorded(output, name, temperature) for output in outputs]
+    info = RecordingInfo(
+        model=llm.settings.model,
+        dtype=str(llm.dtype).removeprefix("torch."),
+        kernels=describe_kernels(llm),
+        vocab_size=llm.vocab_size,
+        max_tokens=max_tokens,
+    )
+    return Recording(info=info, texts=texts)
+
+
+def _recorded(output: RequestOutput, kind: str, temperature: float) -> RecordedText:
+    answer = output.outputs[0]
+    assert answer.logprobs is not None, "they were asked for"
+    best = [_likeliest(found) for found in answer.logprobs]
+    return RecordedText(
+        kind=kind,
+        temperature=temperature,
+        prompt_ids=output.prompt_token_ids,
+        answer_ids=answer.token_ids,
+        candidate_ids=np.array([[token_id for token_id, _ in row] for row in best], dtype=np.int32),
+        candidate_logprobs=np.array([[value for _, value in row] for row in best], dtype=np.float32),
+    )
+
+
+def _likeliest(found: TokenLogprobs) -> list[tuple[int, float]]:
+    """The candidates of one place; the token that was sampled is among `found` even if it is none of them."""
+    falling = sorted(found.items(), key=lambda item: (-item[1].logprob, item[0]))
+    return [(token_id, one.logprob) for token_id, one in falling[:NUM_CANDIDATES]]
+
+
+def write_recording(recording: Recording, path: Path) -> None:
+    """Write a file."""
+    with _open(path, "wt") as file:
+        for line in ({"recording": VERSION, **asdict(recording.info)}, *(text.to_json() for text in recording.texts)):
+            file.write(json.dumps(line) + "\n")
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no recording; the error names the line.
+    """
+    number = 0
+    try:
+        with _open(path, "rt") as file:
+            lines = _numbered_json(file)
+            number, first = next(lines, (1, {}))
+            if not isinstance(first, dict) or first.get("recording") != VERSION:
+                raise ValueError(f'must begin with an object that has "recording": {VERSION}')
+            info = RecordingInfo(**{name: first[name] for name in RecordingInfo.__dataclass_fields__})
+            texts = []
+            for number, line in lines:  # noqa: B007 - errors name the line
+                texts.append(RecordedText.from_json(line))
+            if not texts:
+                raise ValueError("has no text")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path} ({error}); give a file that forerun bench replay has recorded") from None
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path}, line {number}: {why}; give a file that forerun bench replay has recorded") from None
+    return Recording(info=info, texts=texts)
+
+
+def _numbered_json(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is not JSON ({error})") from None
+
+
+def _open(path: Path, mode: Literal["rt", "wt"]) -> TextIO:
+    """Open a text file, packed if it ends in .gz."""
+    if path.suffix == ".gz":
+        return cast("TextIO", gzip.open(path, mode, encoding="utf-8"))
+    return cast("TextIO", path.open(mode, encoding="utf-8"))

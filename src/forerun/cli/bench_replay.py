@@ -1,0 +1,173 @@
+"""`forerun bench replay`: drafters judged on recorded texts of a target, without the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter, Token
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.cli import loading
+from forerun.cli.bench_compare import read_configs
+from forerun.cli.input_files import Prompt, read_kinds
+from forerun.cli.options import REPORT, EngineOptions, ReportOptions
+from forerun.cli.output import speculation_json, status
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.bench.pass_costs import PassCosts
+    from forerun.bench.recording import Recording
+    from forerun.bench.replay import ReplayOutcome
+
+ENGINE = EngineOptions()
+
+
+def parse_temperatures(_hint: type[Any], tokens: Sequence[Token]) -> tuple[float, ...]:
+    """Read temperatures with commas between them.
+
+    Raises:
+        ValueError: one of them is no number of 0 or more.
+    """
+    text = tokens[0].value
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= value < float("inf") for value in found):
+        raise ValueError(f"got {text!r}; must be numbers of 0 or more with commas between them, e.g. 0,1")
+    return found
+
+
+def show_temperatures(temperatures: Sequence[float]) -> str:
+    """Temperatures in the form of the command line."""
+    return ",".join(f"{value:g}" for value in temperatures)
+
+
+Temperatures = Annotated[
+    tuple[float, ...], Parameter(converter=parse_temperatures, n_tokens=1, negative=(), show_default=show_temperatures)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
+    """What to record, where there is no recording yet."""
+
+    model: str | None = None
+    """A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name."""
+    prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    """Files, each a kind of prompts, as in "forerun bench compare"; by default built-in ones."""
+    max_tokens: int = 256
+    """Tokens of each text, at most."""
+    temperatures: Temperatures = (0.0, 1.0)
+    """Each prompt is answered once at each of these."""
+
+
+RECORDING = RecordingOptions()
+
+
+def replay(
+    texts: Path,
+    /,
+    *,
+    configs: Path,
+    costs: str = "flat",
+    recording: Annotated[RecordingOptions, Parameter(name="*", group=Group("Recording", sort_key=1))] = RECORDING,
+    report: ReportOptions = REPORT,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Judge drafters that need no model on recorded texts of a target, in seconds.
+
+    Which drafted tokens stand depends on the text alone. So the target writes each text once, with its
+    likeliest tokens at each place, and any number of rules are judged on them.
+
+    Args:
+        texts: The recording, .jsonl or .jsonl.gz; if there is none yet, --model writes it first.
+        configs: A YAML or JSON file: names with a speculative_config each, or a list of these.
+        costs: What a verified row costs: a file of "forerun bench curve --output-json", "flat" (3 to 10 % of
+            a pass, as on the native kernels) or "steep" (25 %, as in torch on a CPU).
+    """
+    from forerun.bench.recording import read_recording  # torch: only when it is needed
+    from forerun.bench.replay import judge_recording
+
+    named, pass_costs = read_configs(configs), _read_costs(costs)
+    if not texts.exists():
+        _record(texts, recording, engine)
+    found = read_recording(texts)
+    with status() as progress:
+        outcomes = judge_recording(found, named, pass_costs, progress=progress)
+    report.write(
+        {
+            "model": found.info.model,
+            "costs": asdict(pass_costs),
+            "configs": named,
+            "outcomes": [{**one.to_json(), "speculation": speculation_json(one.speculation)} for one in outcomes],
+        }
+    )
+    if not report.json_output:
+        _show(found, outcomes, Console(highlight=False))
+
+
+def _read_costs(costs: str) -> PassCosts:
+    from forerun.bench.pass_costs import FLAT, STEEP, read_costs
+
+    return {"flat": FLAT, "steep": STEEP}.get(costs) or read_costs(Path(costs))
+
+
+def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> None:
+    """Let the model write the texts.
+
+    Raises:
+        ConfigError: no model is named, or the file cannot be written.
+    """
+    from forerun.bench.prompts import WORKLOADS, encode_prompt
+    from forerun.bench.recording import record, write_recording
+
+    if options.model is None:
+        raise ConfigError(f"replay: there is no file {path}; give a recording, or --model to record one there")
+    if not path.parent.is_dir():
+        raise ConfigError(f"replay: cannot write {path}; give a file in a folder that exists")
+    kinds: dict[str, list[Prompt]] = (
+        {kind: [*texts] for kind, texts in WORKLOADS.items()}
+        if options.prompts is None
+        else read_kinds(options.prompts)
+    )
+    llm = loading.load_llm(options.model, engine)
+    tokenizer = llm.get_tokenizer()
+    token_ids = {kind: [encode_prompt(tokenizer, text) for text in texts] for kind, texts in kinds.items()}
+    with status() as progress:
+        found = record(
+            llm, token_ids, max_tokens=options.max_tokens, temperatures=options.temperatures, progress=progress
+        )
+    write_recording(found, path)
+
+
+def _show(recording: Recording, outcomes: Sequence[ReplayOutcome], console: Console) -> None:
+    """Print one table, grouped by the kind of texts, and what went wrong."""
+    table = Table(title=f"{len(recording.texts)} texts of {recording.info.model}, replayed; speed-ups at assumed costs")
+    table.add_column("")
+    for name in ("tokens/step", "rows/step", "speed-up", "median", "worst", "µs/step"):
+        table.add_column(name, justify="right")
+    for before, one in zip([None, *outcomes], outcomes, strict=False):
+        if before is None or before.kind != one.kind:
+            table.add_section()
+            table.add_row(Text(f"{one.kind} ({one.num_texts})", style="bold"))
+        table.add_row(
+            Text(f"  {one.name}"),
+            f"{one.tokens_per_step:.2f}",
+            f"{one.rows_per_step:.2f}",
+            f"{one.speed_up:.2f}",
+            f"{one.median_speed_up:.2f}",
+            f"{one.worst_speed_up:.2f}",
+            f"{one.drafting_microseconds:.0f}",
+        )
+    console.print(table)
+    for one in outcomes:
+        if one.num_failed_drafts:
+            console.print(
+                f"{one.name}, {one.kind}: the drafter failed {one.num_failed_drafts} time(s), see the warning above"
+            )

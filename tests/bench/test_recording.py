@@ -1,0 +1,105 @@
+"""Recordings: what a target's texts and candidates are, and files that are none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from forerun.bench.recording import NUM_CANDIDATES, read_recording, record, write_recording
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
+from forerun.core.sampling_params import SamplingParams
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from tests.engines import tiny_target
+
+PROMPTS = {"loops": [[7, 8, 9] * 4, [11, 12] * 5, [20, 21]]}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    settings = EngineSettings(model="tiny", block_size=4, num_gpu_blocks_override=64, max_model_len=64, max_num_seqs=2)
+    return LLM.from_target(tiny_target(), settings, resolve_speculative(None))
+
+
+@pytest.fixture(scope="module")
+def recording(llm):
+    return record(llm, PROMPTS, max_tokens=6, temperatures=(0.0, 1.0))
+
+
+def test_each_prompt_is_answered_at_each_temperature(recording):
+    assert {kind: len(texts) for kind, texts in recording.by_kind.items()} == {"loops": 3, "loops, temperature 1": 3}
+    assert [text.prompt_ids for text in recording.by_kind["loops"]] == PROMPTS["loops"]
+    assert [text.temperature for text in recording.texts] == [0.0] * 3 + [1.0] * 3
+
+
+def test_texts_are_the_targets_own(llm, recording):
+    outputs = llm.generate(PROMPTS["loops"], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    assert [text.answer_ids for text in recording.by_kind["loops"]] == [one.outputs[0].token_ids for one in outputs]
+
+
+def test_a_greedy_token_is_its_places_first_candidate(recording):
+    for text in recording.by_kind["loops"]:
+        assert text.candidate_ids.shape == (len(text.answer_ids), NUM_CANDIDATES)
+        assert text.candidate_ids[:, 0].tolist() == text.answer_ids
+
+
+def test_candidates_fall_in_likelihood(recording):
+    assert all((np.diff(text.candidate_logprobs) <= 0).all() for text in recording.texts)
+
+
+@pytest.mark.parametrize("name", ["texts.jsonl", "texts.jsonl.gz"])
+def test_a_recording_comes_back_from_its_file(recording, tmp_path, name):
+    path = tmp_path / name
+    write_recording(recording, path)
+    found = read_recording(path)
+    assert found.info == recording.info
+    for one, other in zip(found.texts, recording.texts, strict=True):
+        assert (one.kind, one.temperature, one.prompt_ids, one.answer_ids) == (
+            other.kind,
+            other.temperature,
+            other.prompt_ids,
+            other.answer_ids,
+        )
+        assert (one.candidate_ids == other.candidate_ids).all()
+        np.testing.assert_allclose(one.candidate_logprobs, other.candidate_logprobs, atol=1e-3)
+
+
+HEAD = {"recording": 1, "model": "m", "dtype": "float32", "kernels": "torch", "vocab_size": 9, "max_tokens": 4}
+TEXT = {"kind": "a", "temperature": 0.0, "prompt": [1], "answer": [2], "top": [[2, 3]], "logprobs": [[-0.1, -3.0]]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], 'line 1: must begin with an object that has "recording": 1'),
+        ([TEXT], 'line 1: must begin with an object that has "recording": 1'),
+        ([{"recording": 1}], "line 1: lacks 'model'"),
+        ([HEAD], "has no text"),
+        ([HEAD, {**TEXT, "top": [[2]]}], 'line 2: "top" and "logprobs"'),
+        ([HEAD, TEXT, {**TEXT, "answer": []}], "line 3: prompt and answer must have a token or more"),
+        ([HEAD, TEXT, {"kind": "a"}], "line 3: lacks 'temperature'"),
+        ([HEAD, TEXT, [1]], "line 3"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path, lines, message):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match=message):
+        read_recording(path)
+
+
+def test_a_line_that_breaks_off_is_named(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps(HEAD) + "\n" + json.dumps(TEXT)[:20])
+    with pytest.raises(ConfigError, match="line 2 is not JSON"):
+        read_recording(path)
+
+
+def test_a_file_that_is_not_packed_as_its_name_says_is_refused(tmp_path):
+    path = tmp_path / "texts.jsonl.gz"
+    path.write_text(json.dumps(HEAD))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_recording(path)

@@ -1,0 +1,1 @@
+"""Tests of benchmarks/auto_speculation."""

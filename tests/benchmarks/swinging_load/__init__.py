@@ -1,0 +1,1 @@
+"""Tests of benchmarks/swinging_load."""

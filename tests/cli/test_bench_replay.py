@@ -1,0 +1,93 @@
+"""`forerun bench replay`: it records once, judges, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun.cli.app import main
+from tests.stand_in import save_stand_in
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A recording of a tiny chat model, and configurations."""
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "configs.yaml").write_text(
+        "ngram: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}\n"
+        "suffix: {method: suffix, num_speculative_tokens: 3}\n"
+    )
+    (folder / "chat.txt").write_text("to be or not to be\na b a b a b\n")
+    model = save_stand_in(folder / "model")
+    recording = ("--model", str(model), "--prompts", str(folder / "chat.txt"), "--max-tokens", "16")
+    assert run(folder, *recording, "--json") == 0
+    return folder
+
+
+def run(folder, *options):
+    return main(
+        ["bench", "replay", str(folder / "texts.jsonl.gz"), "--configs", str(folder / "configs.yaml"), *options]
+    )
+
+
+def test_it_shows_each_configuration_on_each_kind_without_the_model(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run(files) == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    names = [row[0] for row in rows if row]
+    assert names == ["chat (2)", "ngram", "suffix", "chat, temperature 1 (2)", "ngram", "suffix"]
+
+
+def test_json_is_one_line_with_every_outcome(files, capsys, tmp_path):
+    assert run(files, "--json", "--output-json", str(tmp_path / "out.json")) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = json.loads(line)
+    assert report == json.loads((tmp_path / "out.json").read_text())
+    assert [(one["kind"], one["name"]) for one in report["outcomes"]] == [
+        ("chat", "ngram"),
+        ("chat", "suffix"),
+        ("chat, temperature 1", "ngram"),
+        ("chat, temperature 1", "suffix"),
+    ]
+    assert all(one["tokens_per_step"] >= 1 for one in report["outcomes"])
+
+
+def test_costs_may_be_a_measured_curve(files, capsys, tmp_path):
+    points = [
+        {"context": 256, "num_sequences": 1, "rows": rows, "ratio": ratio, "milliseconds": 5 * ratio}
+        for rows, ratio in ((1, 1.0), (8, 9.0))
+    ]
+    (tmp_path / "curve.json").write_text(json.dumps({"points": points}))
+    for costs in ("steep", str(tmp_path / "curve.json")):
+        assert run(files, "--json", "--costs", costs) == 0
+    steep, measured = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert measured["costs"] == {"rows": [1, 8], "ratios": [1.0, 9.0], "seconds": 0.005}
+    for one, other in zip(measured["outcomes"], steep["outcomes"], strict=True):
+        assert one["speed_up"] < other["speed_up"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--costs", "gentle"), "costs: cannot read gentle"),
+        (("--temperatures", "0,warm"), "must be numbers of 0 or more with commas between them"),
+        (("--temperatures", "-1"), "must be numbers of 0 or more with commas between them"),
+    ],
+)
+def test_wrong_options_are_named(files, capsys, options, message):
+    assert run(files, *options) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_a_recording_a_model_must_be_named(files, tmp_path, capsys):
+    configs = str(files / "configs.yaml")
+    assert main(["bench", "replay", str(tmp_path / "none.jsonl"), "--configs", configs]) != 0
+    assert "give a recording, or --model to record one there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_recording_into_no_folder_is_refused_before_the_model_is_loaded(files, tmp_path, capsys):
+    configs = str(files / "configs.yaml")
+    path = str(tmp_path / "no" / "texts.jsonl")
+    assert main(["bench", "replay", path, "--configs", configs, "--model", "no-such-model"]) != 0
+    assert "give a file in a folder that exists" in " ".join(capsys.readouterr().err.split())
