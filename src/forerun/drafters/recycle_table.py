@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
+from ctypes import addressof
 from functools import lru_cache
 from itertools import groupby
 from math import exp
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.drafters.base import VerifiedRows
+from forerun.ops.native.structs import ContextTableStruct, SaltContextsStruct
 
 NUM_CANDIDATES = 8
 """The next tokens that are kept of each context."""
@@ -74,6 +76,10 @@ def _weights(temperature: float) -> list[float]:
     return [exp(-gap / (GAP_STEPS * temperature)) for gap in range(256)]
 
 
+GAP_WEIGHTS = _weights(1.0)
+"""The weight of each gap at temperature 1."""
+
+
 class ContextTable:
     """Key -> candidates: a direct-mapped hash table in one flat array, in which the newest of a slot stays.
 
@@ -88,6 +94,9 @@ class ContextTable:
         self._ids = slice(1, 1 + num_candidates)
         self._gaps = slice(1 + num_candidates, 1 + 2 * num_candidates)
         self._num_bytes_of_slot = self.slots.itemsize
+        self.struct = ContextTableStruct(
+            slots=self.slots.ctypes.data, num_slots=num_slots, multiplier=multiplier, num_candidates=num_candidates
+        )
         # of one record NumPy would take three times as long to make Python's numbers
         self._read: Callable[[Any, int], tuple[int, ...]] = Struct(f"=Q{num_candidates}i{num_candidates}B").unpack_from
 
@@ -119,6 +128,7 @@ class ContextTable:
             moving = start + np.flatnonzero(self._places(some["key"]) >= old)
             self.slots[moving + old] = self.slots[moving]
             self.slots["key"][moving] = 0
+        self.struct.slots, self.struct.num_slots = self.slots.ctypes.data, len(self.slots)
 
     def _places(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The one slot where each key may be."""
@@ -132,11 +142,21 @@ class SaltContexts:
         self._num_bytes_besides = OBJECTS_OF_A_SALT + getsizeof(salt)
         self.ones = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=IN_ORDER)
         self.twos = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=SCATTERING)
+        self.struct = SaltContextsStruct(ones=addressof(self.ones.struct), twos=addressof(self.twos.struct))
 
     @property
     def num_bytes(self) -> int:
         """The memory of both tables and of what holds them."""
         return self.ones.num_bytes + self.twos.num_bytes + self._num_bytes_besides
+
+    def look_up(self, previous_id: int, token_id: int) -> Found | None:
+        """The candidates after two tokens, else after `token_id` alone; None where neither is known."""
+        if previous_id >= 0:
+            found = self.twos.find((previous_id << 32) + token_id + 1)
+            if found is not None:
+                return Found(2, *found)
+        found = self.ones.find(token_id + 1)
+        return None if found is None else Found(1, *found)
 
 
 class RecycleTable:
@@ -163,14 +183,11 @@ class RecycleTable:
             salt: the sequence's cache salt.
         """
         contexts = self._salts.get(salt)
-        if contexts is None:
-            return None
-        if previous_id >= 0:
-            found = contexts.twos.find((previous_id << 32) + token_id + 1)
-            if found is not None:
-                return Found(2, *found)
-        found = contexts.ones.find(token_id + 1)
-        return None if found is None else Found(1, *found)
+        return None if contexts is None else contexts.look_up(previous_id, token_id)
+
+    def of(self, salt: str | None) -> SaltContexts | None:
+        """What was learnt from sequences of a salt, or None where nothing was."""
+        return self._salts.get(salt)
 
     def learn(self, rows: VerifiedRows) -> None:
         """Keep the candidates of a step's rows under their contexts; what was known of a context is replaced."""

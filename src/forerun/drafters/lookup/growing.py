@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 
 from forerun.drafters.lookup.guesses import PSEUDO_COUNT, Copy, Place, adjusted, place_at_end
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
-from forerun.drafters.recycle_table import RecycleTable
+from forerun.ops.native.lookup import DraftLimits, GrownTree
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a draft ends: nodes, depth, and the least chance with which a node stands."""
-
-    max_nodes: int
-    max_depth: int
-    min_survival: float
-
-
-@dataclass(slots=True)
-class Tree:
-    """Nodes in falling order of `survival`, the chance that a node stands; node i continues node `parents[i]`, -1 is the root."""
-
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-
-
-def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | None) -> Tree:
+def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
     """The best tree within `limits`.
 
     The guesses at a place are tried in their order: each has what those before it leave of the place's chance,
     times its rate. Of equally likely guesses the one that was found first is taken first.
     """
-    tree = Tree()
+    tree = GrownTree([], [], [], [])
     ratio = (text.struct.hits + PSEUDO_COUNT) / (text.struct.expected + PSEUDO_COUNT)
     frontier: list[tuple[float, int, int, int, int, list[int], list[Copy]]] = []
     num_found = 0
@@ -44,7 +24,7 @@ def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | 
     while True:
         if len(place.path) < limits.max_depth:
             left = survival
-            for guess in place.guesses(table):
+            for guess in place.guesses():
                 rate = adjusted(rates.rate(guess.guess_class), ratio)
                 chance = left * rate
                 if chance >= limits.min_survival:

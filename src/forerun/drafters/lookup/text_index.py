@@ -106,7 +106,7 @@ class TextIndex:
 
     def _slot(self, gram: Sequence[int]) -> int:
         """The slot of `places` that belongs to a gram."""
-        mixed = len(gram)
+        mixed = (len(gram) * MIXER) & WORD
         for token_id in gram:
             mixed = ((mixed ^ token_id) * MIXER) & WORD
             mixed ^= mixed >> 32
