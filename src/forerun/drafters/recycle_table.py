@@ -10,18 +10,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from ctypes import addressof
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from math import exp
 from operator import itemgetter
 from struct import Struct
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.drafters.base import VerifiedRows
+from forerun.ops.native.library import best_kernels
+from forerun.ops.native.lookup import NativeRows
 from forerun.ops.native.structs import ContextTableStruct, SaltContextsStruct
 
 NUM_CANDIDATES = 8
@@ -33,7 +35,7 @@ GAP_STEPS = 16
 FEWEST_SLOTS = 256
 FILLED = 1 / 4
 """A table of two-token contexts doubles when this part of its slots is taken: one in eight contexts has lost its slot by then."""
-OBJECTS_OF_A_SALT = 3072  # bytes, measured and rounded up
+OBJECTS_OF_A_SALT = 4096  # bytes, measured and rounded up
 LARGEST_SHARE = 0.8
 """The part of the budget that the contexts of one salt may take, so that other salts do not cost it all it knows."""
 
@@ -159,6 +161,33 @@ class SaltContexts:
         return None if found is None else Found(1, *found)
 
 
+class RowsToStore(Protocol):
+    """A step's rows, ready to be stored."""
+
+    def store(self, contexts: SaltContexts, first: int, end: int) -> None:
+        """Store rows [first, end) under their tokens, and under the last two of them where there are two."""
+        ...
+
+
+class PlainRows:
+    """The rows as records; `ops.native.lookup.NativeRows` is the compiled twin."""
+
+    def __init__(self, rows: VerifiedRows, num_candidates: int) -> None:
+        self._ones = np.empty(len(rows), record_type(num_candidates))
+        self._ones["key"] = rows.token_ids + 1
+        self._ones["token_ids"] = rows.candidate_ids[:, :num_candidates]
+        self._ones["gaps"] = quantise(rows.candidate_logits[:, :num_candidates])
+        self._twos = self._ones.copy()
+        self._twos["key"] += rows.previous_ids.astype(np.uint64) << np.uint64(32)
+        self._has_two = rows.previous_ids >= 0
+
+    def store(self, contexts: SaltContexts, first: int, end: int) -> None:
+        """See `RowsToStore`."""
+        contexts.ones.store(self._ones[first:end])
+        known = self._has_two[first:end]
+        contexts.twos.store(self._twos[first:end] if known.all() else self._twos[first:end][known])
+
+
 class RecycleTable:
     """The target's candidates after the last two tokens of a text, or after its last one.
 
@@ -167,8 +196,18 @@ class RecycleTable:
     longest ago make room for others, and a full table forgets a context for each that it learns.
     """
 
-    def __init__(self, *, vocab_size: int, max_bytes: int) -> None:
-        self.num_candidates = min(NUM_CANDIDATES, vocab_size)
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_bytes: int,
+        num_candidates: int = NUM_CANDIDATES,
+        to_store: Callable[[VerifiedRows, int], RowsToStore] | None = None,
+    ) -> None:
+        """`to_store` makes rows ready with so many candidates: `PlainRows` or its compiled twin; None takes the best there is."""
+        kernels = best_kernels() if to_store is None else None
+        self._to_store = to_store or (PlainRows if kernels is None else partial(NativeRows, kernels))
+        self.num_candidates = min(num_candidates, vocab_size)
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._most_ones = 1 << (vocab_size - 1).bit_length()
@@ -193,21 +232,12 @@ class RecycleTable:
         """Keep the candidates of a step's rows under their contexts; what was known of a context is replaced."""
         if not len(rows):
             return
-        ones = np.empty(len(rows), record_type(self.num_candidates))
-        ones["key"] = rows.token_ids + 1
-        ones["token_ids"] = rows.candidate_ids[:, : self.num_candidates]
-        ones["gaps"] = quantise(rows.candidate_logits[:, : self.num_candidates])
-        twos = ones.copy()
-        twos["key"] += rows.previous_ids.astype(np.uint64) << np.uint64(32)
-        has_two = rows.previous_ids >= 0
+        stored = self._to_store(rows, self.num_candidates)
         for first, end, salt in _runs(rows.salts):
             contexts = self._contexts(salt)
-            if contexts is None:
-                continue
-            contexts.ones.store(ones[first:end])
-            known = has_two[first:end]
-            contexts.twos.store(twos[first:end] if known.all() else twos[first:end][known])
-            self._grow(contexts)
+            if contexts is not None:
+                stored.store(contexts, first, end)
+                self._grow(contexts)
 
     def _contexts(self, salt: str | None) -> SaltContexts | None:
         """The tables of a salt, new ones if need be; None where the budget allows none."""

@@ -14,6 +14,7 @@ from forerun.drafters.lookup.algorithms import PlainLookup
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK, TextIndex
+from forerun.drafters.recycle_table import PlainRows, RecycleTable
 from forerun.ops.native.lookup import DraftLimits, NativeLookup
 from tests.drafters.texts import sequence
 from tests.native import every_level
@@ -30,6 +31,11 @@ def state_of_text(text: LiveText) -> tuple[object, ...]:
     struct = text.struct
     copies = [(copy.place, copy.match) for copy in struct.copies]
     return state_of(text.index), copies, struct.hits, struct.expected
+
+
+def table_state(table: RecycleTable, salt: str | None) -> object:
+    contexts = table.of(salt)
+    return contexts and [(one.slots.tobytes(), one.num_used) for one in (contexts.ones, contexts.twos)]
 
 
 class Pair:
@@ -68,7 +74,9 @@ class Pair:
         rows = VerifiedRows(
             token_ids=np.array([tokens[-1] for tokens in last]),
             previous_ids=np.array([tokens[0] if len(tokens) > 1 else -1 for tokens in last]),
-            candidate_ids=np.array([[(row + 3 * i) % vocab_size for i in range(k)] for row in range(len(last))], np.int32),
+            candidate_ids=np.array(
+                [[(row + 3 * i) % vocab_size for i in range(k)] for row in range(len(last))], np.int32
+            ),
             candidate_logits=np.tile(np.sort(np.float32(logits[:k]))[::-1], (len(last), 1)),
             salts=[(row, row + 1, one.cache_salt) for row, one in enumerate(self.running)],
         )
@@ -88,6 +96,7 @@ class Pair:
         for seq_id, text in plain._texts.items():
             assert state_of_text(text) == state_of_text(compiled._texts[seq_id])
         for salt in SALTS:
+            assert table_state(plain.table, salt) == table_state(compiled.table, salt)
             past = [drafter.past_answers.of(salt) for drafter in self.drafters]
             assert (past[0] is None) == (past[1] is None)
             if past[0] is not None and past[1] is not None:
@@ -139,6 +148,32 @@ def test_drafts_and_states_are_equal_along_texts_that_fill_the_ring_of_past_answ
 
 
 @every_level
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of what is tested
+@pytest.mark.parametrize("num_candidates", [1, 8])
+def test_a_table_learns_the_same_also_where_logits_are_no_numbers(kernels, num_candidates):
+    source = np.random.default_rng(0)
+    tables = [
+        RecycleTable(vocab_size=500, max_bytes=1 << 20, num_candidates=num_candidates, to_store=to_store)
+        for to_store in (PlainRows, NativeLookup(kernels).to_store)
+    ]
+    for step in range(40):
+        logits = -np.sort(-source.normal(0, 6, (50, 10)).astype(np.float32))
+        logits[step % 50, 3:] = (np.nan, -np.inf, -1e30)[step % 3]
+        logits[(step + 1) % 50] = -np.inf
+        rows = VerifiedRows(
+            token_ids=source.integers(0, 500, 50),
+            previous_ids=source.integers(-1, 500, 50),
+            candidate_ids=source.integers(0, 500, (50, 10)).astype(np.int32),
+            candidate_logits=logits,
+            salts=[(0, 20, None), (20, 50, "a")],
+        )
+        for table in tables:
+            table.learn(rows)
+    for salt in SALTS:
+        assert table_state(tables[0], salt) == table_state(tables[1], salt) is not None
+
+
+@every_level
 def test_ids_at_the_border_of_a_huge_vocabulary_are_hashed_alike(kernels):
     pair = Pair(kernels, vocab_size=2**31, pool_bytes=1 << 20)
     last = 2**31 - 1
@@ -152,7 +187,10 @@ def test_ids_at_the_border_of_a_huge_vocabulary_are_hashed_alike(kernels):
 def test_a_text_without_room_for_its_tokens_is_refused(kernels):
     lookup, text = NativeLookup(kernels), LiveText(sequence([1, 2, 3]))
     drafter = LookupDrafter(
-        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8), table_bytes=0, pool_bytes=0, lookup=lookup
+        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8),
+        table_bytes=0,
+        pool_bytes=0,
+        lookup=lookup,
     )
     with pytest.raises(ValueError, match="no room for its new tokens"):
         lookup.take([text], [[1] * text.index.capacity], drafter.rates)
@@ -162,7 +200,10 @@ def test_a_text_without_room_for_its_tokens_is_refused(kernels):
 def test_more_nodes_than_there_is_room_for_are_refused(kernels):
     lookup, text = NativeLookup(kernels), LiveText(sequence([1, 2, 3]))
     drafter = LookupDrafter(
-        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8), table_bytes=0, pool_bytes=0, lookup=lookup
+        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8),
+        table_bytes=0,
+        pool_bytes=0,
+        lookup=lookup,
     )
     with pytest.raises(ValueError, match="room"):
         lookup.grow([text, text], [DraftLimits(4, 4, 0.1), DraftLimits(-1, 4, 0.1)], drafter.rates)

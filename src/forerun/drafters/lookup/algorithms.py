@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from forerun.drafters.base import VerifiedRows
 from forerun.drafters.lookup.growing import grow
 from forerun.drafters.lookup.guesses import settle, take
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import TextIndex
+from forerun.drafters.recycle_table import PlainRows, RowsToStore
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.lookup import DraftLimits, GrownTree, NativeLookup
 
@@ -33,6 +35,10 @@ class Lookup(Protocol):
         """The best tree after each text."""
         ...
 
+    def to_store(self, rows: VerifiedRows, num_candidates: int) -> RowsToStore:
+        """A step's rows, ready to be stored in the recycle table with so many candidates."""
+        ...
+
 
 class PlainLookup:
     """The look-ups as they are defined, where there are no kernels."""
@@ -53,6 +59,10 @@ class PlainLookup:
     def grow(self, texts: Sequence[LiveText], limits: Sequence[DraftLimits], rates: HitRates) -> list[GrownTree]:
         """See `Lookup`."""
         return [grow(text, limit, rates) for text, limit in zip(texts, limits, strict=True)]
+
+    def to_store(self, rows: VerifiedRows, num_candidates: int) -> RowsToStore:
+        """See `Lookup`."""
+        return PlainRows(rows, num_candidates)
 
 
 def best_lookup() -> Lookup:

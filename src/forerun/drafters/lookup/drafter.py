@@ -40,16 +40,21 @@ class LookupDrafter:
     ) -> None:
         """`lookup` is for tests: None takes the best there is."""
         self._lookup = best_lookup() if lookup is None else lookup
-        self.table = RecycleTable(vocab_size=target.vocab_size, max_bytes=table_bytes)
+        self.table = RecycleTable(
+            vocab_size=target.vocab_size,
+            max_bytes=table_bytes,
+            num_candidates=num_candidates,
+            to_store=self._lookup.to_store,
+        )
         self.past_answers = PastAnswers(max_bytes=pool_bytes, extend=self._lookup.extend)
         self.rates = HitRates()
-        self.num_candidates = min(num_candidates, self.table.num_candidates) if table_bytes else 0
+        self.num_candidates = self.table.num_candidates if table_bytes else 0
         self._texts: dict[int, LiveText] = {}
 
     def start(self, sequence: Sequence) -> None:
         """Index the tokens so far."""
         text = LiveText(sequence)
-        text.copy_from(self.past_answers.of(sequence.cache_salt))
+        self._share(text)
         text.reserve(len(sequence) + 1)
         self._lookup.extend(text.index, sequence.tokens_from(0))
         self._lookup.settle(text)
@@ -65,7 +70,10 @@ class LookupDrafter:
         """Return a tree per request."""
         self._take_new_tokens()
         texts = [self._texts[request.sequence.seq_id] for request in context.requests]
-        limits = [DraftLimits(request.max_tokens, request.max_depth, LEAST_SURVIVAL) for request in context.requests]
+        limits = [
+            DraftLimits(request.max_tokens, request.max_depth, request.min_survival or LEAST_SURVIVAL)
+            for request in context.requests
+        ]
         return list(map(as_draft, self._lookup.grow(texts, limits, self.rates)))
 
     def stop(self, sequence: Sequence) -> None:
@@ -78,29 +86,31 @@ class LookupDrafter:
         texts: list[LiveText] = []
         new_tokens: list[list[int]] = []
         for text in self._texts.values():
-            sequence = text.sequence
-            salt = sequence.cache_salt
-            text.copy_from(self.past_answers.of(salt))
-            text.recycle_from(self.table.of(salt))
-            new = sequence.output_ids[text.num_outputs :]
-            if new:
-                if text.reserve(len(sequence) + 1):
-                    self._lookup.extend(text.index, sequence.tokens_between(0, len(sequence) - len(new)))
-                text.num_outputs += len(new)
-                texts.append(text)
-                new_tokens.append(new)
+            output_ids = text.sequence.output_ids
+            if len(output_ids) == text.num_outputs:
+                continue
+            self._share(text)
+            num_tokens = len(text.sequence)
+            if text.reserve(num_tokens + 1):
+                num_taken = len(text.sequence.prompt_ids) + text.num_outputs
+                self._lookup.extend(text.index, text.sequence.tokens_between(0, num_taken))
+            texts.append(text)
+            new_tokens.append(output_ids[text.num_outputs :])
+            text.num_outputs = len(output_ids)
         if texts:
             self._lookup.take(texts, new_tokens, self.rates)
+
+    def _share(self, text: LiveText) -> None:
+        """Let a text see what there is now of its salt."""
+        salt = text.sequence.cache_salt
+        text.copy_from(self.past_answers.of(salt))
+        text.recycle_from(self.table.of(salt))
 
 
 def as_draft(tree: GrownTree) -> Draft:
     """The tree as a draft; a chain where it has no branches."""
-    num_nodes = len(tree.token_ids)
-    if not num_nodes:
+    token_ids, parents, survival, sources = tree
+    if not token_ids:
         return NO_DRAFT
-    return Draft(
-        tuple(tree.token_ids),
-        None if tree.parents == list(range(-1, num_nodes - 1)) else tuple(tree.parents),
-        source=SOURCES[tree.sources[0]],
-        survival=tuple(tree.survival),
-    )
+    is_chain = parents[-1] == len(parents) - 2 and parents == tuple(range(-1, len(parents) - 1))
+    return Draft(token_ids, None if is_chain else parents, source=SOURCES[sources[0]], survival=survival)

@@ -16,7 +16,7 @@ def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
     The guesses at a place are tried in their order: each has what those before it leave of the place's chance,
     times its rate. Of equally likely guesses the one that was found first is taken first.
     """
-    tree = GrownTree([], [], [], [])
+    nodes: list[tuple[int, int, float, int]] = []
     ratio = (text.struct.hits + PSEUDO_COUNT) / (text.struct.expected + PSEUDO_COUNT)
     frontier: list[tuple[float, int, int, int, int, list[int], list[Copy]]] = []
     num_found = 0
@@ -35,13 +35,11 @@ def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
                 left *= 1.0 - rate
                 if left < limits.min_survival:
                     break
-        if not frontier or len(tree.token_ids) >= limits.max_nodes:
-            return tree
+        if not frontier or len(nodes) >= limits.max_nodes:
+            token_ids, parents, chances, sources = zip(*nodes, strict=True) if nodes else ((), (), (), ())
+            return GrownTree(token_ids, parents, chances, sources)
         negative_chance, _, token_id, source, node_parent, path, copies = heapq.heappop(frontier)
         survival = -negative_chance
-        parent = len(tree.token_ids)
-        tree.token_ids.append(token_id)
-        tree.parents.append(node_parent)
-        tree.survival.append(survival)
-        tree.sources.append(source)
+        parent = len(nodes)
+        nodes.append((token_id, node_parent, survival, source))
         place = Place(text, text.ending() + path, path, copies)

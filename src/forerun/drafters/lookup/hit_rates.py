@@ -8,6 +8,7 @@ probability that is left, and by whether a copy was guessed before it.
 from __future__ import annotations
 
 from bisect import bisect
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,7 @@ class HitRates:
                 for after_copy in (False, True):
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after_copy=after_copy), share * worth)
-        self._counts = memoryview(self.counts)
+        self._counts: Any = memoryview(self.counts)  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:
         self.counts[guess_class] = 0.0, 0.0, prior, prior

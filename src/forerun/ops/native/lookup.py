@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_int64
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.structs import LiveTextStruct, TextIndexStruct
+from forerun.ops.native.structs import LiveTextStruct, SaltContextsStruct, TextIndexStruct
 
 
 class DraftLimits(NamedTuple):
@@ -26,10 +27,10 @@ class GrownTree(NamedTuple):
     `sources` says where each is from: 0 the text itself, 1 past answers, 2 the recycle table.
     """
 
-    token_ids: list[int]
-    parents: list[int]
-    survival: list[float]
-    sources: list[int]
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+    sources: tuple[int, ...]
 
 
 class Index(Protocol):
@@ -69,6 +70,86 @@ class Rates(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """What the target found at rows with logits."""
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """[R] the row's own token"""
+        ...
+
+    @property
+    def previous_ids(self) -> npt.NDArray[np.int64]:
+        """[R] the token before it; -1: there is none."""
+        ...
+
+    @property
+    def candidate_ids(self) -> npt.NDArray[np.int32]:
+        """[R, k], likeliest first"""
+        ...
+
+    @property
+    def candidate_logits(self) -> npt.NDArray[np.float32]:
+        """[R, k], falling"""
+        ...
+
+
+class CountsSlots(Protocol):
+    """A table that counts its slots in use."""
+
+    num_used: int
+
+
+class Contexts(Protocol):
+    """What is kept of one salt: the candidates after one token, and after two."""
+
+    @property
+    def struct(self) -> SaltContextsStruct:
+        """The addresses of both tables."""
+        ...
+
+    @property
+    def ones(self) -> CountsSlots:
+        """The table by one token."""
+        ...
+
+    @property
+    def twos(self) -> CountsSlots:
+        """The table by two tokens."""
+        ...
+
+
+class NativeRows:
+    """A step's rows, ready to be stored: the twin of `drafters.recycle_table.PlainRows`."""
+
+    def __init__(self, kernels: Kernels, rows: Rows, num_candidates: int) -> None:  # noqa: ARG002 - the tables know it
+        self._kernels = kernels
+        self._token_ids = np.ascontiguousarray(rows.token_ids, dtype=np.int64)
+        self._previous_ids = np.ascontiguousarray(rows.previous_ids, dtype=np.int64)
+        self._candidate_ids = np.ascontiguousarray(rows.candidate_ids, dtype=np.int32)
+        self._logits = np.ascontiguousarray(rows.candidate_logits, dtype=np.float32)
+        arrays = (self._token_ids, self._previous_ids, self._candidate_ids, self._logits)
+        self._addresses = [array.ctypes.data for array in arrays]
+        self._stride = self._logits.shape[1]
+
+    def store(self, contexts: Contexts, first: int, end: int) -> None:
+        """Store rows [first, end) under their tokens, and under the last two of them where there are two."""
+        token_ids, previous_ids, candidate_ids, logits = self._addresses
+        num_new = (c_int64 * 2)()
+        self._kernels.learn_rows(
+            contexts.struct,
+            token_ids + 8 * first,
+            previous_ids + 8 * first,
+            end - first,
+            candidate_ids + 4 * first * self._stride,
+            logits + 4 * first * self._stride,
+            self._stride,
+            num_new,
+        )
+        contexts.ones.num_used += num_new[0]
+        contexts.twos.num_used += num_new[1]
+
+
 class NativeLookup:
     """The twin of `drafters.lookup.algorithms.PlainLookup`; both give the same drafts and states, to the bit."""
 
@@ -102,9 +183,10 @@ class NativeLookup:
     def grow(self, texts: Sequence[Text], limits: Sequence[DraftLimits], rates: Rates) -> list[GrownTree]:
         """The best tree after each text."""
         addresses = np.array([text.address for text in texts], dtype=np.int64)
-        sizes = np.array([limit[:2] for limit in limits], dtype=np.int64)
-        min_survival = np.array([limit.min_survival for limit in limits], dtype=np.float64)
-        room = sum(limit.max_nodes for limit in limits)
+        max_nodes, max_depths, min_survivals = zip(*limits, strict=True) if limits else ((), (), ())
+        sizes = np.array([max_nodes, max_depths], dtype=np.int64)
+        min_survival = np.array(min_survivals, dtype=np.float64)
+        room = sum(max_nodes)
         token_ids, parents, sources = np.empty((3, room), dtype=np.int32)
         survival = np.empty(room, dtype=np.float64)
         num_nodes = np.empty(len(texts), dtype=np.int64)
@@ -124,9 +206,16 @@ class NativeLookup:
         )
         counts = num_nodes.tolist()
         total = sum(counts)
-        nodes = [array[:total].tolist() for array in (token_ids, parents, survival, sources)]
+        ids, above, chances, origins = (
+            tuple(array[:total].tolist()) for array in (token_ids, parents, survival, sources)
+        )
         trees, first = [], 0
         for count in counts:
-            trees.append(GrownTree(*(values[first : first + count] for values in nodes)))
-            first += count
+            end = first + count
+            trees.append(GrownTree(ids[first:end], above[first:end], chances[first:end], origins[first:end]))
+            first = end
         return trees
+
+    def to_store(self, rows: Rows, num_candidates: int) -> NativeRows:
+        """A step's rows, ready to be stored in the recycle table with so many candidates."""
+        return NativeRows(self._kernels, rows, num_candidates)

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-namespace forerun {
+namespace forerun::lookup {
 
 constexpr int32_t kBreak = -1;  // ends a text
 constexpr int64_t kLongestMatch = 33;
@@ -429,4 +429,4 @@ class Grower {
     }
 };
 
-}  // namespace forerun
+}  // namespace forerun::lookup
