@@ -80,6 +80,8 @@ class LookupDrafter:
         """Forget the sequence, but keep its answer for later sequences of the same salt."""
         if self._texts.pop(sequence.seq_id, None) is not None:
             self.past_answers.add(sequence.output_ids, sequence.cache_salt)
+            for text in self._texts.values():  # an index that was replaced or dropped is to be freed now
+                self._share(text)
 
     def _take_new_tokens(self) -> None:
         """Bring all texts up to what is committed, also those that get no draft in this step."""

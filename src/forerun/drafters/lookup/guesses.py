@@ -51,8 +51,9 @@ def copied_token(index: TextIndex, copy: Copy, path: Sequence[int], *, is_own: b
     """The token that a copy predicts, or `BREAK`; past the own text's end it goes on with the drafted path."""
     if not copy.place:
         return BREAK
-    if is_own and copy.place >= index.struct.end:
-        return path[copy.place - index.struct.end]
+    end: int = index.struct.end
+    if is_own and copy.place >= end:
+        return path[copy.place - end]
     return index.token_at(copy.place)
 
 

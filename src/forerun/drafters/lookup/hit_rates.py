@@ -68,7 +68,7 @@ class HitRates:
                 for after_copy in (False, True):
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after_copy=after_copy), share * worth)
-        self._counts: Any = memoryview(self.counts)  # reads single numbers faster than the array
+        self._counts: Any = self.counts.data  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:
         self.counts[guess_class] = 0.0, 0.0, prior, prior

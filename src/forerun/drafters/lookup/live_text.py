@@ -44,8 +44,9 @@ class LiveText:
 
     def ending(self) -> list[int]:
         """The last tokens, at most `LONGEST_MATCH`."""
-        end = self.struct.own.end
-        return self.index.tokens[max(0, end - LONGEST_MATCH) : end].tolist()
+        end = self.index.struct.end
+        last: list[int] = self.index.tokens[max(0, end - LONGEST_MATCH) : end].tolist()
+        return last
 
     def copy_from(self, past: TextIndex | None) -> None:
         """Copy from these past answers from now on."""
