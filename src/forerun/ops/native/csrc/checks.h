@@ -136,7 +136,7 @@ inline void check_contexts(const lookup::SaltContexts& contexts) {
 inline void check_text(const lookup::LiveText& text) {
     check_index(text.own);
     require(text.own.end <= text.own.mask, "a text is longer than its index");
-    const int64_t place = text.copies[lookup::kOwn].place;
+    const int64_t place = text.copies[lookup::kOwnText].place;
     require(place >= 0 && (!place || place < text.own.end), "a text is copied from behind its end");
     if (text.past) check_index(*text.past);
     if (text.contexts) check_contexts(*text.contexts);

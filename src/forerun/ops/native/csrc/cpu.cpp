@@ -409,8 +409,8 @@ EXPORT int32_t forerun_settle_text(lookup::LiveText* text) {
 }
 
 // Text i learns from its new tokens, token_ids [first[i] .. first[i + 1]), and appends them.
-EXPORT int32_t forerun_take_tokens(lookup::LiveText* const* texts, int64_t num_texts, const int32_t* token_ids, const int64_t* first,
-                                   double (*counts)[4], const double* gap_weights) {
+EXPORT int32_t forerun_take_tokens(lookup::LiveText* const* texts, int64_t num_texts, const int32_t* token_ids,
+                                   const int64_t* first, double (*counts)[4], const double* gap_weights) {
     return guarded([&] {
         const lookup::HitRates rates{counts, gap_weights};
         for (int64_t i = 0; i < num_texts; ++i) {

@@ -129,7 +129,7 @@ struct LiveText {
     double hits, expected;
 };
 
-enum Source : int32_t { kOwn = 0, kPast = 1, kTable = 2 };
+enum Source : int32_t { kOwnText = 0, kPastAnswers = 1, kTable = 2 };
 enum Agreement : int32_t { kSame = 0, kAmong = 1, kOther = 2, kNone = 3 };
 
 constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
@@ -244,14 +244,14 @@ struct Place {
     Place(const LiveText& text, const int32_t* ending, int64_t num_ending, int64_t depth, const Copy (&known)[2])
         : text(text), ending(ending), count(num_ending + depth) {
         const TextIndex* indexes[2] = {&text.own, text.past};
-        for (int32_t source : {kOwn, kPast}) {
+        for (int32_t source : {kOwnText, kPastAnswers}) {
             predicted[source] = kBreak;
             const TextIndex* index = indexes[source];
             if (!index) continue;
             copies[source] = known[source].place ? known[source] : find_copy(*index, ending, count);
             const int64_t place = copies[source].place;
             if (!place) continue;
-            const bool is_drafted = source == kOwn && place >= text.own.end;
+            const bool is_drafted = source == kOwnText && place >= text.own.end;
             predicted[source] = is_drafted ? ending[num_ending + place - text.own.end] : index->at(place);
         }
     }
@@ -265,7 +265,7 @@ struct Place {
 
     // Sets `after` to the copies that predicted `token_id`, behind it.
     void behind(int32_t token_id, Copy (&after)[2]) const {
-        for (int32_t source : {kOwn, kPast})
+        for (int32_t source : {kOwnText, kPastAnswers})
             after[source] = predicted[source] == token_id
                                 ? Copy{copies[source].place + 1, std::min(copies[source].match + 1, kLongestMatch)}
                                 : Copy{};
@@ -274,7 +274,7 @@ struct Place {
     Guesses guesses(const HitRates& rates) const {
         const Found found(text.contexts, ending, count);
         Guesses guesses;
-        const int32_t first = copies[kPast].match > copies[kOwn].match ? kPast : kOwn;
+        const int32_t first = copies[kPastAnswers].match > copies[kOwnText].match ? kPastAnswers : kOwnText;
         for (int32_t source : {first, 1 - first}) {
             const int32_t token_id = predicted[source];
             if (token_id == kBreak || guesses.has(token_id)) continue;
@@ -293,7 +293,7 @@ inline int64_t ending_length(const TextIndex& own) { return std::min(own.end, kL
 inline void settle(LiveText& text, const Copy (&kept)[2]) {
     const TextIndex* indexes[2] = {&text.own, text.past};
     const int64_t count = ending_length(text.own);
-    for (int32_t source : {kOwn, kPast}) {
+    for (int32_t source : {kOwnText, kPastAnswers}) {
         text.copies[source] = kept[source];
         if (!indexes[source]) continue;
         const Copy found = Place::find_copy(*indexes[source], text.own.tokens + text.own.end - count, count);
