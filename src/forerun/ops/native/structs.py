@@ -98,7 +98,7 @@ class LayerStruct(Structure):
 
 
 class TextIndexStruct(Structure):
-    """`TextIndex` of csrc/lookup.h; `drafters.lookup.text_index` says what it means."""
+    """`TextIndex` of csrc/text_index.h; `drafters.lookup.text_index` says what it means."""
 
     _fields_: ClassVar = [
         ("tokens", c_void_p),
@@ -119,7 +119,7 @@ class CopyStruct(Structure):
 
 
 class ContextTableStruct(Structure):
-    """`ContextTable` of csrc/lookup.h; `drafters.recycle_table` says what it means."""
+    """`ContextTable` of csrc/context_table.h; `drafters.recycle_table` says what it means."""
 
     _fields_: ClassVar = [
         ("slots", c_void_p),
@@ -130,7 +130,7 @@ class ContextTableStruct(Structure):
 
 
 class SaltContextsStruct(Structure):
-    """`SaltContexts` of csrc/lookup.h: the addresses of its two tables."""
+    """`SaltContexts` of csrc/context_table.h: the addresses of its two tables."""
 
     _fields_: ClassVar = [("ones", c_void_p), ("twos", c_void_p)]
 

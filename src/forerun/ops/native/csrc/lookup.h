@@ -6,119 +6,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "context_table.h"
+#include "text_index.h"
+
 namespace forerun::lookup {
-
-constexpr int32_t kBreak = -1;  // ends a text
-constexpr int64_t kLongestMatch = 33;
-
-struct TextIndex {
-    int32_t* tokens;  // [mask + 1], a ring
-    int32_t* places;  // [2 * (mask + 1)]: the latest place behind the gram of a slot; 0: none
-    int64_t mask, shift;
-    int64_t end;         // tokens so far
-    int64_t text_start;  // of the text that is growing
-    int64_t first_size, second_size;  // of grams, the longer one first; 0: there is no second
-
-    int32_t at(int64_t place) const { return tokens[place & mask]; }
-
-    // The slot of the gram that ends before `gram_end`.
-    int64_t slot(const int32_t* gram_end, int64_t size) const {
-        uint64_t mixed = kMixer * static_cast<uint64_t>(size);
-        for (int64_t i = -size; i < 0; ++i) mixed = mix(mixed, gram_end[i]);
-        return static_cast<int64_t>(mixed >> shift);
-    }
-
-    void append(int32_t token_id) {
-        if (token_id != kBreak)
-            for (int64_t size : {first_size, second_size})
-                if (size && end - text_start >= size) {
-                    uint64_t mixed = kMixer * static_cast<uint64_t>(size);
-                    for (int64_t i = end - size; i < end; ++i) mixed = mix(mixed, at(i));
-                    places[mixed >> shift] = static_cast<int32_t>(end & mask);
-                }
-        tokens[end & mask] = token_id;
-        ++end;
-        tokens[end & mask] = kBreak;
-        if (token_id == kBreak) text_start = end;
-    }
-
-    // The latest place behind the longest gram that is the end of `ending` [count]; 0 if there is none.
-    int64_t look_up(const int32_t* ending, int64_t count) const {
-        for (int64_t size : {first_size, second_size}) {
-            if (!size || count < size) continue;
-            const int64_t place = places[slot(ending + count, size)];
-            if (place && match_length(place, ending, count, size) == size) return place;
-        }
-        return 0;
-    }
-
-    // The number of tokens before `place`, at most `most`, that equal the last ones of `ending` [count].
-    int64_t match_length(int64_t place, const int32_t* ending, int64_t count, int64_t most = kLongestMatch) const {
-        int64_t length = 0;
-        while (length < std::min(most, count) && at(place - 1 - length) == ending[count - 1 - length]) ++length;
-        return length;
-    }
-
-  private:
-    static constexpr uint64_t kMixer = 0x9E3779B97F4A7C15u;
-
-    static uint64_t mix(uint64_t mixed, int32_t token_id) {
-        mixed = (mixed ^ static_cast<uint64_t>(token_id)) * kMixer;
-        return mixed ^ mixed >> 32;
-    }
-};
 
 // Where a copy goes on, 0 if there is none, and the length of the match before it.
 struct Copy {
     int64_t place = 0, match = 0;
-};
-
-// One table of drafters/recycle_table.py: slots of a key (uint64), k token ids (int32) and k gaps (uint8).
-struct ContextTable {
-    uint8_t* slots;
-    int64_t num_slots;  // a power of two
-    uint64_t multiplier;
-    int64_t num_candidates;
-
-    int64_t slot_bytes() const { return 8 + 5 * num_candidates; }
-
-    uint8_t* slot(uint64_t key) const {
-        return slots + slot_bytes() * static_cast<int64_t>((key * multiplier >> 38) & static_cast<uint64_t>(num_slots - 1));
-    }
-
-    static uint64_t key_of(const uint8_t* slot) {
-        uint64_t key;
-        std::memcpy(&key, slot, sizeof key);
-        return key;
-    }
-
-    // The slot with the candidates of `key`, or null.
-    const uint8_t* find(uint64_t key) const {
-        const uint8_t* found = slot(key);
-        return key_of(found) == key ? found : nullptr;
-    }
-
-    // Stores a row's candidates, whose logits fall; returns whether the slot was empty.
-    bool store(uint64_t key, const int32_t* token_ids, const float* logits) const {
-        uint8_t* place = slot(key);
-        const bool was_empty = key_of(place) == 0;
-        std::memcpy(place, &key, sizeof key);
-        std::memcpy(place + 8, token_ids, 4 * num_candidates);
-        uint8_t* gaps = place + 8 + 4 * num_candidates;
-        for (int64_t i = 0; i < num_candidates; ++i)
-            gaps[i] = static_cast<uint8_t>(std::nearbyint(std::fmin((logits[0] - logits[i]) * 16.0f, 255.0f)));
-        return was_empty;
-    }
-};
-
-// What was learnt from sequences of one salt.
-struct SaltContexts {
-    const ContextTable *ones, *twos;
 };
 
 struct LiveText {
@@ -133,7 +31,6 @@ enum Source : int32_t { kOwnText = 0, kPastAnswers = 1, kTable = 2 };
 enum Agreement : int32_t { kSame = 0, kAmong = 1, kOther = 2, kNone = 3 };
 
 constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
-constexpr int64_t kMostKept = 64;         // candidates that the table keeps of a context
 constexpr int64_t kMostGuesses = 2 + kMostCandidates;
 constexpr int64_t kBuckets = 12, kShares = 10;
 constexpr int64_t kCopyClasses = 2 * kBuckets * 4;
