@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
-from functools import lru_cache
+from ctypes import addressof
+from functools import lru_cache, partial
 from itertools import groupby
 from math import exp
 from operator import itemgetter
 from struct import Struct
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.drafters.base import VerifiedRows
+from forerun.ops.native.library import best_kernels
+from forerun.ops.native.lookup import NativeRows
+from forerun.ops.native.structs import ContextTableStruct, SaltContextsStruct
 
 NUM_CANDIDATES = 8
 """The next tokens that are kept of each context."""
@@ -31,7 +35,7 @@ GAP_STEPS = 16
 FEWEST_SLOTS = 256
 FILLED = 1 / 4
 """A table of two-token contexts doubles when this part of its slots is taken: one in eight contexts has lost its slot by then."""
-OBJECTS_OF_A_SALT = 3072  # bytes, measured and rounded up
+OBJECTS_OF_A_SALT = 4096  # bytes, measured and rounded up
 LARGEST_SHARE = 0.8
 """The part of the budget that the contexts of one salt may take, so that other salts do not cost it all it knows."""
 
@@ -74,6 +78,10 @@ def _weights(temperature: float) -> list[float]:
     return [exp(-gap / (GAP_STEPS * temperature)) for gap in range(256)]
 
 
+GAP_WEIGHTS = _weights(1.0)
+"""The weight of each gap at temperature 1."""
+
+
 class ContextTable:
     """Key -> candidates: a direct-mapped hash table in one flat array, in which the newest of a slot stays.
 
@@ -88,6 +96,9 @@ class ContextTable:
         self._ids = slice(1, 1 + num_candidates)
         self._gaps = slice(1 + num_candidates, 1 + 2 * num_candidates)
         self._num_bytes_of_slot = self.slots.itemsize
+        self.struct = ContextTableStruct(
+            slots=self.slots.ctypes.data, num_slots=num_slots, multiplier=multiplier, num_candidates=num_candidates
+        )
         # of one record NumPy would take three times as long to make Python's numbers
         self._read: Callable[[Any, int], tuple[int, ...]] = Struct(f"=Q{num_candidates}i{num_candidates}B").unpack_from
 
@@ -119,6 +130,7 @@ class ContextTable:
             moving = start + np.flatnonzero(self._places(some["key"]) >= old)
             self.slots[moving + old] = self.slots[moving]
             self.slots["key"][moving] = 0
+        self.struct.slots, self.struct.num_slots = self.slots.ctypes.data, len(self.slots)
 
     def _places(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """The one slot where each key may be."""
@@ -132,11 +144,48 @@ class SaltContexts:
         self._num_bytes_besides = OBJECTS_OF_A_SALT + getsizeof(salt)
         self.ones = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=IN_ORDER)
         self.twos = ContextTable(FEWEST_SLOTS, num_candidates=num_candidates, multiplier=SCATTERING)
+        self.struct = SaltContextsStruct(ones=addressof(self.ones.struct), twos=addressof(self.twos.struct))
 
     @property
     def num_bytes(self) -> int:
         """The memory of both tables and of what holds them."""
         return self.ones.num_bytes + self.twos.num_bytes + self._num_bytes_besides
+
+    def look_up(self, previous_id: int, token_id: int) -> Found | None:
+        """The candidates after two tokens, else after `token_id` alone; None where neither is known."""
+        if previous_id >= 0:
+            found = self.twos.find((previous_id << 32) + token_id + 1)
+            if found is not None:
+                return Found(2, *found)
+        found = self.ones.find(token_id + 1)
+        return None if found is None else Found(1, *found)
+
+
+class RowsToStore(Protocol):
+    """A step's rows, ready to be stored."""
+
+    def store(self, contexts: SaltContexts, first: int, end: int) -> None:
+        """Store rows [first, end) under their tokens, and under the last two of them where there are two."""
+        ...
+
+
+class PlainRows:
+    """The rows as records; `ops.native.lookup.NativeRows` is the compiled twin."""
+
+    def __init__(self, rows: VerifiedRows, num_candidates: int) -> None:
+        self._ones = np.empty(len(rows), record_type(num_candidates))
+        self._ones["key"] = rows.token_ids + 1
+        self._ones["token_ids"] = rows.candidate_ids[:, :num_candidates]
+        self._ones["gaps"] = quantise(rows.candidate_logits[:, :num_candidates])
+        self._twos = self._ones.copy()
+        self._twos["key"] += rows.previous_ids.astype(np.uint64) << np.uint64(32)
+        self._has_two = rows.previous_ids >= 0
+
+    def store(self, contexts: SaltContexts, first: int, end: int) -> None:
+        """See `RowsToStore`."""
+        contexts.ones.store(self._ones[first:end])
+        known = self._has_two[first:end]
+        contexts.twos.store(self._twos[first:end] if known.all() else self._twos[first:end][known])
 
 
 class RecycleTable:
@@ -147,8 +196,18 @@ class RecycleTable:
     longest ago make room for others, and a full table forgets a context for each that it learns.
     """
 
-    def __init__(self, *, vocab_size: int, max_bytes: int) -> None:
-        self.num_candidates = min(NUM_CANDIDATES, vocab_size)
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_bytes: int,
+        num_candidates: int = NUM_CANDIDATES,
+        to_store: Callable[[VerifiedRows, int], RowsToStore] | None = None,
+    ) -> None:
+        """`to_store` makes rows ready with so many candidates: `PlainRows` or its compiled twin; None takes the best there is."""
+        kernels = best_kernels() if to_store is None else None
+        self._to_store = to_store or (PlainRows if kernels is None else partial(NativeRows, kernels))
+        self.num_candidates = min(num_candidates, vocab_size)
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._most_ones = 1 << (vocab_size - 1).bit_length()
@@ -163,34 +222,22 @@ class RecycleTable:
             salt: the sequence's cache salt.
         """
         contexts = self._salts.get(salt)
-        if contexts is None:
-            return None
-        if previous_id >= 0:
-            found = contexts.twos.find((previous_id << 32) + token_id + 1)
-            if found is not None:
-                return Found(2, *found)
-        found = contexts.ones.find(token_id + 1)
-        return None if found is None else Found(1, *found)
+        return None if contexts is None else contexts.look_up(previous_id, token_id)
+
+    def of(self, salt: str | None) -> SaltContexts | None:
+        """What was learnt from sequences of a salt, or None where nothing was."""
+        return self._salts.get(salt)
 
     def learn(self, rows: VerifiedRows) -> None:
         """Keep the candidates of a step's rows under their contexts; what was known of a context is replaced."""
         if not len(rows):
             return
-        ones = np.empty(len(rows), record_type(self.num_candidates))
-        ones["key"] = rows.token_ids + 1
-        ones["token_ids"] = rows.candidate_ids[:, : self.num_candidates]
-        ones["gaps"] = quantise(rows.candidate_logits[:, : self.num_candidates])
-        twos = ones.copy()
-        twos["key"] += rows.previous_ids.astype(np.uint64) << np.uint64(32)
-        has_two = rows.previous_ids >= 0
+        stored = self._to_store(rows, self.num_candidates)
         for first, end, salt in _runs(rows.salts):
             contexts = self._contexts(salt)
-            if contexts is None:
-                continue
-            contexts.ones.store(ones[first:end])
-            known = has_two[first:end]
-            contexts.twos.store(twos[first:end] if known.all() else twos[first:end][known])
-            self._grow(contexts)
+            if contexts is not None:
+                stored.store(contexts, first, end)
+                self._grow(contexts)
 
     def _contexts(self, salt: str | None) -> SaltContexts | None:
         """The tables of a salt, new ones if need be; None where the budget allows none."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo, VerifiedRows
-from forerun.drafters.lookup.growing import Limits, Tree, grow
-from forerun.drafters.lookup.guesses import settle, take
+from forerun.drafters.base import DraftContext, TargetInfo, VerifiedRows
+from forerun.drafters.lookup.algorithms import Lookup, best_lookup
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.past_answers import PastAnswers
-from forerun.drafters.recycle_table import RecycleTable
+from forerun.drafters.recycle_table import NUM_CANDIDATES, RecycleTable
+from forerun.ops.native.lookup import DraftLimits, GrownTree
 
 LEAST_SURVIVAL = 0.015
 """The least chance of a drafted node where the request names none: a row costs at least so much of a pass."""
@@ -29,23 +29,37 @@ class LookupDrafter:
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, target: TargetInfo, *, table_bytes: int, pool_bytes: int, num_candidates: int = 8) -> None:
-        self.table = RecycleTable(vocab_size=target.vocab_size, max_bytes=table_bytes)
-        self.past_answers = PastAnswers(max_bytes=pool_bytes)
+    def __init__(
+        self,
+        target: TargetInfo,
+        *,
+        table_bytes: int,
+        pool_bytes: int,
+        num_candidates: int = NUM_CANDIDATES,
+        lookup: Lookup | None = None,
+    ) -> None:
+        """`lookup` is for tests: None takes the best there is."""
+        self._lookup = best_lookup() if lookup is None else lookup
+        self.table = RecycleTable(
+            vocab_size=target.vocab_size,
+            max_bytes=table_bytes,
+            num_candidates=num_candidates,
+            to_store=self._lookup.to_store,
+        )
+        self.past_answers = PastAnswers(max_bytes=pool_bytes, extend=self._lookup.extend)
         self.rates = HitRates()
-        self.num_candidates = min(num_candidates, self.table.num_candidates) if table_bytes else 0
+        self.num_candidates = self.table.num_candidates if table_bytes else 0
         self._texts: dict[int, LiveText] = {}
-        self._past_version = 0
 
     def start(self, sequence: Sequence) -> None:
         """Index the tokens so far."""
-        text = LiveText(sequence, salt=0)
-        text.copy_from(self.past_answers.of(sequence.cache_salt))
-        self._texts[sequence.seq_id] = text
+        text = LiveText(sequence)
+        self._share(text)
         text.reserve(len(sequence) + 1)
-        text.index.extend(sequence.tokens_from(0))
-        text.num_taken = len(sequence)
-        settle(text)
+        self._lookup.extend(text.index, sequence.tokens_from(0))
+        self._lookup.settle(text)
+        text.num_outputs = len(sequence.output_ids)
+        self._texts[sequence.seq_id] = text
 
     def learn(self, rows: VerifiedRows) -> None:
         """Learn a step's rows, after the tokens that it committed: those are scored with what was known before."""
@@ -55,46 +69,50 @@ class LookupDrafter:
     def propose(self, context: DraftContext) -> list[Draft]:
         """Return a tree per request."""
         self._take_new_tokens()
-        return [self._draft(request) for request in context.requests]
+        texts = [self._texts[request.sequence.seq_id] for request in context.requests]
+        limits = [
+            DraftLimits(request.max_tokens, request.max_depth, request.min_survival or LEAST_SURVIVAL)
+            for request in context.requests
+        ]
+        return list(map(as_draft, self._lookup.grow(texts, limits, self.rates)))
 
     def stop(self, sequence: Sequence) -> None:
         """Forget the sequence, but keep its answer for later sequences of the same salt."""
         if self._texts.pop(sequence.seq_id, None) is not None:
             self.past_answers.add(sequence.output_ids, sequence.cache_salt)
+            for text in self._texts.values():  # an index that was replaced or dropped is to be freed now
+                self._share(text)
 
     def _take_new_tokens(self) -> None:
-        """Bring all texts up to what is committed."""
-        self._find_past_answers()
+        """Bring all texts up to what is committed, also those that get no draft in this step."""
+        texts: list[LiveText] = []
+        new_tokens: list[list[int]] = []
         for text in self._texts.values():
-            new = text.sequence.tokens_from(text.num_taken)
-            if not new:
+            output_ids = text.sequence.output_ids
+            if len(output_ids) == text.num_outputs:
                 continue
-            text.num_taken += len(new)
-            if text.reserve(text.num_taken + 1):
-                text.index.extend(text.sequence.tokens_between(0, text.num_taken - len(new)))
-            take(text, new, self.rates, self.table)
+            self._share(text)
+            num_tokens = len(text.sequence)
+            if text.reserve(num_tokens + 1):
+                num_taken = len(text.sequence.prompt_ids) + text.num_outputs
+                self._lookup.extend(text.index, text.sequence.tokens_between(0, num_taken))
+            texts.append(text)
+            new_tokens.append(output_ids[text.num_outputs :])
+            text.num_outputs = len(output_ids)
+        if texts:
+            self._lookup.take(texts, new_tokens, self.rates)
 
-    def _find_past_answers(self) -> None:
-        """Give each text the index of its salt, where indexes were made or dropped."""
-        if self._past_version != self.past_answers.version:
-            self._past_version = self.past_answers.version
-            for text in self._texts.values():
-                text.copy_from(self.past_answers.of(text.sequence.cache_salt))
-
-    def _draft(self, request: DraftRequest) -> Draft:
-        text = self._texts[request.sequence.seq_id]
-        limits = Limits(request.max_tokens, request.max_depth, LEAST_SURVIVAL)
-        return as_draft(grow(text, limits, self.rates, self.table))
+    def _share(self, text: LiveText) -> None:
+        """Let a text see what there is now of its salt."""
+        salt = text.sequence.cache_salt
+        text.copy_from(self.past_answers.of(salt))
+        text.recycle_from(self.table.of(salt))
 
 
-def as_draft(tree: Tree) -> Draft:
+def as_draft(tree: GrownTree) -> Draft:
     """The tree as a draft; a chain where it has no branches."""
-    if not tree.token_ids:
+    token_ids, parents, survival, sources = tree
+    if not token_ids:
         return NO_DRAFT
-    is_chain = all(parent == node - 1 for node, parent in enumerate(tree.parents))
-    return Draft(
-        tuple(tree.token_ids),
-        None if is_chain else tuple(tree.parents),
-        source=SOURCES[tree.sources[0]],
-        survival=tuple(tree.survival),
-    )
+    is_chain = parents[-1] == len(parents) - 2 and parents == tuple(range(-1, len(parents) - 1))
+    return Draft(token_ids, None if is_chain else parents, source=SOURCES[sources[0]], survival=survival)

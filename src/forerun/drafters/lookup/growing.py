@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 
 from forerun.drafters.lookup.guesses import PSEUDO_COUNT, Copy, Place, adjusted, place_at_end
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
-from forerun.drafters.recycle_table import RecycleTable
+from forerun.ops.native.lookup import DraftLimits, GrownTree
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a draft ends: nodes, depth, and the least chance with which a node stands."""
-
-    max_nodes: int
-    max_depth: int
-    min_survival: float
-
-
-@dataclass(slots=True)
-class Tree:
-    """Nodes in falling order of `survival`, the chance that a node stands; node i continues node `parents[i]`, -1 is the root."""
-
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-
-
-def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | None) -> Tree:
+def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
     """The best tree within `limits`.
 
     The guesses at a place are tried in their order: each has what those before it leave of the place's chance,
     times its rate. Of equally likely guesses the one that was found first is taken first.
     """
-    tree = Tree()
+    nodes: list[tuple[int, int, float, int]] = []
     ratio = (text.struct.hits + PSEUDO_COUNT) / (text.struct.expected + PSEUDO_COUNT)
     frontier: list[tuple[float, int, int, int, int, list[int], list[Copy]]] = []
     num_found = 0
@@ -44,7 +24,7 @@ def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | 
     while True:
         if len(place.path) < limits.max_depth:
             left = survival
-            for guess in place.guesses(table):
+            for guess in place.guesses():
                 rate = adjusted(rates.rate(guess.guess_class), ratio)
                 chance = left * rate
                 if chance >= limits.min_survival:
@@ -55,13 +35,11 @@ def grow(text: LiveText, limits: Limits, rates: HitRates, table: RecycleTable | 
                 left *= 1.0 - rate
                 if left < limits.min_survival:
                     break
-        if not frontier or len(tree.token_ids) >= limits.max_nodes:
-            return tree
+        if not frontier or len(nodes) >= limits.max_nodes:
+            token_ids, parents, chances, sources = zip(*nodes, strict=True) if nodes else ((), (), (), ())
+            return GrownTree(token_ids, parents, chances, sources)
         negative_chance, _, token_id, source, node_parent, path, copies = heapq.heappop(frontier)
         survival = -negative_chance
-        parent = len(tree.token_ids)
-        tree.token_ids.append(token_id)
-        tree.parents.append(node_parent)
-        tree.survival.append(survival)
-        tree.sources.append(source)
+        parent = len(nodes)
+        nodes.append((token_id, node_parent, survival, source))
         place = Place(text, text.ending() + path, path, copies)

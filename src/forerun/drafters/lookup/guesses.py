@@ -19,7 +19,7 @@ from forerun.drafters.lookup.hit_rates import (
 )
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
-from forerun.drafters.recycle_table import Found, RecycleTable
+from forerun.drafters.recycle_table import GAP_WEIGHTS, Found
 
 OWN, PAST, TABLE = range(3)
 """Where a guess is from: the text itself, past answers, the recycle table."""
@@ -51,8 +51,9 @@ def copied_token(index: TextIndex, copy: Copy, path: Sequence[int], *, is_own: b
     """The token that a copy predicts, or `BREAK`; past the own text's end it goes on with the drafted path."""
     if not copy.place:
         return BREAK
-    if is_own and copy.place >= index.struct.end:
-        return path[copy.place - index.struct.end]
+    end: int = index.struct.end
+    if is_own and copy.place >= end:
+        return path[copy.place - end]
     return index.token_at(copy.place)
 
 
@@ -93,9 +94,9 @@ class Place:
         """The copies that predicted `token_id`, behind it."""
         return [go_on(copy, predicted, token_id) for copy, predicted in zip(self.copies, self.predicted, strict=True)]
 
-    def guesses(self, table: RecycleTable | None) -> list[Guess]:
+    def guesses(self) -> list[Guess]:
         """What may come next, in the order in which it is tried."""
-        found = self._look_up(table)
+        found = self._look_up()
         guesses: list[Guess] = []
         first = PAST if self.copies[PAST].match > self.copies[OWN].match else OWN
         for source in (first, 1 - first):
@@ -106,12 +107,11 @@ class Place:
             guesses.append(Guess(token_id, guess_class, source))
         return guesses + candidates(found, guesses)
 
-    def _look_up(self, table: RecycleTable | None) -> Found | None:
-        ending = self.ending
-        if table is None or not ending:
+    def _look_up(self) -> Found | None:
+        contexts, ending = self.text.contexts, self.ending
+        if contexts is None or not ending:
             return None
-        previous = ending[-2] if len(ending) > 1 else -1
-        return table.look_up(previous, ending[-1], self.text.sequence.cache_salt)
+        return contexts.look_up(ending[-2] if len(ending) > 1 else -1, ending[-1])
 
 
 def agreement(found: Found | None, token_id: int) -> int:
@@ -128,7 +128,12 @@ def candidates(found: Found | None, copied: Sequence[Guess]) -> list[Guess]:
     if found is None:
         return []
     guessed = [guess.token_id for guess in copied]
-    likeliest = list(zip(found.token_ids, found.probabilities(), strict=True))[:MAX_CANDIDATES]
+    weights = [GAP_WEIGHTS[gap] for gap in found.gaps]
+    total = 0.0
+    for weight in weights:  # not `sum`, whose order of additions is its own
+        total += weight
+    likeliest = [(token_id, weight / total) for token_id, weight in zip(found.token_ids, weights, strict=True)]
+    del likeliest[MAX_CANDIDATES:]
     left = 1.0
     for token_id, prob in likeliest:
         if token_id in guessed:
@@ -149,14 +154,14 @@ def place_at_end(text: LiveText) -> Place:
     return Place(text, text.ending(), (), [Copy(copy.place, copy.match) for copy in text.struct.copies])
 
 
-def take(text: LiveText, token_ids: Sequence[int], rates: HitRates, table: RecycleTable | None) -> None:
+def take(text: LiveText, token_ids: Sequence[int], rates: HitRates) -> None:
     """Learn from newly committed tokens, and append them.
 
     Each token says which of the guesses before it would have been right, whether they were drafted or not.
     """
     for token_id in token_ids:
         place = place_at_end(text)
-        learn(text, place.guesses(table), token_id, rates)
+        learn(text, place.guesses(), token_id, rates)
         copies = place.behind(token_id)
         text.index.extend([token_id])
         settle(text, copies)

@@ -8,12 +8,14 @@ probability that is left, and by whether a copy was guessed before it.
 from __future__ import annotations
 
 from bisect import bisect
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.drafters.confidence import discount
 from forerun.drafters.lookup.text_index import LONGEST_MATCH
+from forerun.drafters.recycle_table import GAP_WEIGHTS
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33)
 """The least match length (tokens) of each bucket."""
@@ -50,10 +52,12 @@ def candidate_class(context_length: int, share: float, *, after_copy: bool) -> i
 class HitRates:
     """Discounted counts of guesses and hits: `counts` is [NUM_CLASSES, 4] float64, a row per class.
 
-    A row holds hits, trials, the prior, and the rate (hits + 4 * prior) / (trials + 4).
+    A row holds hits, trials, the prior, and the rate (hits + 4 * prior) / (trials + 4). `gap_weights` are the
+    recycle table's, for those who read its arrays.
     """
 
     def __init__(self) -> None:
+        self.gap_weights = np.array(GAP_WEIGHTS)
         self.counts: npt.NDArray[np.float64] = np.zeros((NUM_CLASSES, 4))
         for source, worth in enumerate(COPY_PRIORS):
             for length in LENGTHS:
@@ -64,7 +68,7 @@ class HitRates:
                 for after_copy in (False, True):
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after_copy=after_copy), share * worth)
-        self._counts = memoryview(self.counts)
+        self._counts: Any = self.counts.data  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:
         self.counts[guess_class] = 0.0, 0.0, prior, prior

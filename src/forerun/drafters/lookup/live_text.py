@@ -6,6 +6,7 @@ from ctypes import addressof
 
 from forerun.core.sequence import Sequence
 from forerun.drafters.lookup.text_index import LONGEST_MATCH, TextIndex
+from forerun.drafters.recycle_table import SaltContexts
 from forerun.ops.native.structs import LiveTextStruct
 
 OWN_GRAMS = (3, 1)
@@ -22,13 +23,15 @@ class LiveText:
     many guesses were right and how many the rates of all sequences had led to expect.
     """
 
-    def __init__(self, sequence: Sequence, *, salt: int) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.num_taken = 0  # tokens of the sequence that are in the index
+        self.num_outputs = 0  # output tokens of the sequence that are in the index
+        self.contexts: SaltContexts | None = None
         self.index = TextIndex(OWN_GRAMS, capacity=FIRST_CAPACITY)
         self.past: TextIndex | None = None
-        self.struct = LiveTextStruct(own=self.index.struct, salt=salt)
+        self.struct = LiveTextStruct(own=self.index.struct)
         self.index.struct = self.struct.own  # one state, not two: the struct above was copied
+        self.address = addressof(self.struct)
 
     def reserve(self, num_tokens: int) -> bool:
         """Make room for so many tokens in all; return whether the index was made anew, empty."""
@@ -41,13 +44,19 @@ class LiveText:
 
     def ending(self) -> list[int]:
         """The last tokens, at most `LONGEST_MATCH`."""
-        end = self.struct.own.end
-        return self.index.tokens[max(0, end - LONGEST_MATCH) : end].tolist()
+        end = self.index.struct.end
+        last: list[int] = self.index.tokens[max(0, end - LONGEST_MATCH) : end].tolist()
+        return last
 
     def copy_from(self, past: TextIndex | None) -> None:
         """Copy from these past answers from now on."""
-        if past is self.past:
-            return
-        self.past = past
-        self.struct.past = None if past is None else addressof(past.struct)
-        self.struct.copies[1].place = 0
+        if past is not self.past:
+            self.past = past
+            self.struct.past = None if past is None else addressof(past.struct)
+            self.struct.copies[1].place = self.struct.copies[1].match = 0
+
+    def recycle_from(self, contexts: SaltContexts | None) -> None:
+        """Take candidates from what was learnt for this salt from now on."""
+        if contexts is not self.contexts:
+            self.contexts = contexts
+            self.struct.contexts = None if contexts is None else addressof(contexts.struct)

@@ -26,7 +26,6 @@ class PastAnswers:
     """
 
     def __init__(self, *, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
-        self.version = 0  # grows when an index is made, replaced or dropped
         self._max_bytes = max_bytes
         self._extend = extend
         self._indexes: OrderedDict[str | None, TextIndex] = OrderedDict()  # the salt used last comes last
@@ -62,11 +61,9 @@ class PastAnswers:
             if index is not None:
                 self._extend(larger, index.latest().tolist())
             index = self._indexes[salt] = larger
-            self.version += 1
         self._indexes.move_to_end(salt)
         while self.num_bytes > self._max_bytes:
             self._indexes.popitem(last=False)
-            self.version += 1
         return index
 
     def to_arrays(self) -> dict[str | None, np.ndarray]:

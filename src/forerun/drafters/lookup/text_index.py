@@ -45,8 +45,8 @@ class TextIndex:
             first_size=gram_sizes[0],
             second_size=gram_sizes[1] if len(gram_sizes) > 1 else 0,
         )
-        self._tokens = memoryview(self.tokens)  # reads single tokens faster than the array
-        self._places = memoryview(self.places)
+        self._tokens = self.tokens.data  # reads single tokens faster than the array
+        self._places = self.places.data
 
     @property
     def capacity(self) -> int:
@@ -102,12 +102,14 @@ class TextIndex:
 
     def token_at(self, place: int) -> int:
         """The token at a place, `BREAK` where no token follows."""
-        return self._tokens[place & self.struct.mask]
+        token_id: int = self._tokens[place & self.struct.mask]
+        return token_id
 
     def _slot(self, gram: Sequence[int]) -> int:
         """The slot of `places` that belongs to a gram."""
-        mixed = len(gram)
+        mixed = (len(gram) * MIXER) & WORD
         for token_id in gram:
             mixed = ((mixed ^ token_id) * MIXER) & WORD
             mixed ^= mixed >> 32
-        return mixed >> self.struct.shift
+        shift: int = self.struct.shift
+        return mixed >> shift

@@ -19,8 +19,11 @@ from forerun.ops.native.structs import (
     INTERFACE_VERSION,
     STRUCT_SIZES,
     AttentionStruct,
+    LiveTextStruct,
     PassStruct,
     RotationStruct,
+    SaltContextsStruct,
+    TextIndexStruct,
     WeightStruct,
 )
 from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
@@ -51,6 +54,11 @@ PROTOTYPES: dict[str, list[type]] = {
         *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
     ],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
+    "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
+    "settle_text": [POINTER(LiveTextStruct)],
+    "take_tokens": [c_void_p, c_int64, *[c_void_p] * 4],
+    "grow_drafts": [c_void_p, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p] * 5],
+    "learn_rows": [POINTER(SaltContextsStruct), c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
 }
 """Arguments of the functions of csrc/cpu.cpp, without their prefix, that return a `Status`."""
 
@@ -82,6 +90,11 @@ class Kernels:
         self.gate = functions["gate"]
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
+        self.extend_text = functions["extend_text"]
+        self.settle_text = functions["settle_text"]
+        self.take_tokens = functions["take_tokens"]
+        self.grow_drafts = functions["grow_drafts"]
+        self.learn_rows = functions["learn_rows"]
         self._set_threads = functions["set_threads"]
         self._read = functions["read"]
         self._num_threads = library.forerun_num_threads
@@ -122,6 +135,18 @@ def load_kernels() -> Kernels | None:
     Raises:
         ConfigError: the environment names a level that is unknown, not built, or not for this CPU.
     """
+    kernels = best_kernels()
+    if kernels is not None and kernels.num_threads != (num_threads := num_threads_to_use()):
+        kernels.use_threads(num_threads)
+    return kernels
+
+
+def best_kernels() -> Kernels | None:
+    """The best build that this CPU runs, for what takes no threads; None if no build runs.
+
+    Raises:
+        ConfigError: as `load_kernels`.
+    """
     wanted = os.environ.get(VARIABLE)
     if wanted == "off":
         return None
@@ -132,8 +157,6 @@ def load_kernels() -> Kernels | None:
         raise ConfigError(
             f"{VARIABLE}: {wanted!r} is not built or not for this CPU; leave it unset for the best there is"
         )
-    if kernels is not None and kernels.num_threads != (num_threads := num_threads_to_use()):
-        kernels.use_threads(num_threads)
     return kernels
 
 

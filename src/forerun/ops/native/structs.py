@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 4
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -98,7 +98,7 @@ class LayerStruct(Structure):
 
 
 class TextIndexStruct(Structure):
-    """`TextIndex` of csrc/lookup.h; `drafters.lookup.text_index` says what it means."""
+    """`TextIndex` of csrc/text_index.h; `drafters.lookup.text_index` says what it means."""
 
     _fields_: ClassVar = [
         ("tokens", c_void_p),
@@ -118,13 +118,30 @@ class CopyStruct(Structure):
     _fields_: ClassVar = [("place", c_int64), ("match", c_int64)]
 
 
+class ContextTableStruct(Structure):
+    """`ContextTable` of csrc/context_table.h; `drafters.recycle_table` says what it means."""
+
+    _fields_: ClassVar = [
+        ("slots", c_void_p),
+        ("num_slots", c_int64),
+        ("multiplier", c_uint64),
+        ("num_candidates", c_int64),
+    ]
+
+
+class SaltContextsStruct(Structure):
+    """`SaltContexts` of csrc/context_table.h: the addresses of its two tables."""
+
+    _fields_: ClassVar = [("ones", c_void_p), ("twos", c_void_p)]
+
+
 class LiveTextStruct(Structure):
     """`LiveText` of csrc/lookup.h; `drafters.lookup.live_text` says what it means."""
 
     _fields_: ClassVar = [
         ("own", TextIndexStruct),
         ("past", c_void_p),
-        ("salt", c_int64),
+        ("contexts", c_void_p),
         ("copies", CopyStruct * 2),
         ("hits", c_double),
         ("expected", c_double),
@@ -139,5 +156,8 @@ STRUCT_SIZES = {
     "Rotation": sizeof(RotationStruct),
     "Layer": sizeof(LayerStruct),
     "RareWeight": 8,
+    "TextIndex": sizeof(TextIndexStruct),
+    "LiveText": sizeof(LiveTextStruct),
+    "ContextTable": sizeof(ContextTableStruct),
 }
 """Bytes of each structure of csrc that Python lays out, by its name there."""

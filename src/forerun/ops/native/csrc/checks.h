@@ -1,9 +1,11 @@
 // What the C functions check before they compute: sizes that do not fit each other are refused, not read past.
 #pragma once
 
+#include <bit>
 #include <stdexcept>
 
 #include "layer.h"
+#include "lookup.h"
 
 namespace forerun {
 
@@ -108,6 +110,36 @@ inline void check_layer(const Layer& layer, int32_t storage) {
     require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
     require(layer.gate_up.outputs >= 2 * layer.down.inputs, "there are fewer gates than the last product takes");
     require(layer.down.outputs >= layer.width, "the last product is not as wide as the layer");
+}
+
+inline bool is_power_of_two(int64_t size) { return size > 0 && (size & (size - 1)) == 0; }
+
+inline void check_index(const lookup::TextIndex& index) {
+    require(index.tokens && index.places, "an index has no arrays");
+    require(is_power_of_two(index.mask + 1) && is_size(index.mask), "an index's capacity is not a power of two");
+    require(index.shift == std::countl_zero(static_cast<uint64_t>(2 * index.mask + 1)),
+            "an index's shift does not fit its capacity");
+    require(index.first_size > 0 && index.second_size >= 0 && index.second_size < index.first_size &&
+                index.first_size <= lookup::kLongestMatch,
+            "the sizes of an index's grams do not fall");
+}
+
+inline void check_contexts(const lookup::SaltContexts& contexts) {
+    for (const lookup::ContextTable* table : {contexts.ones, contexts.twos}) {
+        require(table && table->slots, "a table has no slots");
+        require(is_power_of_two(table->num_slots), "a table's slots are not a power of two");
+        require(table->num_candidates > 0 && table->num_candidates <= lookup::kMostKept, "a table keeps too many candidates");
+    }
+    require(contexts.ones->num_candidates == contexts.twos->num_candidates, "two tables of a salt differ in candidates");
+}
+
+inline void check_text(const lookup::LiveText& text) {
+    check_index(text.own);
+    require(text.own.end <= text.own.mask, "a text is longer than its index");
+    const int64_t place = text.copies[lookup::kOwnText].place;
+    require(place >= 0 && (!place || place < text.own.end), "a text is copied from behind its end");
+    if (text.past) check_index(*text.past);
+    if (text.contexts) check_contexts(*text.contexts);
 }
 
 }  // namespace forerun

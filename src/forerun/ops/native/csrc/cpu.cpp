@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "checks.h"
+#include "lookup.h"
 
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
@@ -19,7 +20,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 2;
+constexpr int32_t kInterfaceVersion = 4;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -155,7 +156,8 @@ EXPORT int64_t forerun_size_of(const char* name) {
     } structures[] = {{"Weight", sizeof(Weight)},     {"AttentionShape", sizeof(AttentionShape)},
                       {"Sequence", sizeof(Sequence)}, {"Pass", sizeof(Pass)},
                       {"Rotation", sizeof(Rotation)}, {"Layer", sizeof(Layer)},
-                      {"RareWeight", sizeof(RareWeight)}};
+                      {"RareWeight", sizeof(RareWeight)}, {"TextIndex", sizeof(lookup::TextIndex)},
+                      {"LiveText", sizeof(lookup::LiveText)},     {"ContextTable", sizeof(lookup::ContextTable)}};
     for (const auto& structure : structures)
         if (!std::strcmp(structure.name, name)) return structure.size;
     return -1;
@@ -386,5 +388,78 @@ EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* tota
             for (uint64_t sum : sums) all ^= sum;
         });
         *total = all;
+    });
+}
+
+// Appends tokens to an index; none of the functions of look-ups computes on the team, so calls may overlap.
+EXPORT int32_t forerun_extend_text(lookup::TextIndex* index, const int32_t* token_ids, int64_t count) {
+    return guarded([&] {
+        check_index(*index);
+        require(is_size(count), "the number of tokens is out of range");
+        for (int64_t i = 0; i < count; ++i) index->append(token_ids[i]);
+    });
+}
+
+// Looks up where a text's copies go on.
+EXPORT int32_t forerun_settle_text(lookup::LiveText* text) {
+    return guarded([&] {
+        check_text(*text);
+        lookup::settle(*text, {});
+    });
+}
+
+// Text i learns from its new tokens, token_ids [first[i] .. first[i + 1]), and appends them.
+EXPORT int32_t forerun_take_tokens(lookup::LiveText* const* texts, int64_t num_texts, const int32_t* token_ids,
+                                   const int64_t* first, double (*counts)[4], const double* gap_weights) {
+    return guarded([&] {
+        const lookup::HitRates rates{counts, gap_weights};
+        for (int64_t i = 0; i < num_texts; ++i) {
+            check_text(*texts[i]);
+            require(first[i] <= first[i + 1] && texts[i]->own.end + first[i + 1] - first[i] <= texts[i]->own.mask,
+                    "a text has no room for its new tokens");
+            for (int64_t at = first[i]; at < first[i + 1]; ++at) lookup::take(*texts[i], token_ids[at], rates);
+        }
+    });
+}
+
+// The best draft after each text, within limits [2, num_texts] (nodes, depths) and min_survival [num_texts]. Drafts lie one
+// behind the other in arrays with `room` for nodes: num_nodes[i] are the i-th one's.
+EXPORT int32_t forerun_grow_drafts(const lookup::LiveText* const* texts, int64_t num_texts, const int64_t* limits,
+                                   const double* min_survival, double (*counts)[4], const double* gap_weights, int64_t room,
+                                   int32_t* token_ids, int32_t* parents, int32_t* sources, double* survival,
+                                   int64_t* num_nodes) {
+    return guarded([&] {
+        const lookup::HitRates rates{counts, gap_weights};
+        lookup::Grower grower;
+        int64_t first = 0;
+        for (int64_t i = 0; i < num_texts; ++i) {
+            check_text(*texts[i]);
+            const lookup::DraftLimits limit{limits[i], limits[num_texts + i], min_survival[i]};
+            require(limit.max_nodes >= 0 && limit.max_nodes <= room - first && limit.max_depth >= 0,
+                    "a draft may have more nodes than there is room for");
+            const lookup::DraftNodes draft{token_ids + first, parents + first, sources + first, survival + first};
+            num_nodes[i] = grower.grow(*texts[i], limit, rates, draft);
+            first += num_nodes[i];
+        }
+    });
+}
+
+// Stores each row's candidates, of whose likeliest ones the tables keep the first, under its token and under its last two;
+// num_used [2] grows by the slots that were empty.
+EXPORT int32_t forerun_learn_rows(const lookup::SaltContexts* contexts, const int64_t* token_ids, const int64_t* previous_ids,
+                                  int64_t num_rows, const int32_t* candidate_ids, const float* candidate_logits,
+                                  int64_t num_candidates, int64_t* num_used) {
+    return guarded([&] {
+        check_contexts(*contexts);
+        check_rows(num_rows, num_candidates);
+        require(contexts->ones->num_candidates <= num_candidates, "there are fewer candidates than the table keeps");
+        for (int64_t row = 0; row < num_rows; ++row) {
+            const int32_t* ids = candidate_ids + row * num_candidates;
+            const float* logits = candidate_logits + row * num_candidates;
+            const uint64_t key = static_cast<uint64_t>(token_ids[row]) + 1;
+            num_used[0] += contexts->ones->store(key, ids, logits);
+            if (previous_ids[row] >= 0)
+                num_used[1] += contexts->twos->store((static_cast<uint64_t>(previous_ids[row]) << 32) + key, ids, logits);
+        }
     });
 }
