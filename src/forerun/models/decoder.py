@@ -80,6 +80,8 @@ class Decoder:
         self._parts = parts
         self.is_batch_invariant = parts.is_batch_invariant
         self.finds_candidates = isinstance(parts.head, PackedHead)
+        self.embedding = parts.embedding
+        self.head = parts.head
         self.layers = parts.layers
         self.norm = parts.norm
         self._rotaries = list(parts.rotaries.values())

@@ -52,10 +52,14 @@ class NativeAttention:
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
+        return NativePass(self.kernels, batch, cache, self.addresses(cache))
+
+    def addresses(self, cache: KVCache) -> CacheAddresses:
+        """Where a cache's keys and values are."""
         addresses = self._addresses.get(cache)
         if addresses is None:  # asking every tensor for its address takes long, so it is done once per cache
             addresses = self._addresses[cache] = CacheAddresses(cache)
-        return NativePass(self.kernels, batch, cache, addresses)
+        return addresses
 
 
 class NativePass:

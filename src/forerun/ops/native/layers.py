@@ -169,7 +169,7 @@ class NativeLayers:
         self._rotation_of = np.array(rotation_of, dtype=np.int32)
         self._width = layers[0].struct.width
         self._widths = [layer.struct.beside_width + layer.struct.width for layer in layers]
-        self._places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)
+        self.places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)  # of both arrays
 
     def __call__(
         self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
@@ -182,7 +182,7 @@ class NativeLayers:
             )
         rows = _rows_of(hidden, self._widths[first])
         out = torch.empty(len(rows), self._width, dtype=torch.float32)
-        structs, rotation_of = self._places
+        structs, rotation_of = self.places
         keys, values = attend.addresses.arrays(first)
         self._kernels.decoder_layers(
             structs + self._structs.itemsize * first,

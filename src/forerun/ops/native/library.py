@@ -19,6 +19,7 @@ from forerun.ops.native.structs import (
     INTERFACE_VERSION,
     STRUCT_SIZES,
     AttentionStruct,
+    DraftHeadStruct,
     PassStruct,
     RotationStruct,
     WeightStruct,
@@ -49,6 +50,10 @@ PROTOTYPES: dict[str, list[type]] = {
     "decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
         *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+    ],
+    "draft_chains": [
+        *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
+        *(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
     ],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
 }
@@ -82,6 +87,7 @@ class Kernels:
         self.gate = functions["gate"]
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
+        self.draft_chains = functions["draft_chains"]
         self._set_threads = functions["set_threads"]
         self._read = functions["read"]
         self._num_threads = library.forerun_num_threads
