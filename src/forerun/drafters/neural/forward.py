@@ -200,6 +200,7 @@ class PagedPasses:
         self._block_size = cache.block_size
         self._num_blocks = num_blocks
         self._scratch_per_sequence = scratch_per_sequence
+        self._scratch_of: list[npt.NDArray[np.int32]] = []  # by the request's number in its step
         self._chains = predictor.chains
         self._addresses = attention.addresses(cache) if isinstance(attention, NativeAttention) else None
 
@@ -208,13 +209,14 @@ class PagedPasses:
 
         Its draft does not go beyond `max_model_len` tokens of text.
         """
-        first_scratch = self._num_blocks + number * self._scratch_per_sequence
-        scratch = np.arange(first_scratch, first_scratch + self._scratch_per_sequence, dtype=np.int32)
         num_used = -(-request.num_computed // self._block_size)
+        block_ids = np.empty(num_used + self._scratch_per_sequence, dtype=np.int32)
+        block_ids[:num_used] = request.block_ids[:num_used]
+        block_ids[num_used:] = self._scratch(number)
         return DraftSequence(
             request=request,
             num_read=max(num_read, self.predictor.num_hidden),
-            block_ids=np.concatenate([request.block_ids[:num_used], scratch]),
+            block_ids=block_ids,
             max_tokens=request.max_tokens,
             max_depth=min(request.max_depth, max_model_len - len(request.sequence)),
         )
@@ -226,6 +228,13 @@ class PagedPasses:
         """
         self._read_all_but_last(sequence, hidden_states)
         return self._text_rows(sequence, sequence.draft_start, hidden_states, num_predicted=1)
+
+    def _scratch(self, number: int) -> npt.NDArray[np.int32]:
+        """The scratch blocks of the step's request `number`."""
+        while len(self._scratch_of) <= number:
+            first = self._num_blocks + len(self._scratch_of) * self._scratch_per_sequence
+            self._scratch_of.append(np.arange(first, first + self._scratch_per_sequence, dtype=np.int32))
+        return self._scratch_of[number]
 
     def draft_chains(
         self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]

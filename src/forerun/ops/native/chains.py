@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, pointer
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ from forerun.ops.native.attention import CacheAddresses
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import (
-    DRAFT_TEXT_WORDS,
     STORAGE,
     DraftHeadStruct,
     RotationTableStruct,
@@ -102,6 +103,9 @@ class NativeChains:
         )
         self._rotations: list[Rotation] = []
         self._tables: Array[RotationTableStruct] = (RotationTableStruct * 1)()
+        self._num_positions = 0  # that the tables have
+        self._hidden_states: Mapping[str, Tensor] = {}  # of the last call, and where they are
+        self._feature_addresses = array("q")
 
     def draft(
         self, texts: Sequence[ChainText], hidden_states: Mapping[str, Tensor], cache: CacheAddresses, *, block_size: int
@@ -117,32 +121,34 @@ class NativeChains:
         Raises:
             ValueError: a text's blocks do not hold its draft, or a token is not in the vocabulary.
         """
-        most = max(text.num_drafted for text in texts)
-        words = np.array(
-            [
-                (text.block_ids.ctypes.data, len(text.block_ids), text.num_read, len(text.token_ids), text.num_drafted)
-                for text in texts
-            ],
-            dtype=np.int64,
-        ).reshape(-1, DRAFT_TEXT_WORDS)
-        token_ids = np.array([token_id for text in texts for token_id in text.token_ids], dtype=np.int64)
-        addresses = np.array([hidden_states[name].data_ptr() for name in self._parts.features], dtype=np.int64)
-        drafted = np.empty((len(texts), most), dtype=np.int64)
-        self._look_up(max(text.num_read + len(text.token_ids) + text.num_drafted for text in texts))
+        # arrays of the standard library: after a pass of the target, NumPy's own calls come from memory
+        most, most_places = 0, 0
+        words, token_ids = array("q"), array("q")
+        for text in texts:
+            num_unread, num_drafted = len(text.token_ids), text.num_drafted
+            words.extend((text.block_ids.ctypes.data, len(text.block_ids), text.num_read, num_unread, num_drafted))
+            token_ids.extend(text.token_ids)
+            most = max(most, num_drafted)
+            most_places = max(most_places, text.num_read + num_unread + num_drafted)
+        if hidden_states is not self._hidden_states:
+            self._hidden_states = hidden_states
+            self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
+        if most_places > self._num_positions:
+            self._look_up(most_places)
+        drafted = array("q", bytes(8 * most * len(texts)))
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
-            *(self._struct, addressof(self._tables), len(self._tables)),
-            *(words.ctypes.data, len(texts), block_size, token_ids.ctypes.data, addresses.ctypes.data),
-            *(cache.storage, keys, values, most, drafted.ctypes.data),
+            *(self._struct, addressof(self._tables), len(self._tables), _address(words), len(texts), block_size),
+            *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
+            *(most, _address(drafted)),
         )
-        return [row[: text.num_drafted] for row, text in zip(drafted.tolist(), texts, strict=True)]
+        return [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
 
     def _look_up(self, num_positions: int) -> None:
         """Give the kernels rotations of so many positions."""
         rotations = [rotary.of_first(num_positions) for rotary in self._parts.rotaries]
-        if len(rotations) == len(self._rotations) and all(map(_is, rotations, self._rotations)):
-            return
-        self._rotations = rotations
+        self._rotations = rotations  # keeps their tensors alive
+        self._num_positions = min((len(rotation.cos) for rotation in rotations), default=sys.maxsize)
         self._tables = (RotationTableStruct * (1 + len(rotations)))(
             RotationTableStruct(),  # of layers that know no positions
             *(
@@ -157,8 +163,8 @@ class NativeChains:
         )
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _address(values: array[int]) -> int:
+    return values.buffer_info()[0]
 
 
 def _token_table(embedding: PackedEmbedding | Embedding) -> TokenTableStruct:

@@ -179,7 +179,7 @@ EXPORT int32_t forerun_linear(const Weight* weight, const float* rows, int64_t n
     return guarded([&] {
         check_product(*weight, num_rows, width, num_outputs);
         check_candidates(num_candidates, num_outputs);
-        require(out || num_candidates, "neither outputs nor candidates are asked for");
+        require(out || num_candidates || !num_rows, "neither outputs nor candidates are asked for");
         const std::lock_guard<std::mutex> lock(process->mutex);
         const void* inputs = rows_for(process->space, *weight, rows, num_rows, width);
         const Finishing finished{factor, cap};
