@@ -49,7 +49,7 @@ PROTOTYPES: dict[str, list[type]] = {
     "attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
     "decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
-        *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int32, *[c_void_p] * 5),
     ],
     "draft_chains": [
         *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),

@@ -24,6 +24,7 @@ constexpr int32_t kInterfaceVersion = 3;
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
 constexpr int64_t kMostThreads = 4096;
+constexpr int64_t kFewRowsAlone = 16;  // fewer are normed or stored before the team has been called
 
 thread_local char last_message[160] = "";
 
@@ -83,6 +84,17 @@ int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work&
             work(tile, TileRows{rows + tile * kTile * width, std::min<int64_t>(kTile, num_rows - tile * kTile), width});
     });
     return tiles;
+}
+
+// Stores a pass's rows [num_rows, width] at their slots.
+template <class Stored>
+void keep_rows(const Pass& pass, const float* rows, int64_t width, Stored* kept) {
+    const auto store_rows = [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) store_row(rows + row * width, width, kept + pass.slots[row] * width);
+    };
+    Team& team = *process->team;
+    if (pass.num_rows < kFewRowsAlone) return store_rows(0, pass.num_rows);
+    team.run([&](int member) { store_rows(team.share(pass.num_rows, member), team.share(pass.num_rows, member + 1)); });
 }
 
 template <class Stored>
@@ -246,7 +258,6 @@ EXPORT int32_t forerun_read_outputs(const Weight* weight, const int64_t* ids, in
 // RMSNorm of each row; weight fp32 [width].
 EXPORT int32_t forerun_rms_norm(const float* rows, const float* weight, float eps, int64_t num_rows, int64_t width,
                                 float* out) {
-    constexpr int64_t kFewNorms = 16;  // are done before the team has been called
     return guarded([&] {
         check_rows(num_rows, width);
         const std::lock_guard<std::mutex> lock(process->mutex);
@@ -255,7 +266,7 @@ EXPORT int32_t forerun_rms_norm(const float* rows, const float* weight, float ep
             for (int64_t row = first; row < last; ++row)
                 norm_row(rows + row * width, weight, eps, width, out + row * width);
         };
-        if (num_rows < kFewNorms) return norm_rows(0, num_rows);
+        if (num_rows < kFewRowsAlone) return norm_rows(0, num_rows);
         team.run([&](int member) { norm_rows(team.share(num_rows, member), team.share(num_rows, member + 1)); });
     });
 }
@@ -299,10 +310,12 @@ EXPORT int32_t forerun_attention(const Pass* pass, const AttentionShape* shape, 
 }
 
 // Decoder layers one after the other, on the rows of `hidden`, as wide as the first layer reads them, to `out` [rows, width];
-// layer i writes its keys and values to keys[i] and values[i] and rotates by rotations[rotation_of[i]].
+// layer i writes its keys and values to keys[i] and values[i] and rotates by rotations[rotation_of[i]]. kept: null, or for each
+// layer, and for what follows the last, where the residual stream before it goes, [slots, width] in `storage`, or null.
 EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_layers, const Pass* pass,
                                       const Rotation* rotations, const int32_t* rotation_of, int32_t storage,
-                                      void* const* keys, void* const* values, const float* hidden, float* out) {
+                                      void* const* keys, void* const* values, void* const* kept, const float* hidden,
+                                      float* out) {
     return guarded([&] {
         check_storage(storage);
         check_pass(*pass);
@@ -310,10 +323,19 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
             check_layer(*layers[i], storage);
             check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
         }
+        require(!kept || !num_layers || !kept[0] || !layers[0]->beside_width, "the first layer reads no residual stream alone");
         const std::lock_guard<std::mutex> lock(process->mutex);
+        const auto keep = [&](int64_t i, const float* rows) {
+            if (!kept || !num_layers || !kept[i]) return;
+            if (storage == kFloat32)
+                keep_rows(*pass, rows, layers[0]->width, static_cast<float*>(kept[i]));
+            else
+                keep_rows(*pass, rows, layers[0]->width, static_cast<bf16*>(kept[i]));
+        };
         for (int64_t i = 0; i < num_layers; ++i) {
             const Rotation& rotation = rotations[rotation_of[i]];
             const float* rows = i ? out : hidden;
+            keep(i, rows);
             if (storage == kFloat32)
                 LayerCall<float>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<float*>(keys[i]),
                                  static_cast<float*>(values[i]), rows, out)
@@ -323,6 +345,7 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
                                 static_cast<bf16*>(values[i]), rows, out)
                     .run();
         }
+        keep(num_layers, out);
     });
 }
 
