@@ -156,6 +156,34 @@ def test_hidden_states_between_native_layers_agree_with_the_torch_decoder(kernel
         assert (found[name] - exact[name]).norm() < tolerance * exact[name].norm()
 
 
+@every_level
+@every_format
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_a_pass_writes_hidden_states_to_a_cache_that_keeps_them_with_the_bits_of_those_it_returns(
+    kernels, weight_format, num_tokens
+):
+    decoder = native_decoder(kernels, "Gemma3ForCausalLM", weight_format=weight_format)
+    names = ["hidden.0", "hidden.2", "hidden.3", "last_hidden"]
+    ids = torch.randint(3, VOCAB, [num_tokens], generator=generator(2))
+    blocks, num_blocks = deal_blocks(source(0), [num_tokens], block_size=4)
+    sequences = [SequenceRows(num_context=0, num_rows=num_tokens, block_ids=blocks[0])]
+    batch = replace(make_batch(sequences, block_size=4, token_ids=ids), features=frozenset(names))
+    sizes = {"num_blocks": num_blocks, "block_size": 4, "dtype": decoder.dtype, "device": CPU}
+    widths = dict.fromkeys(names, decoder.hidden_size)
+    keeping, other = KVCache(decoder.kv_specs, **sizes, feature_widths=widths), KVCache(decoder.kv_specs, **sizes)
+    attention = NativeAttention(kernels)
+    with torch.inference_mode():
+        kept, returned = (decoder.forward(batch, attention.begin(batch, cache)) for cache in (keeping, other))
+    assert torch.equal(kept.logits, returned.logits)
+    assert kept.features.keys() == {"last_hidden"}
+    assert returned.features.keys() == set(names)
+    keeping.keep(batch.slot_mapping, kept.features)
+    for name in names:
+        expected = torch.zeros_like(keeping.features[name])
+        expected[batch.slot_mapping] = returned.features[name].to(decoder.dtype)
+        assert torch.equal(keeping.features[name], expected)
+
+
 @needs_kernels
 def test_a_tied_embedding_is_read_from_the_packed_head():
     decoder = native_decoder(best(), "LlamaForCausalLM tied", weight_format=BF16)

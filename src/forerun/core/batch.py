@@ -70,7 +70,9 @@ class ForwardResult:
 
     logits: Tensor  # [R, vocab_size] fp32
     candidates: Candidates | None = None  # None where the batch asks for none
-    features: dict[str, Tensor] = field(default_factory=dict)  # name -> [T, width]
+    features: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # name -> [T, width]; those that the pass has not written to its cache itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,18 +14,19 @@ from forerun.core.batch import ForwardBatch
 from forerun.core.draft import Draft
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.neural.forward import MAX_TEXT_ROWS, DraftSequence, ForwardPasses, Prediction, QueryRows
+from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.kv import KVDrafter, check_max_model_len, resolve_max_model_len
 from forerun.drafters.neural.parallel import TreeBuilder, draft_depth, make_tree_builder, write_in_one_pass
-from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.kv.cache import KVCache
 from forerun.models.heads.dflash import DFlashHead, load_dflash
 from forerun.models.store import resolve_model
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.native.chains import NativeChains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig(DraftSamplingConfig):
-    """vLLM's keys: the head's checkpoint, how tokens are picked (`DraftSampling`), and the longest text to draft for.
+class DFlashConfig(TrainedHeadConfig):
+    """vLLM's keys: the head's checkpoint, those of `TrainedHeadConfig`, and the longest text to draft for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -35,7 +36,7 @@ class DFlashConfig(DraftSamplingConfig):
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        DraftSamplingConfig.__post_init__(self)
+        TrainedHeadConfig.__post_init__(self)
         check_max_model_len(self.max_model_len)
 
     def build(self, target: TargetInfo) -> Drafter:
@@ -45,7 +46,7 @@ class DFlashConfig(DraftSamplingConfig):
             ConfigError: a draft would be longer than the head's block, or `max_model_len` is above what it was made for.
             ModelError: the head cannot be loaded or was not made for this target.
         """
-        head = load_dflash(resolve_model(str(self.model)), target.itself)
+        head = load_dflash(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
         self.sampling.check_depth(target.num_speculative_tokens, deepest=head.max_tokens)
         max_model_len = resolve_max_model_len(self.max_model_len, allowed=head.max_model_len)
         return DFlash(head, target, make_tree_builder(self.sampling, target, head), max_model_len=max_model_len)
@@ -80,6 +81,7 @@ class BlockPredictor:
         self.device = head.device
         self.max_model_len = head.max_model_len
         self.target_ids = head.target_ids
+        self.chains: NativeChains | None = None
         self.head = head
 
     def use(self, cache: KVCache, attention: Attention) -> None:

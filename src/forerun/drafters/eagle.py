@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.neural.forward import HeadPredictor
+from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.kv import KVDrafter, check_max_model_len, resolve_max_model_len
 from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting, make_tree_builder
-from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
 from forerun.models.base import DraftHead, LoadedTarget
@@ -23,9 +22,17 @@ from forerun.models.store import resolve_model
 logger = logging.getLogger(__name__)
 
 
+class LoadHead(Protocol):
+    """Loads a head's folder for a target, its own matrices rounded to the format that `quantization` names."""
+
+    def __call__(self, folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> DraftHead:
+        """Load it; raises as `load_eagle` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig(DraftSamplingConfig):
-    """vLLM's keys: the head's checkpoint, how tokens are picked (`DraftSampling`), and the longest text to draft for.
+class EagleConfig(TrainedHeadConfig):
+    """vLLM's keys: the head's checkpoint, those of `TrainedHeadConfig`, and the longest text to draft for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -34,20 +41,21 @@ class EagleConfig(DraftSamplingConfig):
     model: str
     max_model_len: int | None = None
 
-    load: ClassVar[Callable[[Path, LoadedTarget], DraftHead]] = load_eagle
+    load: ClassVar[LoadHead] = load_eagle
 
     def __post_init__(self) -> None:
-        DraftSamplingConfig.__post_init__(self)
+        TrainedHeadConfig.__post_init__(self)
         check_max_model_len(self.max_model_len)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the head.
 
         Raises:
-            ConfigError: the tree is too large, or `max_model_len` is above what the head was made for.
+            ConfigError: the tree is too large, or `max_model_len` is above what the head was made for, or a
+                quantization is asked for where the target does not compute on the kernels in bfloat16.
             ModelError: the head cannot be loaded or was not made for this target.
         """
-        head = type(self).load(resolve_model(str(self.model)), target.itself)
+        head = type(self).load(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
         predictor = HeadPredictor(head)
         return self._drafter(target, predictor, make_writer(self.sampling, target, predictor))
 
@@ -62,7 +70,7 @@ class Eagle3Config(EagleConfig):
 
     parallel_drafting: bool = False
 
-    load: ClassVar[Callable[[Path, LoadedTarget], DraftHead]] = load_eagle3
+    load: ClassVar[LoadHead] = load_eagle3
 
     def __post_init__(self) -> None:
         EagleConfig.__post_init__(self)
@@ -72,7 +80,7 @@ class Eagle3Config(EagleConfig):
         """Load the head; see `EagleConfig.build`."""
         if not self.parallel_drafting:
             return EagleConfig.build(self, target)
-        head = load_peagle(resolve_model(str(self.model)), target.itself)
+        head = load_peagle(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
         predictor = HeadPredictor(head)
         builder = make_tree_builder(self.sampling, target, predictor)
         if head.num_trained is not None and builder.depth > head.num_trained:

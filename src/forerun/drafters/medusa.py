@@ -8,15 +8,15 @@ from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.neural.forward import last_hidden_states
+from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.parallel import TreeBuilder, make_tree_builder
-from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.models.heads.medusa import MedusaHeads, load_medusa
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaConfig(DraftSamplingConfig):
-    """vLLM's keys: the heads' checkpoint, and how tokens are picked (`DraftSampling`).
+class MedusaConfig(TrainedHeadConfig):
+    """vLLM's keys: the heads' checkpoint, and those of `TrainedHeadConfig`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -31,7 +31,7 @@ class MedusaConfig(DraftSamplingConfig):
             ConfigError: drafts could be deeper than there are heads, or the tree is too large.
             ModelError: the heads cannot be loaded or were not made for this target.
         """
-        heads = load_medusa(resolve_model(str(self.model)), target.itself)
+        heads = load_medusa(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
         self.sampling.check_depth(target.num_speculative_tokens, deepest=heads.num_heads)
         return Medusa(heads, make_tree_builder(self.sampling, target, heads), block_size=target.block_size)
 

@@ -13,15 +13,15 @@ from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.neural.forward import DraftSequence, Prediction, QueryRows, last_hidden_states
-from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.models.heads.mlp_speculator import MLPSpeculator, load_mlp_speculator
 from forerun.models.store import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLPSpeculatorConfig(DraftSamplingConfig):
-    """vLLM's keys: the speculator's checkpoint, and how tokens are picked (`DraftSampling`).
+class MLPSpeculatorConfig(TrainedHeadConfig):
+    """vLLM's keys: the speculator's checkpoint, and those of `TrainedHeadConfig`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -36,7 +36,7 @@ class MLPSpeculatorConfig(DraftSamplingConfig):
             ConfigError: drafts could be deeper than it has steps, or the tree is too large.
             ModelError: it cannot be loaded or was not made for this target.
         """
-        speculator = load_mlp_speculator(resolve_model(str(self.model)), target.itself)
+        speculator = load_mlp_speculator(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
         self.sampling.check_depth(target.num_speculative_tokens, deepest=speculator.num_steps)
         writer = make_writer(self.sampling, target, speculator)
         return MLPSpeculatorDrafter(SpeculatorPasses(speculator, block_size=target.block_size), writer)
@@ -59,6 +59,9 @@ class SpeculatorPasses:
             max_tokens=request.max_tokens,
             max_depth=request.max_depth,
         )
+
+    def draft_chains(self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]) -> None:
+        """Return None: each step has weights of its own."""
 
     def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:
         """The row of the last committed token, with the state of the token before it."""

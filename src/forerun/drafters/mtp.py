@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.neural.forward import HeadPredictor
+from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.kv import KVDrafter
-from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.writers import make_writer
 from forerun.models.heads.mtp import load_mtp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MTPConfig(DraftSamplingConfig):
-    """The keys of how tokens are picked (`DraftSampling`); the layer that drafts comes with the target.
+class MTPConfig(TrainedHeadConfig):
+    """The keys of `TrainedHeadConfig`; the layer that drafts comes with the target.
 
     Raises:
         ConfigError: a value is out of range.
@@ -27,7 +27,7 @@ class MTPConfig(DraftSamplingConfig):
             ConfigError: the tree is too large, or the target has no safetensors.
             ModelError: it has no such layer, or the layer is damaged.
         """
-        head = load_mtp(target.itself)
+        head = load_mtp(target.itself, quantization=self.quantization)
         predictor = HeadPredictor(head)
         writer = make_writer(self.sampling, target, predictor)
         return KVDrafter(predictor, target, writer, max_model_len=head.max_model_len)

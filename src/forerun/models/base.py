@@ -15,6 +15,7 @@ from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native.attention import NativeAttention, can_attend
+from forerun.ops.native.chains import NativeChains
 from forerun.ops.native.library import Kernels
 
 
@@ -74,6 +75,7 @@ class DraftHead(Protocol):
     device: torch.device
     max_model_len: int  # tokens, as its own configuration allows
     target_ids: Tensor | None  # the target's token of each logit, [V] int64 ascending; None if V is its vocabulary
+    chains: NativeChains | None  # drafts the same tokens greedily in one call; None where the kernels cannot
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         """Fuse the hidden states that it `needs`, [T, hidden_size of the target] each -> states [T, width]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.attention import Attend
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
-from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.layers import PackedEmbedding, PackedHead
+from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
+from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
 from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
 
 
@@ -80,9 +80,12 @@ class Decoder:
         self._parts = parts
         self.is_batch_invariant = parts.is_batch_invariant
         self.finds_candidates = isinstance(parts.head, PackedHead)
+        self.embedding = parts.embedding
+        self.head = parts.head
         self.layers = parts.layers
         self.norm = parts.norm
         self._rotaries = list(parts.rotaries.values())
+        self._layers_of: dict[frozenset[str], frozenset[int]] = {}  # see `_kept_layers`
 
     @property
     def weight_bytes(self) -> int:
@@ -112,12 +115,15 @@ class Decoder:
         features: dict[str, Tensor] = {}
         hidden = self.embed(batch.token_ids)
         rotations = self.rotations(batch.positions)
-        for first, last in pairwise(sorted({0, *kept_layers, self.num_layers})):
-            if first in kept_layers:
-                features[f"hidden.{first}"] = hidden
-            hidden = self.layers(hidden, rotations, attend, first, last)
-        if self.num_layers in kept_layers:
-            features[f"hidden.{self.num_layers}"] = hidden
+        if isinstance(self.layers, NativeLayers) and can_keep(attend, kept_layers):
+            hidden = self.layers(hidden, rotations, attend, 0, self.num_layers, keep=kept_layers)
+        else:
+            for first, last in pairwise(sorted({0, *kept_layers, self.num_layers})):
+                if first in kept_layers:
+                    features[f"hidden.{first}"] = hidden
+                hidden = self.layers(hidden, rotations, attend, first, last)
+            if self.num_layers in kept_layers:
+                features[f"hidden.{self.num_layers}"] = hidden
         if "last_hidden" in batch.features:
             features["last_hidden"] = hidden = self.norm(hidden)
             judged = hidden.index_select(0, batch.logits_rows)
@@ -139,13 +145,21 @@ class Decoder:
 
     def _kept_layers(self, features: frozenset[str]) -> frozenset[int]:
         """Return the layers N that `features` names as "hidden.N"."""
-        if not features:
-            return frozenset()
-        known = {f"hidden.{index}": index for index in range(self.num_layers + 1)}
-        unknown = features - known.keys() - {"last_hidden"}
-        if unknown:
-            raise ModelError(f"feature {min(unknown)!r}: may be last_hidden or hidden.0 to hidden.{self.num_layers}")
-        return frozenset(known[name] for name in features if name in known)
+        found = self._layers_of.get(features)
+        if found is None:
+            known = {f"hidden.{index}": index for index in range(self.num_layers + 1)}
+            unknown = features - known.keys() - {"last_hidden"}
+            if unknown:
+                raise ModelError(
+                    f"feature {min(unknown)!r}: may be last_hidden or hidden.0 to hidden.{self.num_layers}"
+                )
+            found = self._layers_of[features] = frozenset(known[name] for name in features if name in known)
+        return found
+
+
+def can_keep(attend: Attend, layers: frozenset[int]) -> TypeGuard[NativePass]:
+    """Whether a pass is one of the kernels that writes the residual streams before these layers to its cache."""
+    return isinstance(attend, NativePass) and attend.addresses.has_room_for(layers)
 
 
 def build_decoder(

@@ -139,11 +139,15 @@ class RotaryTable:
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Rotation of rows at `positions` [T] (int64, on the CPU)."""
-        needed = int(positions.numpy().max()) // self.CHUNK + 1 if len(positions) else 1
-        table = self._table
-        if table is None or len(table.cos) < needed * self.CHUNK:
-            table = self._table = self._grown(table, needed)
+        table = self.of_first(int(positions.numpy().max()) + 1 if len(positions) else 1)
         return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+
+    def of_first(self, num_positions: int) -> Rotation:
+        """Rotations of so many positions from 0 on, or of more: the table itself, the same object until it is too short."""
+        table = self._table
+        if table is None or len(table.cos) < num_positions:
+            table = self._table = self._grown(table, -(-num_positions // self.CHUNK))
+        return table
 
     def _grown(self, table: Rotation | None, num_chunks: int) -> Rotation:
         first = 0 if table is None else len(table.cos)

@@ -17,6 +17,8 @@ from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.chains import ChainText, NativeChains
 
 MAX_TEXT_ROWS = 512
 """Rows of unread text that one sequence has in a pass, at most."""
@@ -46,6 +48,7 @@ class Predictor(Protocol):
     target_ids: (
         Tensor | None
     )  # [V] int64 ascending, the target's token of each logit; None where the logits cover all of them in order
+    chains: NativeChains | None  # drafts the same tokens greedily in one call; None where the kernels cannot
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> Tensor | None:
         """The states to read T committed tokens with, from the hidden states at the slots [T] of the tokens before them.
@@ -65,6 +68,7 @@ class ModelPredictor:
     needs: frozenset[str] = frozenset()
     num_hidden = 0
     target_ids: Tensor | None = None
+    chains: NativeChains | None = None
 
     def __init__(self, model: CausalModel) -> None:
         self.kv_specs = model.kv_specs
@@ -98,6 +102,7 @@ class HeadPredictor:
         self.device = head.device
         self.max_model_len = head.max_model_len
         self.target_ids = head.target_ids
+        self.chains = head.chains
         self._head = head
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> Tensor:
@@ -157,6 +162,12 @@ class QueryRows:
 class ForwardPasses(Protocol):
     """The passes that a `Writer` asks for: `PagedPasses`, or those of a network without KV."""
 
+    def draft_chains(
+        self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[list[int]] | None:
+        """Draft greedily for all sequences in one call, as many tokens as each may have; None where passes are computed one by one."""
+        ...
+
     def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:
         """The rows of the committed tokens that the network has not read yet."""
         ...
@@ -189,19 +200,23 @@ class PagedPasses:
         self._block_size = cache.block_size
         self._num_blocks = num_blocks
         self._scratch_per_sequence = scratch_per_sequence
+        self._scratch_of: list[npt.NDArray[np.int32]] = []  # by the request's number in its step
+        self._chains = predictor.chains
+        self._addresses = attention.addresses(cache) if isinstance(attention, NativeAttention) else None
 
     def sequence(self, number: int, request: DraftRequest, *, num_read: int, max_model_len: int) -> DraftSequence:
         """The sequence of the step's request `number`, with scratch blocks of its own.
 
         Its draft does not go beyond `max_model_len` tokens of text.
         """
-        first_scratch = self._num_blocks + number * self._scratch_per_sequence
-        scratch = np.arange(first_scratch, first_scratch + self._scratch_per_sequence, dtype=np.int32)
         num_used = -(-request.num_computed // self._block_size)
+        block_ids = np.empty(num_used + self._scratch_per_sequence, dtype=np.int32)
+        block_ids[:num_used] = request.block_ids[:num_used]
+        block_ids[num_used:] = self._scratch(number)
         return DraftSequence(
             request=request,
             num_read=max(num_read, self.predictor.num_hidden),
-            block_ids=np.concatenate([request.block_ids[:num_used], scratch]),
+            block_ids=block_ids,
             max_tokens=request.max_tokens,
             max_depth=min(request.max_depth, max_model_len - len(request.sequence)),
         )
@@ -211,9 +226,39 @@ class PagedPasses:
 
         Of a long text all but the last part is read at once, so that no pass grows with the prompt.
         """
+        self._read_all_but_last(sequence, hidden_states)
+        return self._text_rows(sequence, sequence.draft_start, hidden_states, num_predicted=1)
+
+    def _scratch(self, number: int) -> npt.NDArray[np.int32]:
+        """The scratch blocks of the step's request `number`."""
+        while len(self._scratch_of) <= number:
+            first = self._num_blocks + len(self._scratch_of) * self._scratch_per_sequence
+            self._scratch_of.append(np.arange(first, first + self._scratch_per_sequence, dtype=np.int32))
+        return self._scratch_of[number]
+
+    def draft_chains(
+        self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[list[int]] | None:
+        """See `ForwardPasses`."""
+        if self._chains is None or self._addresses is None:
+            return None
+        texts = []
+        for sequence in sequences:
+            self._read_all_but_last(sequence, hidden_states)
+            texts.append(
+                ChainText(
+                    sequence.block_ids,
+                    sequence.num_read,
+                    sequence.request.sequence.tokens_from(sequence.num_read),
+                    min(sequence.max_tokens, sequence.max_depth),
+                )
+            )
+        return self._chains.draft(texts, hidden_states, self._addresses, block_size=self._block_size)
+
+    def _read_all_but_last(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> None:
+        """Read of a long text all but the last part."""
         num_unread = sequence.draft_start - sequence.num_read - 1
         self.read_until(sequence, sequence.num_read + num_unread // MAX_TEXT_ROWS * MAX_TEXT_ROWS, hidden_states)
-        return self._text_rows(sequence, sequence.draft_start, hidden_states, num_predicted=1)
 
     def read_until(self, sequence: DraftSequence, end: int, hidden_states: Mapping[str, Tensor]) -> None:
         """Read the committed tokens before place `end`, in passes of at most `MAX_TEXT_ROWS` rows."""

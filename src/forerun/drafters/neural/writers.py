@@ -84,7 +84,7 @@ class _GrowingChain:
 
 
 class ChainWriter:
-    """Writes one token after the other, one forward pass each."""
+    """Writes one token after the other: one forward pass each, or all in one call where the network can."""
 
     def __init__(self, sampler: DraftSampler, *, num_tokens: int) -> None:
         self.num_places = num_tokens
@@ -96,6 +96,12 @@ class ChainWriter:
         """See `Writer`."""
         chains = [_GrowingChain(sequence) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
+        if growing and all(self._sampler.is_greedy(chain.sequence.request) for chain in growing):
+            drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], hidden_states)
+            if drafted_at_once is not None:
+                for chain, token_ids in zip(growing, drafted_at_once, strict=True):
+                    chain.token_ids = token_ids
+                return [chain.draft() for chain in chains]
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:
             prediction = passes.forward(rows)

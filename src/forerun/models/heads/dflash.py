@@ -62,8 +62,8 @@ class DFlashFlags:
     sample_from_anchor: bool = False
 
 
-def load_dflash(folder: Path, target: LoadedTarget) -> DFlashHead:
-    """Load a published DFlash checkpoint.
+def load_dflash(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> DFlashHead:
+    """Load a published DFlash checkpoint; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
@@ -74,11 +74,16 @@ def load_dflash(folder: Path, target: LoadedTarget) -> DFlashHead:
         raise ModelError(
             f"{CONFIG_FILE} of the head: speculators_model_type: got {kind!r}; must be 'dflash'; set the method that it is of"
         )
-    return build_dflash(content, open_checkpoint(folder), target, folder=folder)
+    return build_dflash(content, open_checkpoint(folder), target, folder=folder, quantization=quantization)
 
 
 def build_dflash(
-    content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget, *, folder: Path | None = None
+    content: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    target: LoadedTarget,
+    *,
+    folder: Path | None = None,
+    quantization: str | None = None,
 ) -> DFlashHead:
     """Build the head from the content of config.json and its tensors; `folder` may hold the mask's embedding in a file of its own.
 
@@ -91,7 +96,7 @@ def build_dflash(
     if content.get("is_neox_style") is False:
         checkpoint = DeinterleavedCheckpoint(checkpoint, head_dim=config.head_dim)
     mask = None if folder is None else _read_mask(folder, content, width=config.hidden_size)
-    return DFlashHead(HeadReader(content, checkpoint, target), config, mask=mask)
+    return DFlashHead(HeadReader(content, checkpoint, target, quantization=quantization), config, mask=mask)
 
 
 class DFlashHead:

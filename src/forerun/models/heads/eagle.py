@@ -15,17 +15,20 @@ from forerun.models.base import LoadedTarget
 from forerun.models.config import PRE_NORMS, NormNames
 from forerun.models.heads.reader import ARCHITECTURES, HeadReader, head_config
 from forerun.ops.attention import Attend
+from forerun.ops.native.chains import NativeChains
 
 FIRST_NORMS = NormNames(None, None, PRE_NORMS.mlp_in, None)  # layer 0 has no norm before its attention
 
 
-def load_eagle(folder: Path, target: LoadedTarget) -> EagleHead:
-    """Load a published EAGLE-1 or -2 checkpoint.
+def load_eagle(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> EagleHead:
+    """Load a published EAGLE-1 or -2 checkpoint; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    return EagleHead(HeadReader.open(folder, target, rename=lambda name: name.removeprefix("model.")))
+    return EagleHead(
+        HeadReader.open(folder, target, rename=lambda name: name.removeprefix("model."), quantization=quantization)
+    )
 
 
 class EagleHead:
@@ -36,6 +39,7 @@ class EagleHead:
 
     needs: tuple[str, ...] = ("last_hidden",)
     target_ids: Tensor | None = None
+    chains: NativeChains | None = None
 
     def __init__(self, reader: HeadReader) -> None:
         content, model = reader.content, reader.target.model

@@ -24,10 +24,13 @@ from forerun.models.base import LoadedTarget, MaskToken
 from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_mask_token
+from forerun.models.decoder import Decoder
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.layers import Norm, WideLayer, read_attention, read_layer, read_mlp, read_norm, unchanged
 from forerun.ops.attention import Attend
-from forerun.ops.layers import RMSNorm
+from forerun.ops.layers import Embedding, RMSNorm
+from forerun.ops.native.chains import ChainHeadParts, NativeChains
+from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedHead, PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +56,25 @@ class Eagle3Flags:
     logit_scale: float = 1.0
 
 
-def load_eagle3(folder: Path, target: LoadedTarget) -> Eagle3Head:
-    """Load a published EAGLE-3 checkpoint.
+def load_eagle3(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> Eagle3Head:
+    """Load a published EAGLE-3 checkpoint; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    reader = HeadReader.open(folder, target, rename=canonical_name)
+    reader = HeadReader.open(folder, target, rename=canonical_name, quantization=quantization)
     if "mask_hidden" in reader.weights:
         raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
     return Eagle3Head(reader)
 
 
-def load_peagle(folder: Path, target: LoadedTarget) -> PEagleHead:
-    """Load a published P-EAGLE checkpoint.
+def load_peagle(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> PEagleHead:
+    """Load a published P-EAGLE checkpoint; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target, or config.json names no mask token.
     """
-    return PEagleHead(HeadReader.open(folder, target, rename=canonical_name))
+    return PEagleHead(HeadReader.open(folder, target, rename=canonical_name, quantization=quantization))
 
 
 def canonical_name(name: str) -> str:
@@ -149,6 +152,7 @@ class Eagle3Head:
         self.target_ids = read_target_ids(reader, num_draft=num_draft)
         self._head = reader.head(outputs=num_draft, width=width)
         reader.finish()
+        self.chains = self._on_kernels(reader)
 
     def _read_fusion(self, reader: HeadReader, config: DecoderConfig) -> None:
         """Read `fc` and the norms before it."""
@@ -170,6 +174,43 @@ class Eagle3Head:
         if flags.fc_norm:
             self._norm_each = [reader.norm(f"fc_norm.{i}", target_width, eps) for i in range(count)]
         self._fc = reader.linear("fc", width, count * target_width)
+
+    def _on_kernels(self, reader: HeadReader) -> NativeChains | None:
+        """Return the head as the kernels draft whole chains with it; None where a part of it is computed by torch."""
+        model, kernels = reader.target.model, reader.target.kernels
+        embedding, head, scale = self._embed, self._head, self.flags.logit_scale
+        if isinstance(model, Decoder):
+            embedding = model.embedding if embedding == model.embed else embedding
+            head = model.head if head == model.logits else head
+        norms = [*self._norm_each, *([] if self._norm_all is None else [self._norm_all])]
+        native_norms = [norm for norm in norms if isinstance(norm, NativeRMSNorm)]
+        if (
+            kernels is None
+            or not isinstance(embedding, (PackedEmbedding, Embedding))
+            or not isinstance(head, PackedHead)
+            or not isinstance(self._layers, NativeLayers)
+            or not isinstance(self._norm, NativeRMSNorm)
+            or not isinstance(self._fc, (PackedLinear, type(None)))
+            or (self._norm_all is not None and self._norm_each)
+            or (scale != 1.0 and (head.scale != 1.0 or head.soft_cap is not None))
+        ):
+            return None
+        parts = ChainHeadParts(
+            embedding=embedding,
+            fusion=self._fc,
+            feature_norms=native_norms,
+            features=self.needs,
+            feature_width=model.hidden_size,
+            layers=self._layers,
+            rotaries=self._rotations.tables,
+            norm=self._norm,
+            vocabulary=head.linear,
+            logit_factor=head.scale * scale,
+            logit_cap=head.soft_cap or 0.0,
+            target_ids=self.target_ids,
+            feeds_normed=self.flags.norm_output,
+        )
+        return NativeChains(kernels, parts)
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         """See `DraftHead`."""

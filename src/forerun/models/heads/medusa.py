@@ -32,8 +32,8 @@ RENAMES = (
 )
 
 
-def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
-    """Load published Medusa heads, from medusa_lm_head.safetensors or model.safetensors.
+def load_medusa(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> MedusaHeads:
+    """Load published Medusa heads, from medusa_lm_head.safetensors or model.safetensors; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
@@ -41,7 +41,7 @@ def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
     heads_file = folder / HEADS_FILE
     checkpoint = SafetensorsCheckpoint([heads_file]) if heads_file.exists() else open_checkpoint(folder)
     content = read_json(folder / CONFIG_FILE)
-    return MedusaHeads(HeadReader(content, renamed(checkpoint, canonical_name), target))
+    return MedusaHeads(HeadReader(content, renamed(checkpoint, canonical_name), target, quantization=quantization))
 
 
 def canonical_name(name: str) -> str:

@@ -22,13 +22,15 @@ NORM_EPS = 1e-6
 Part = TypeVar("Part")
 
 
-def load_mlp_speculator(folder: Path, target: LoadedTarget) -> MLPSpeculator:
-    """Load a published MLP speculator.
+def load_mlp_speculator(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> MLPSpeculator:
+    """Load a published MLP speculator; `quantization` as for `HeadReader`.
 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    return MLPSpeculator(HeadReader.open(folder, target, rename=lambda name: name.removeprefix("speculator.")))
+    return MLPSpeculator(
+        HeadReader.open(folder, target, rename=lambda name: name.removeprefix("speculator."), quantization=quantization)
+    )
 
 
 class MLPSpeculator:

@@ -21,6 +21,7 @@ from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import BLOCK, MTPLayout, find_layout, num_mtp_layers
 from forerun.models.packing import Packing
 from forerun.ops.attention import Attend
+from forerun.ops.native.chains import NativeChains
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ Block = Callable[[Tensor, Tensor, Attend], Tensor]
 """A decoder layer: [T, hidden_size], positions [T], attention -> [T, hidden_size]"""
 
 
-def load_mtp(target: LoadedTarget) -> MTPHead:
-    """Load the first MTP layer that comes with the target.
+def load_mtp(target: LoadedTarget, *, quantization: str | None = None) -> MTPHead:
+    """Load the first MTP layer that comes with the target; `quantization` as for `HeadReader`.
 
     Raises:
         ConfigError: the target was made in memory or is a .gguf file.
@@ -59,7 +60,7 @@ def load_mtp(target: LoadedTarget) -> MTPHead:
         )
     part = CheckpointView(checkpoint, layout.own_names(checkpoint.names()))
     try:
-        return MTPHead(part, layout, target, norm_eps=hf.get_text_config().rms_norm_eps)
+        return MTPHead(part, layout, target, norm_eps=hf.get_text_config().rms_norm_eps, quantization=quantization)
     except ModelError as error:
         raise ModelError(f"{path}: MTP layer {layout.prefix.removesuffix('.')!r}: {error}") from error
 
@@ -71,21 +72,32 @@ class MTPHead:
     """
 
     target_ids: Tensor | None = None
+    chains: NativeChains | None = None
 
-    def __init__(self, part: CheckpointView, layout: MTPLayout, target: LoadedTarget, *, norm_eps: float) -> None:
+    def __init__(
+        self,
+        part: CheckpointView,
+        layout: MTPLayout,
+        target: LoadedTarget,
+        *,
+        norm_eps: float,
+        quantization: str | None = None,
+    ) -> None:
         model = target.model
         self.needs: tuple[str, ...] = ("last_hidden" if layout.takes_normed else f"hidden.{model.num_layers}",)
         self.dtype, self.device, self.max_model_len = model.dtype, model.device, model.max_model_len
         self._layout = layout
         offset = 1.0 if layout.zero_centred else 0.0
         if isinstance(model, Decoder):
-            reader = HeadReader({}, part, target)
+            reader = HeadReader({}, part, target, quantization=quantization)
             config = replace(model.config, norm_offset=1.0) if layout.zero_centred else model.config
             self._block, self.kv_specs = _decoder_block(reader, config)
         else:
             block, parts = part.split(BLOCK)
-            reader = HeadReader({}, parts, target)
-            self._block, self.kv_specs = _transformers_block(block, target, norm_offset=offset)
+            reader = HeadReader({}, parts, target, quantization=quantization)
+            self._block, self.kv_specs = _transformers_block(
+                block, target, norm_offset=offset, quantization=quantization
+            )
         self._stream_dtype = reader.stream_dtype
         width, prefix = model.hidden_size, layout.prefix
         norms = (layout.embedding_norm, layout.state_norm, layout.output_norm)
@@ -128,7 +140,7 @@ def _decoder_block(reader: HeadReader, config: DecoderConfig) -> tuple[Block, li
 
 
 def _transformers_block(
-    part: CheckpointView, target: LoadedTarget, *, norm_offset: float
+    part: CheckpointView, target: LoadedTarget, *, norm_offset: float, quantization: str | None
 ) -> tuple[Block, list[LayerKVSpec]]:
     """Read a layer like the last of a target that runs in transformers' own code.
 
@@ -142,6 +154,8 @@ def _transformers_block(
     weights = {name: part.load(name) for name in part.names()}
     if norm_offset:
         weights |= {name: w.float() + norm_offset for name, w in weights.items() if name.endswith("norm.weight")}
-    packing = Packing.choose(target.kernels, dtype=model.dtype) if target.kernels else None
+    packing = None
+    if target.kernels:
+        packing = Packing.choose(target.kernels, dtype=model.dtype, quantization=quantization)
     layer = load_one_layer(model, weights, packing)
     return layer.run_layers, layer.kv_specs

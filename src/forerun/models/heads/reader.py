@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import ModelError, one_line
+from forerun.errors import ConfigError, ModelError, one_line
 from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import Checkpoint, Rename, WeightReader, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
@@ -37,22 +37,39 @@ class HeadReader:
     states between parts are of `stream_dtype`.
     """
 
-    def __init__(self, content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        checkpoint: Checkpoint,
+        target: LoadedTarget,
+        *,
+        quantization: str | None = None,
+    ) -> None:
+        """Begin reading; `quantization` names the format that matrices are rounded to, None leaves them as they are.
+
+        Raises:
+            ConfigError: a quantization is asked for where the target does not run on the kernels in bf16.
+        """
         model, kernels = target.model, target.kernels
+        check_quantized_head(quantization, target)
         self.content = content
         self.target = target
         self.weights = WeightReader(checkpoint, dtype=model.dtype, device=model.device)
         self.stream_dtype = torch.float32 if kernels else model.dtype
-        self._packing = Packing.choose(kernels, dtype=model.dtype) if kernels else None
+        self._packing = Packing.choose(kernels, dtype=model.dtype, quantization=quantization) if kernels else None
 
     @classmethod
-    def open(cls, folder: Path, target: LoadedTarget, *, rename: Rename = str) -> HeadReader:
+    def open(
+        cls, folder: Path, target: LoadedTarget, *, rename: Rename = str, quantization: str | None = None
+    ) -> HeadReader:
         """Open a folder; `rename` maps the name of each tensor to the one that the head reads.
 
         Raises:
             ModelError: config.json or the weights are missing or damaged.
+            ConfigError: see `__init__`.
         """
-        return cls(read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename), target)
+        content, checkpoint = read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename)
+        return cls(content, checkpoint, target, quantization=quantization)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Product:
         """Read a matrix, and its bias if the checkpoint has one."""
@@ -159,6 +176,16 @@ class HeadReader:
         return True
 
 
+def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None:
+    """Raise `ConfigError` where a head's weights cannot be rounded: the kernels multiply them with rows of bf16."""
+    if quantization is not None and (target.kernels is None or target.model.dtype != torch.bfloat16):
+        raise ConfigError(
+            f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute in bfloat16; "
+            f"the target computes in {str(target.model.dtype).removeprefix('torch.')}"
+            f"{'' if target.kernels else ' without them'}; leave it out"
+        )
+
+
 def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConfig:
     """Resolve the layers of a head whose config.json is like that of a model of `architecture`.
 
@@ -182,6 +209,11 @@ class Rotations:
 
     def __init__(self, rotaries: Iterable[Rotary | RotaryTable]) -> None:
         self._rotaries = list(rotaries)
+
+    @property
+    def tables(self) -> list[RotaryTable]:
+        """Those that are looked up: all of a head on the kernels."""
+        return [rotary for rotary in self._rotaries if isinstance(rotary, RotaryTable)]
 
     def __call__(self, positions: Tensor) -> list[Rotation | None]:
         """Return the rotations of positions [T] int64: None, then each distinct rope's."""

@@ -7,6 +7,7 @@ from ctypes import Array
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,6 +34,20 @@ class CacheAddresses:
         self._keys = np.array([kv.key.data_ptr() for kv in cache.layers], dtype=np.int64)
         self._values = np.array([kv.value.data_ptr() for kv in cache.layers], dtype=np.int64)
         self._places = (self._keys.ctypes.data, self._values.ctypes.data)
+        self._features = {name: rows.data_ptr() for name, rows in cache.features.items()}
+        self._kept: dict[frozenset[int], npt.NDArray[np.int64]] = {}  # see `kept`
+
+    def has_room_for(self, layers: frozenset[int]) -> bool:
+        """Whether the cache keeps the residual streams before all of these layers."""
+        return all(f"hidden.{layer}" in self._features for layer in layers)
+
+    def kept(self, layers: frozenset[int]) -> int:
+        """The address of an array that says where the residual stream before each layer is kept, 0 where it is not."""
+        found = self._kept.get(layers)
+        if found is None:
+            places = [self._features[f"hidden.{i}"] if i in layers else 0 for i in range(len(self._keys) + 1)]
+            found = self._kept[layers] = np.array(places, dtype=np.int64)
+        return int(found.ctypes.data)
 
     def arrays(self, first_layer: int) -> tuple[int, int]:
         """The addresses of the two arrays from one layer on."""
@@ -52,10 +67,14 @@ class NativeAttention:
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
+        return NativePass(self.kernels, batch, cache, self.addresses(cache))
+
+    def addresses(self, cache: KVCache) -> CacheAddresses:
+        """Where a cache's keys and values are."""
         addresses = self._addresses.get(cache)
         if addresses is None:  # asking every tensor for its address takes long, so it is done once per cache
             addresses = self._addresses[cache] = CacheAddresses(cache)
-        return NativePass(self.kernels, batch, cache, addresses)
+        return addresses
 
 
 class NativePass:

@@ -17,6 +17,7 @@ from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import LayerStruct
 from forerun.ops.rotary import Rotation
 
+NO_LAYERS: frozenset[int] = frozenset()
 ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}  # `Activation` of csrc/functions.h
 
 
@@ -169,12 +170,22 @@ class NativeLayers:
         self._rotation_of = np.array(rotation_of, dtype=np.int32)
         self._width = layers[0].struct.width
         self._widths = [layer.struct.beside_width + layer.struct.width for layer in layers]
-        self._places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)
+        self.places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)  # of both arrays
 
     def __call__(
-        self, hidden: Tensor, rotations: list[Rotation | None], attend: NativePass, first: int, last: int
+        self,
+        hidden: Tensor,
+        rotations: list[Rotation | None],
+        attend: NativePass,
+        first: int,
+        last: int,
+        keep: frozenset[int] = NO_LAYERS,
     ) -> Tensor:
-        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size] fp32."""
+        """Rows [T, width that layer `first` reads] -> the residual stream after layer `last` - 1, [T, hidden_size] fp32.
+
+        The residual streams before the layers of `keep` (after the last: the number of layers) are written to the
+        cache's features "hidden.N"; only a pass of all layers keeps any.
+        """
         if not 0 <= first < last <= len(self.layers) or len(hidden) != attend.struct.num_rows:
             raise ValueError(
                 f"got {len(hidden)} rows for layers {first} to {last}; "
@@ -182,7 +193,7 @@ class NativeLayers:
             )
         rows = _rows_of(hidden, self._widths[first])
         out = torch.empty(len(rows), self._width, dtype=torch.float32)
-        structs, rotation_of = self._places
+        structs, rotation_of = self.places
         keys, values = attend.addresses.arrays(first)
         self._kernels.decoder_layers(
             structs + self._structs.itemsize * first,
@@ -193,6 +204,7 @@ class NativeLayers:
             attend.addresses.storage,
             keys,
             values,
+            attend.addresses.kept(keep) if keep else None,
             rows.data_ptr(),
             out.data_ptr(),
         )

@@ -19,6 +19,7 @@ from forerun.ops.native.structs import (
     INTERFACE_VERSION,
     STRUCT_SIZES,
     AttentionStruct,
+    DraftHeadStruct,
     LiveTextStruct,
     PassStruct,
     RotationStruct,
@@ -51,7 +52,11 @@ PROTOTYPES: dict[str, list[type]] = {
     "attention": [POINTER(PassStruct), POINTER(AttentionStruct), c_int32, *[c_void_p] * 6],
     "decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
-        *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int32, *[c_void_p] * 5),
+    ],
+    "draft_chains": [
+        *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
+        *(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
     ],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
@@ -95,6 +100,7 @@ class Kernels:
         self.take_tokens = functions["take_tokens"]
         self.grow_drafts = functions["grow_drafts"]
         self.learn_rows = functions["learn_rows"]
+        self.draft_chains = functions["draft_chains"]
         self._set_threads = functions["set_threads"]
         self._read = functions["read"]
         self._num_threads = library.forerun_num_threads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 4
+INTERFACE_VERSION = 5
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -148,6 +148,51 @@ class LiveTextStruct(Structure):
     ]
 
 
+class TokenTableStruct(Structure):
+    """`TokenTable` of csrc/chain.h."""
+
+    _fields_: ClassVar = [
+        ("packed", POINTER(WeightStruct)),
+        ("rows", c_void_p),
+        ("num_tokens", c_int64),
+        ("scale", c_float),
+        ("storage", c_int32),
+    ]
+
+
+class DraftHeadStruct(Structure):
+    """`DraftHead` of csrc/chain.h."""
+
+    _fields_: ClassVar = [
+        ("embedding", TokenTableStruct),
+        ("fusion", POINTER(WeightStruct)),
+        ("feature_norm", c_void_p),
+        ("feature_norm_width", c_int64),
+        ("num_features", c_int64),
+        ("feature_width", c_int64),
+        ("layers", c_void_p),
+        ("rotation_of", c_void_p),
+        ("num_layers", c_int64),
+        ("output_norm", c_void_p),
+        ("vocabulary", POINTER(WeightStruct)),
+        ("target_ids", c_void_p),
+        ("num_outputs", c_int64),
+        ("norm_eps", c_float),
+        ("logit_factor", c_float),
+        ("logit_cap", c_float),
+        ("feeds_normed", c_int32),
+    ]
+
+
+class RotationTableStruct(Structure):
+    """`RotationTable` of csrc/chain.h."""
+
+    _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64), ("num_positions", c_int64)]
+
+
+DRAFT_TEXT_WORDS = 5
+"""int64 words of a `DraftText` of csrc/chain.h."""
+
 STRUCT_SIZES = {
     "Weight": sizeof(WeightStruct),
     "AttentionShape": sizeof(AttentionStruct),
@@ -159,5 +204,8 @@ STRUCT_SIZES = {
     "TextIndex": sizeof(TextIndexStruct),
     "LiveText": sizeof(LiveTextStruct),
     "ContextTable": sizeof(ContextTableStruct),
+    "DraftHead": sizeof(DraftHeadStruct),
+    "RotationTable": sizeof(RotationTableStruct),
+    "DraftText": 8 * DRAFT_TEXT_WORDS,
 }
 """Bytes of each structure of csrc that Python lays out, by its name there."""

@@ -4,6 +4,7 @@
 #include <bit>
 #include <stdexcept>
 
+#include "chain.h"
 #include "layer.h"
 #include "lookup.h"
 
@@ -140,6 +141,55 @@ inline void check_text(const lookup::LiveText& text) {
     require(place >= 0 && (!place || place < text.own.end), "a text is copied from behind its end");
     if (text.past) check_index(*text.past);
     if (text.contexts) check_contexts(*text.contexts);
+}
+
+inline void check_head(const DraftHead& head, int32_t storage) {
+    require(head.num_layers > 0, "the head has no layers");
+    for (int64_t i = 0; i < head.num_layers; ++i) check_layer(*head.layers[i], storage);
+    const int64_t width = head.layers[0]->width, features = head.num_features * head.feature_width;
+    require(head.layers[0]->beside_width > 0, "the head's first layer reads no embeddings");
+    for (int64_t i = 1; i < head.num_layers; ++i)
+        require(head.layers[i]->width == width && !head.layers[i]->beside_width, "the head's layers differ in width");
+    require(is_size(head.num_features) && is_size(head.feature_width) && features > 0, "the head reads no features");
+    if (head.fusion) {
+        check_product(*head.fusion, 0, features, width);
+        require(head.fusion->narrow_inputs() == (storage == kBFloat16), "the fusion does not take rows as keys are stored");
+    }
+    require(head.fusion || features == width, "without a fusion the head's state must be its only feature");
+    check_norm(head.feature_norm, head.feature_norm_width, features);
+    check_product(*head.vocabulary, 0, width, head.num_outputs);
+    require(head.num_outputs > 0, "the head predicts no tokens");
+    const TokenTable& embedding = head.embedding;
+    require(embedding.packed || embedding.rows, "the head has no embeddings");
+    require(!embedding.packed || (embedding.packed->inputs >= head.layers[0]->beside_width &&
+                                  embedding.packed->outputs >= embedding.num_tokens),
+            "the embeddings are not those of the head's tokens");
+    check_storage(embedding.storage);
+    if (head.target_ids)
+        for (int64_t i = 0; i < head.num_outputs; ++i)
+            require(head.target_ids[i] >= 0 && head.target_ids[i] < embedding.num_tokens,
+                    "the head predicts a token that has no embedding");
+    else
+        require(head.num_outputs <= embedding.num_tokens, "the head predicts a token that has no embedding");
+}
+
+// Texts whose tokens, and what is drafted after them, have places in their blocks and positions in the tables.
+inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
+                        int64_t num_tokens, const RotationTable* tables, int64_t num_tables, int64_t most_drafted) {
+    require(is_size(num_texts) && is_size(num_tables) && is_size(most_drafted), "the number of texts is out of range");
+    require(block_size > 0, "the block size is not above 0");
+    for (int64_t i = 0; i < num_texts; token_ids += texts[i++].num_unread) {
+        const DraftText& text = texts[i];
+        require(is_size(text.num_read) && text.num_read >= 1, "a text's first unread place is out of range");
+        require(is_size(text.num_unread) && text.num_unread >= 1, "a text has no unread token");
+        require(text.num_drafted >= 0 && text.num_drafted <= most_drafted, "more tokens are asked for than there is room for");
+        const int64_t last = text.end() + std::max<int64_t>(text.num_drafted - 1, 0);  // the newest token is never read
+        require(is_size(text.num_blocks) && last <= text.num_blocks * block_size, "a text's blocks do not hold its draft");
+        for (int64_t t = 0; t < num_tables; ++t)
+            require(!tables[t].half || last - 1 <= tables[t].num_positions, "a position has no rotation");
+        for (int64_t j = 0; j < text.num_unread; ++j)
+            require(token_ids[j] >= 0 && token_ids[j] < num_tokens, "a token has no embedding");
+    }
 }
 
 }  // namespace forerun

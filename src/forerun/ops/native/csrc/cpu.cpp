@@ -20,11 +20,12 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 4;
+constexpr int32_t kInterfaceVersion = 5;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
 constexpr int64_t kMostThreads = 4096;
+constexpr int64_t kFewRowsAlone = 16;  // fewer are normed or stored before the team has been called
 
 thread_local char last_message[160] = "";
 
@@ -55,6 +56,7 @@ int32_t guarded(const Work& work) noexcept {
 struct Process {
     std::unique_ptr<Team> team;
     Workspace space;
+    ChainSpace chains;
     std::mutex mutex;  // calls of several threads take turns: they would share the workspace
     std::atomic<int> num_threads{1};
 
@@ -73,40 +75,6 @@ Process* process = new Process;
 // A child has its parent's memory but none of its threads: it begins with a team of its own, of one.
 void begin_anew() { process = new Process; }
 
-template <class Stored>
-const Stored* stored_rows(const float* rows, int64_t num_rows, int64_t width, int64_t padded, std::vector<uint8_t>& buffer) {
-    Stored* stored = Workspace::grown<Stored>(buffer, num_rows * padded);
-    for (int64_t row = 0; row < num_rows; ++row) {
-        std::fill(stored + row * padded + width, stored + (row + 1) * padded, Stored{});
-        store_row(rows + row * width, width, stored + row * padded);
-    }
-    return stored;
-}
-
-// The rows as a product with the weight reads them; the rest of what it needs is made ready, too.
-const void* rows_for(const Weight& weight, const float* rows, int64_t num_rows, int64_t width) {
-    auto& buffer = process->space.inputs;
-    process->space.grow_wide(weight, num_rows);
-    if (weight.narrow_inputs()) return stored_rows<bf16>(rows, num_rows, width, weight.inputs, buffer);
-    return stored_rows<float>(rows, num_rows, width, weight.inputs, buffer);
-}
-
-// Shares out the weight's tiles; finish(member, row, first output, sums of 32 outputs).
-template <class Finish>
-void multiply_shared(const Weight& weight, const void* inputs, int64_t num_rows, const Finish& finish) {
-    Team& team = *process->team;
-    team.run([&](int member) {
-        multiply(weight, inputs, num_rows, team.share(weight.tiles(), member), team.share(weight.tiles(), member + 1),
-                 process->space.wide[member].data(),
-                 [&](int64_t row, int64_t output, F16 first, F16 second) { finish(member, row, output, first, second); });
-    });
-}
-
-F16 finished(F16 sum, float factor, float cap) {
-    if (factor != 1.0f) sum = sum * splat(factor);
-    return soft_cap(sum, cap);
-}
-
 // Shares out the tiles that rows [num_rows, width] make; returns how many there are.
 template <class Work>
 int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work& work) {
@@ -117,6 +85,17 @@ int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work&
             work(tile, TileRows{rows + tile * kTile * width, std::min<int64_t>(kTile, num_rows - tile * kTile), width});
     });
     return tiles;
+}
+
+// Stores a pass's rows [num_rows, width] at their slots.
+template <class Stored>
+void keep_rows(const Pass& pass, const float* rows, int64_t width, Stored* kept) {
+    const auto store_rows = [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) store_row(rows + row * width, width, kept + pass.slots[row] * width);
+    };
+    Team& team = *process->team;
+    if (pass.num_rows < kFewRowsAlone) return store_rows(0, pass.num_rows);
+    team.run([&](int member) { store_rows(team.share(pass.num_rows, member), team.share(pass.num_rows, member + 1)); });
 }
 
 template <class Stored>
@@ -156,8 +135,10 @@ EXPORT int64_t forerun_size_of(const char* name) {
     } structures[] = {{"Weight", sizeof(Weight)},     {"AttentionShape", sizeof(AttentionShape)},
                       {"Sequence", sizeof(Sequence)}, {"Pass", sizeof(Pass)},
                       {"Rotation", sizeof(Rotation)}, {"Layer", sizeof(Layer)},
-                      {"RareWeight", sizeof(RareWeight)}, {"TextIndex", sizeof(lookup::TextIndex)},
-                      {"LiveText", sizeof(lookup::LiveText)},     {"ContextTable", sizeof(lookup::ContextTable)}};
+                      {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)},
+                      {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
+                      {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
+                      {"ContextTable", sizeof(lookup::ContextTable)}};
     for (const auto& structure : structures)
         if (!std::strcmp(structure.name, name)) return structure.size;
     return -1;
@@ -213,36 +194,23 @@ EXPORT int32_t forerun_linear(const Weight* weight, const float* rows, int64_t n
     return guarded([&] {
         check_product(*weight, num_rows, width, num_outputs);
         check_candidates(num_candidates, num_outputs);
+        require(out || num_candidates || !num_rows, "neither outputs nor candidates are asked for");
         const std::lock_guard<std::mutex> lock(process->mutex);
-        const void* inputs = rows_for(*weight, rows, num_rows, width);
-        const auto keep = [=](int64_t row, int64_t output, F16 first, F16 second) {
-            for (int half = 0; half < 2; ++half, output += kLanes) {
-                const int64_t left = num_outputs - output;
-                if (left <= 0) return;
-                store_first(out + row * num_outputs + output, half ? second : first,
-                            static_cast<int>(std::min<int64_t>(kLanes, left)));
-            }
-        };
+        const void* inputs = rows_for(process->space, *weight, rows, num_rows, width);
+        const Finishing finished{factor, cap};
         if (!num_candidates) {
-            if (!out) return;
-            multiply_shared(*weight, inputs, num_rows, [&](int, int64_t row, int64_t output, F16 first, F16 second) {
-                keep(row, output, finished(first, factor, cap), finished(second, factor, cap));
-            });
+            multiply_shared(*process->team, process->space, *weight, inputs, num_rows,
+                            [&](int, int64_t row, int64_t output, F16 first, F16 second) {
+                                store_outputs(out + row * num_outputs, output, num_outputs, finished(first), finished(second));
+                            });
             return;
         }
-        CandidateList* lists = process->space.begin_candidates(num_rows, num_candidates);
-        multiply_shared(*weight, inputs, num_rows, [&](int member, int64_t row, int64_t output, F16 first, F16 second) {
-            first = finished(first, factor, cap);
-            second = finished(second, factor, cap);
-            if (out) keep(row, output, first, second);
-            lists[member * num_rows + row].offer(first, second, output, num_outputs);
-        });
+        const CandidateList* lists = multiply_and_choose(*process->team, process->space, *weight, inputs, num_rows, num_outputs,
+                                                         finished, num_candidates, out);
         for (int64_t row = 0; row < num_rows; ++row) {
-            CandidateList& found = lists[row];
-            for (int member = 1; member < process->team->size(); ++member) found.merge(lists[member * num_rows + row]);
             for (int place = 0; place < num_candidates; ++place) {
-                ids[row * num_candidates + place] = found.id(place);
-                values[row * num_candidates + place] = found.value(place);
+                ids[row * num_candidates + place] = lists[row].id(place);
+                values[row * num_candidates + place] = lists[row].value(place);
             }
         }
     });
@@ -293,7 +261,6 @@ EXPORT int32_t forerun_read_outputs(const Weight* weight, const int64_t* ids, in
 // RMSNorm of each row; weight fp32 [width].
 EXPORT int32_t forerun_rms_norm(const float* rows, const float* weight, float eps, int64_t num_rows, int64_t width,
                                 float* out) {
-    constexpr int64_t kFewNorms = 16;  // are done before the team has been called
     return guarded([&] {
         check_rows(num_rows, width);
         const std::lock_guard<std::mutex> lock(process->mutex);
@@ -302,7 +269,7 @@ EXPORT int32_t forerun_rms_norm(const float* rows, const float* weight, float ep
             for (int64_t row = first; row < last; ++row)
                 norm_row(rows + row * width, weight, eps, width, out + row * width);
         };
-        if (num_rows < kFewNorms) return norm_rows(0, num_rows);
+        if (num_rows < kFewRowsAlone) return norm_rows(0, num_rows);
         team.run([&](int member) { norm_rows(team.share(num_rows, member), team.share(num_rows, member + 1)); });
     });
 }
@@ -346,10 +313,12 @@ EXPORT int32_t forerun_attention(const Pass* pass, const AttentionShape* shape, 
 }
 
 // Decoder layers one after the other, on the rows of `hidden`, as wide as the first layer reads them, to `out` [rows, width];
-// layer i writes its keys and values to keys[i] and values[i] and rotates by rotations[rotation_of[i]].
+// layer i writes its keys and values to keys[i] and values[i] and rotates by rotations[rotation_of[i]]. kept: null, or for each
+// layer, and for what follows the last, where the residual stream before it goes, [slots, width] in `storage`, or null.
 EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_layers, const Pass* pass,
                                       const Rotation* rotations, const int32_t* rotation_of, int32_t storage,
-                                      void* const* keys, void* const* values, const float* hidden, float* out) {
+                                      void* const* keys, void* const* values, void* const* kept, const float* hidden,
+                                      float* out) {
     return guarded([&] {
         check_storage(storage);
         check_pass(*pass);
@@ -357,10 +326,19 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
             check_layer(*layers[i], storage);
             check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
         }
+        require(!kept || !num_layers || !kept[0] || !layers[0]->beside_width, "the first layer reads no residual stream alone");
         const std::lock_guard<std::mutex> lock(process->mutex);
+        const auto keep = [&](int64_t i, const float* rows) {
+            if (!kept || !num_layers || !kept[i]) return;
+            if (storage == kFloat32)
+                keep_rows(*pass, rows, layers[0]->width, static_cast<float*>(kept[i]));
+            else
+                keep_rows(*pass, rows, layers[0]->width, static_cast<bf16*>(kept[i]));
+        };
         for (int64_t i = 0; i < num_layers; ++i) {
             const Rotation& rotation = rotations[rotation_of[i]];
             const float* rows = i ? out : hidden;
+            keep(i, rows);
             if (storage == kFloat32)
                 LayerCall<float>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<float*>(keys[i]),
                                  static_cast<float*>(values[i]), rows, out)
@@ -370,6 +348,35 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
                                 static_cast<bf16*>(values[i]), rows, out)
                     .run();
         }
+        keep(num_layers, out);
+    });
+}
+
+// Drafts a chain after each text, greedily, all passes of the head in one call, to drafted [num_texts, most_drafted];
+// layer i of the head writes to keys[i] and values[i], features[i] [slots, feature_width] holds `storage` as they do.
+EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* tables, int64_t num_tables,
+                                    const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
+                                    const void* const* features, int32_t storage, void* const* keys, void* const* values,
+                                    int64_t most_drafted, int64_t* drafted) {
+    return guarded([&] {
+        check_storage(storage);
+        check_head(*head, storage);
+        check_texts(texts, num_texts, block_size, token_ids, head->embedding.num_tokens, tables, num_tables, most_drafted);
+        for (int64_t i = 0; i < head->num_layers; ++i) {
+            require(head->rotation_of[i] >= 0 && head->rotation_of[i] < num_tables, "a layer's rotation is not there");
+            require(2 * tables[head->rotation_of[i]].half <= head->layers[i]->attention.key_dim,
+                    "more dimensions are rotated than a head has");
+        }
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        const auto draft = [&]<class Stored>(Stored) {
+            ChainCall<Stored>(*process->team, process->space, process->chains, *head, tables, num_tables, texts, block_size,
+                              features, keys, values)
+                .run(num_texts, token_ids, drafted, most_drafted);
+        };
+        if (storage == kFloat32)
+            draft(float{});
+        else
+            draft(bf16{});
     });
 }
 

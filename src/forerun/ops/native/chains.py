@@ -1,0 +1,180 @@
+"""Chains of tokens drafted by a small head, all its passes in one call of the kernels."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from ctypes import Array, addressof, pointer
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from forerun.ops.layers import Embedding
+from forerun.ops.native.attention import CacheAddresses
+from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedLinear
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.structs import (
+    STORAGE,
+    DraftHeadStruct,
+    RotationTableStruct,
+    TokenTableStruct,
+)
+from forerun.ops.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainHeadParts:
+    """An EAGLE-3 head on the kernels.
+
+    Attributes:
+        embedding: of the target's tokens, as wide as what the first layer reads beside its stream.
+        fusion: makes a state of a token's features; None: its only feature is its state.
+        feature_norms: of all features together (one) or of each, before the fusion; or none.
+        features: the names of the target's hidden states that it reads, in order.
+        feature_width: the target's hidden_size.
+        layers: the decoder layers, the first of which reads embeddings beside states.
+        rotaries: the distinct rotations that the layers take, from number 1 on.
+        norm: before the vocabulary.
+        vocabulary: a product with the outputs' weights.
+        logit_factor: times the product; a soft cap of `logit_cap` follows (0: none).
+        logit_cap: see `logit_factor`.
+        target_ids: the target's token of each output, [V] int64, or None if they are the same.
+        feeds_normed: a drafted token is read with the output after the norm, instead of before it.
+    """
+
+    embedding: PackedEmbedding | Embedding
+    fusion: PackedLinear | None
+    feature_norms: Sequence[NativeRMSNorm]
+    features: tuple[str, ...]
+    feature_width: int
+    layers: NativeLayers
+    rotaries: Sequence[RotaryTable]
+    norm: NativeRMSNorm
+    vocabulary: PackedLinear
+    logit_factor: float
+    logit_cap: float
+    target_ids: Tensor | None
+    feeds_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChainText:
+    """A text whose entries at the places below `num_read` are in `block_ids`.
+
+    `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
+    `block_ids` has blocks for the places of all but the last.
+    """
+
+    block_ids: npt.NDArray[np.int32]
+    num_read: int
+    token_ids: list[int]
+    num_drafted: int
+
+
+class NativeChains:
+    """Drafts greedily with an EAGLE-3 head; the twin of its passes one by one (`drafters.neural.writers.ChainWriter`)."""
+
+    def __init__(self, kernels: Kernels, parts: ChainHeadParts) -> None:
+        self._kernels = kernels
+        self._parts = parts  # keeps the tensors alive whose addresses are in the struct
+        norms = [norm.weight for norm in parts.feature_norms]
+        self._feature_norm = None if not norms else np.concatenate([weight.numpy() for weight in norms])
+        self._struct = DraftHeadStruct(
+            embedding=_token_table(parts.embedding),
+            fusion=None if parts.fusion is None else pointer(parts.fusion.weight.struct),
+            feature_norm=None if self._feature_norm is None else self._feature_norm.ctypes.data,
+            feature_norm_width=len(norms[0]) if norms else 0,
+            num_features=len(parts.features),
+            feature_width=parts.feature_width,
+            layers=parts.layers.places[0],
+            rotation_of=parts.layers.places[1],
+            num_layers=len(parts.layers.layers),
+            output_norm=parts.norm.weight.data_ptr(),
+            vocabulary=pointer(parts.vocabulary.weight.struct),
+            target_ids=None if parts.target_ids is None else parts.target_ids.data_ptr(),
+            num_outputs=parts.vocabulary.weight.outputs,
+            norm_eps=parts.norm.eps,
+            logit_factor=parts.logit_factor,
+            logit_cap=parts.logit_cap,
+            feeds_normed=parts.feeds_normed,
+        )
+        self._rotations: list[Rotation] = []
+        self._tables: Array[RotationTableStruct] = (RotationTableStruct * 1)()
+        self._num_positions = 0  # that the tables have
+        self._hidden_states: Mapping[str, Tensor] = {}  # of the last call, and where they are
+        self._feature_addresses = array("q")
+
+    def draft(
+        self, texts: Sequence[ChainText], hidden_states: Mapping[str, Tensor], cache: CacheAddresses, *, block_size: int
+    ) -> list[list[int]]:
+        """Draft a chain after each text, of the likeliest tokens; the cache gets entries of all tokens but the last drafted.
+
+        Args:
+            texts: each with at least one token.
+            hidden_states: the target's, name -> [num_slots, feature_width], of the dtype of the drafter's keys.
+            cache: the drafter's.
+            block_size: of the target's cache and the drafter's.
+
+        Raises:
+            ValueError: a text's blocks do not hold its draft, or a token is not in the vocabulary.
+        """
+        # arrays of the standard library: after a pass of the target, NumPy's own calls come from memory
+        most, most_places = 0, 0
+        words, token_ids = array("q"), array("q")
+        for text in texts:
+            num_unread, num_drafted = len(text.token_ids), text.num_drafted
+            words.extend((text.block_ids.ctypes.data, len(text.block_ids), text.num_read, num_unread, num_drafted))
+            token_ids.extend(text.token_ids)
+            most = max(most, num_drafted)
+            most_places = max(most_places, text.num_read + num_unread + num_drafted)
+        if hidden_states is not self._hidden_states:
+            self._hidden_states = hidden_states
+            self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
+        if most_places > self._num_positions:
+            self._look_up(most_places)
+        drafted = array("q", bytes(8 * most * len(texts)))
+        keys, values = cache.arrays(0)
+        self._kernels.draft_chains(
+            *(self._struct, addressof(self._tables), len(self._tables), _address(words), len(texts), block_size),
+            *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
+            *(most, _address(drafted)),
+        )
+        return [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
+
+    def _look_up(self, num_positions: int) -> None:
+        """Give the kernels rotations of so many positions."""
+        rotations = [rotary.of_first(num_positions) for rotary in self._parts.rotaries]
+        self._rotations = rotations  # keeps their tensors alive
+        self._num_positions = min((len(rotation.cos) for rotation in rotations), default=sys.maxsize)
+        self._tables = (RotationTableStruct * (1 + len(rotations)))(
+            RotationTableStruct(),  # of layers that know no positions
+            *(
+                RotationTableStruct(
+                    cos=rotation.cos.data_ptr(),
+                    sin=rotation.sin.data_ptr(),
+                    half=rotation.cos.shape[-1],
+                    num_positions=len(rotation.cos),
+                )
+                for rotation in rotations
+            ),
+        )
+
+
+def _address(values: array[int]) -> int:
+    return values.buffer_info()[0]
+
+
+def _token_table(embedding: PackedEmbedding | Embedding) -> TokenTableStruct:
+    if isinstance(embedding, PackedEmbedding):
+        weight = embedding.head.weight
+        return TokenTableStruct(packed=pointer(weight.struct), num_tokens=weight.outputs, scale=embedding.scale)
+    table = embedding.table
+    return TokenTableStruct(
+        rows=table.data_ptr(),
+        num_tokens=len(table),
+        scale=table.new_tensor(embedding.scale).item(),  # rounded as the twin rounds it
+        storage=STORAGE[table.dtype],
+    )

@@ -1,0 +1,260 @@
+// Chains of tokens that a small head drafts after texts: all its passes in one call.
+//
+// The head's entry at place j of a text is made of token j and of a state of token j - 1: of the target's features there while
+// token j is the text's, of the head's own output once it is drafted. Place 0 has no entry, and place j the position j - 1.
+#pragma once
+
+#include "product.h"
+
+namespace forerun {
+
+// Embeddings: the rows of a packed weight, or a table's.
+struct TokenTable {
+    const Weight* packed;  // or null
+    const void* rows;      // [num_tokens, width]
+    int64_t num_tokens;
+    float scale;
+    int32_t storage;  // of `rows`
+};
+
+// An EAGLE-3 head (arXiv 2503.01840): the first layer reads each token's embedding beside its state.
+struct DraftHead {
+    TokenTable embedding;
+    const Weight* fusion;             // makes a state of a token's features; null: its only feature is its state
+    const float* feature_norm;        // before it, [num_features * feature_width], or null
+    int64_t feature_norm_width;       // how many values share a norm: a feature's, or all
+    int64_t num_features;
+    int64_t feature_width;
+    const Layer* const* layers;
+    const int32_t* rotation_of;  // which rotation each layer takes
+    int64_t num_layers;
+    const float* output_norm;
+    const Weight* vocabulary;
+    const int64_t* target_ids;  // the target's token of each output, or null: the same
+    int64_t num_outputs;
+    float norm_eps;
+    Finishing finished;
+    int32_t feeds_normed;  // the next state is the output after the norm
+};
+
+// Cosines and sines of positions [0, num_positions), [num_positions, half] each; half 0: a layer that knows no positions.
+struct RotationTable {
+    const float* cos;
+    const float* sin;
+    int64_t half;
+    int64_t num_positions;
+};
+
+// A text with entries of its places below `num_read`, and its tokens at the `num_unread` places that follow.
+struct DraftText {
+    const int32_t* blocks;  // of all places that are read or drafted
+    int64_t num_blocks;
+    int64_t num_read;    // 1 or more
+    int64_t num_unread;  // 1 or more
+    int64_t num_drafted;
+
+    int64_t end() const { return num_read + num_unread; }
+    int64_t slot(int64_t place, int64_t block_size) const {
+        return blocks[place / block_size] * block_size + place % block_size;
+    }
+};
+
+// What a call of `ChainCall` keeps between its passes.
+struct ChainSpace {
+    std::vector<float> hidden, outputs, normed;
+    std::vector<std::vector<float>> cos, sin;
+    std::vector<Rotation> rotations;
+    std::vector<int64_t> slots, token_ids, positions;
+    std::vector<Sequence> sequences;
+    std::vector<int64_t> growing;  // texts whose chains go on
+};
+
+// Drafts chains; `Stored` is what keys, values, features and a product's rows are stored in.
+template <class Stored>
+class ChainCall {
+  public:
+    ChainCall(Team& team, Workspace& space, ChainSpace& own, const DraftHead& head, const RotationTable* tables,
+              int64_t num_tables, const DraftText* texts, int64_t block_size, const void* const* features,
+              void* const* keys, void* const* values)
+        : team_(team), space_(space), own_(own), head_(head), tables_(tables), num_tables_(num_tables), texts_(texts),
+          block_size_(block_size), features_(features), keys_(keys), values_(values),
+          width_(head.layers[0]->width), beside_(head.layers[0]->beside_width) {}
+
+    // drafted [num_texts, stride]: a text's tokens, as many as it asks for.
+    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, int64_t stride) {
+        own_.growing.clear();
+        for (int64_t i = 0; i < num_texts; ++i)
+            if (texts_[i].num_drafted > 0) own_.growing.push_back(i);
+        for (int64_t depth = 0; !own_.growing.empty(); ++depth) {
+            begin_pass();
+            if (depth == 0)
+                add_texts(num_texts, token_ids);
+            else
+                add_drafted(depth, drafted, stride);
+            compute();
+            choose(depth, drafted, stride);
+            keep_growing(depth + 1);
+        }
+    }
+
+  private:
+    void begin_pass() {
+        own_.slots.clear();
+        own_.positions.clear();
+        own_.token_ids.clear();
+        own_.sequences.clear();
+    }
+
+    // Adds rows of a text from place `first` on.
+    void add_rows(const DraftText& text, int64_t first, int64_t count, const int64_t* token_ids) {
+        own_.sequences.push_back({num_rows(), first, count, text.blocks, nullptr, 0, 1});
+        for (int64_t i = 0; i < count; ++i) {
+            own_.slots.push_back(text.slot(first + i, block_size_));
+            own_.positions.push_back(first + i - 1);
+            own_.token_ids.push_back(token_ids[i]);
+        }
+    }
+
+    // The rows of all unread tokens, each with the state that is made of the features of the token before it.
+    void add_texts(int64_t num_texts, const int64_t* token_ids) {
+        for (int64_t i = 0, first = 0; i < num_texts; first += texts_[i++].num_unread)
+            if (texts_[i].num_drafted > 0) add_rows(texts_[i], texts_[i].num_read, texts_[i].num_unread, token_ids + first);
+        float* hidden = Workspace::grown(own_.hidden, num_rows() * both());
+        embed(hidden);
+        const int64_t features = head_.num_features * head_.feature_width;
+        float* wide = Workspace::grown(own_.normed, num_rows() * features);
+        int64_t row = 0;
+        for (const int64_t i : own_.growing)
+            for (int64_t place = texts_[i].num_read; place < texts_[i].end(); ++place, ++row)
+                read_features(texts_[i].slot(place - 1, block_size_), wide + row * features);
+        if (!head_.fusion) {
+            for (row = 0; row < num_rows(); ++row)
+                std::copy_n(wide + row * features, width_, hidden + row * both() + beside_);
+            return;
+        }
+        const void* inputs = rows_for(space_, *head_.fusion, wide, num_rows(), features);
+        multiply_shared(team_, space_, *head_.fusion, inputs, num_rows(),
+                        [&](int, int64_t r, int64_t output, F16 first, F16 second) {
+                            store_outputs(hidden + r * both() + beside_, output, width_, first, second);
+                        });
+    }
+
+    void read_features(int64_t slot, float* out) const {
+        const int64_t width = head_.feature_width;
+        for (int64_t i = 0; i < head_.num_features; ++i) {
+            const Stored* feature = static_cast<const Stored*>(features_[i]) + slot * width;
+            for (int64_t j = 0; j < width; j += kLanes) {
+                const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - j));
+                store_first(out + i * width + j, load_first(feature + j, lanes), lanes);
+            }
+        }
+        if (!head_.feature_norm) return;
+        for (int64_t j = 0; j < head_.num_features * width; j += head_.feature_norm_width)
+            norm_row(out + j, head_.feature_norm + j, head_.norm_eps, head_.feature_norm_width, out + j);
+    }
+
+    // A row for the newest token of each growing chain, with the state of the row that it was drafted from.
+    void add_drafted(int64_t depth, const int64_t* drafted, int64_t stride) {
+        for (const int64_t i : own_.growing) add_rows(texts_[i], texts_[i].end() + depth - 1, 1, drafted + i * stride + depth - 1);
+        float* hidden = Workspace::grown(own_.hidden, num_rows() * both());
+        embed(hidden);
+        const std::vector<float>& states = head_.feeds_normed ? own_.normed : own_.outputs;
+        for (int64_t row = 0; row < num_rows(); ++row)
+            std::copy_n(states.data() + state_rows_[row] * width_, width_, hidden + row * both() + beside_);
+    }
+
+    void embed(float* hidden) {
+        const TokenTable& table = head_.embedding;
+        embedded_.resize(table.packed ? table.packed->inputs : 0);
+        for (int64_t row = 0; row < num_rows(); ++row) {
+            float* out = hidden + row * both();
+            const int64_t token = own_.token_ids[row];
+            if (table.packed) {
+                read_output(*table.packed, token, embedded_.data());
+                scale_row(embedded_.data(), table.scale, nullptr, beside_, out);
+            } else if (table.storage == kFloat32) {
+                scale_row(static_cast<const float*>(table.rows) + token * beside_, table.scale, nullptr, beside_, out);
+            } else {
+                for (int64_t i = 0; i < beside_; ++i)
+                    out[i] = widen(static_cast<const bf16*>(table.rows)[token * beside_ + i]) * table.scale;
+            }
+        }
+    }
+
+    void compute() {
+        const Pass pass{num_rows(), own_.slots.data(), static_cast<int64_t>(own_.sequences.size()), own_.sequences.data(),
+                        block_size_};
+        rotate();
+        float* out = Workspace::grown(own_.outputs, num_rows() * width_);
+        for (int64_t i = 0; i < head_.num_layers; ++i)
+            LayerCall<Stored>(team_, space_, *head_.layers[i], pass, own_.rotations[head_.rotation_of[i]],
+                              static_cast<Stored*>(keys_[i]), static_cast<Stored*>(values_[i]),
+                              i ? out : own_.hidden.data(), out)
+                .run();
+    }
+
+    void rotate() {
+        own_.rotations.resize(num_tables_);
+        own_.cos.resize(num_tables_);
+        own_.sin.resize(num_tables_);
+        for (int64_t t = 0; t < num_tables_; ++t) {
+            const RotationTable& table = tables_[t];
+            float* cos = Workspace::grown(own_.cos[t], num_rows() * table.half);
+            float* sin = Workspace::grown(own_.sin[t], num_rows() * table.half);
+            for (int64_t row = 0; row < num_rows(); ++row) {
+                std::copy_n(table.cos + own_.positions[row] * table.half, table.half, cos + row * table.half);
+                std::copy_n(table.sin + own_.positions[row] * table.half, table.half, sin + row * table.half);
+            }
+            own_.rotations[t] = {cos, sin, table.half};
+        }
+    }
+
+    // The next token of each growing chain: the first of the highest outputs at its last row.
+    void choose(int64_t depth, int64_t* drafted, int64_t stride) {
+        const auto num_chains = static_cast<int64_t>(own_.growing.size());
+        float* normed = Workspace::grown(own_.normed, num_chains * width_);
+        for (int64_t chain = 0; chain < num_chains; ++chain)
+            norm_row(own_.outputs.data() + last_row(chain) * width_, head_.output_norm, head_.norm_eps, width_,
+                     normed + chain * width_);
+        const void* inputs = rows_for(space_, *head_.vocabulary, normed, num_chains, width_);
+        const CandidateList* lists = multiply_and_choose(team_, space_, *head_.vocabulary, inputs, num_chains,
+                                                         head_.num_outputs, head_.finished, 1, nullptr);
+        for (int64_t chain = 0; chain < num_chains; ++chain) {
+            const int32_t output = lists[chain].id(0);
+            drafted[own_.growing[chain] * stride + depth] = head_.target_ids ? head_.target_ids[output] : output;
+        }
+    }
+
+    // Leaves out the chains that are long enough, and notes which row's state each other one goes on from.
+    void keep_growing(int64_t length) {
+        state_rows_.clear();
+        size_t kept = 0;
+        for (size_t chain = 0; chain < own_.growing.size(); ++chain) {
+            if (texts_[own_.growing[chain]].num_drafted <= length) continue;
+            state_rows_.push_back(head_.feeds_normed ? static_cast<int64_t>(chain) : last_row(static_cast<int64_t>(chain)));
+            own_.growing[kept++] = own_.growing[chain];
+        }
+        own_.growing.resize(kept);
+    }
+
+    int64_t num_rows() const { return static_cast<int64_t>(own_.slots.size()); }
+    int64_t both() const { return beside_ + width_; }
+    int64_t last_row(int64_t chain) const { return own_.sequences[chain].first_row + own_.sequences[chain].num_rows - 1; }
+
+    Team& team_;
+    Workspace& space_;
+    ChainSpace& own_;
+    const DraftHead& head_;
+    const RotationTable* tables_;
+    const int64_t num_tables_;
+    const DraftText* texts_;
+    const int64_t block_size_;
+    const void* const* features_;
+    void* const* keys_;
+    void* const* values_;
+    const int64_t width_, beside_;
+    std::vector<int64_t> state_rows_;  // of each growing chain: where its last state is
+    std::vector<float> embedded_;
+};
+
+}  // namespace forerun

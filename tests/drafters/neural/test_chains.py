@@ -1,0 +1,194 @@
+"""Chains that the kernels draft in one call: the tokens are those of passes one by one, whatever shares the call."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from forerun import SamplingParams
+from forerun.drafters.neural import forward
+from forerun.errors import ConfigError
+from forerun.ops.native.chains import ChainText
+from tests import heads_eagle, heads_medusa
+from tests.contract.test_contract import PROMPTS, TIGHT
+from tests.drafters.recording import recorded, recorded_under_pressure
+from tests.drafters.test_eagle import KINDS
+from tests.engines import engine_of, native_target, tiny_head, tiny_llm, tiny_target
+from tests.native import needs_kernels, threads
+
+pytestmark = needs_kernels
+
+K = 4
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+EAGLE3 = {name: options for name, (method, options) in KINDS.items() if method == "eagle3"}
+WHOLE = {"eagle3 with the whole vocabulary": {"num_draft": 264}, "eagle3, scaled logits": {"logit_scale": 0.25}}
+FORMATS = {
+    "fp32": (torch.float32, None),
+    "bf16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, "int8"),
+}
+every_format = pytest.mark.parametrize(("dtype", "quantization"), FORMATS.values(), ids=FORMATS)
+
+
+def chains_llm(folder, dtype, quantization=None, *, options=None, settings=None, **changes):
+    """An engine on the kernels with an EAGLE-3 head."""
+    target = native_target(dtype)
+    heads_eagle.save(folder, *heads_eagle.eagle3(target, **(options or {})))
+    config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": K, "quantization": quantization}
+    return tiny_llm(config | changes, target=target, **(settings or {}))
+
+
+def passes_of(llm):
+    return engine_of(llm).drafting.drafter._passes
+
+
+def one_by_one(llm):
+    """The same engine, whose drafter computes pass by pass."""
+    passes_of(llm)._chains = None
+    return llm
+
+
+def drafts(llm, prompts, sampling=GREEDY):
+    """What is drafted for each text that prompts and answers come to."""
+    seen = recorded(llm)
+    llm.generate(prompts, sampling, use_tqdm=False)
+    return {text: draft.token_ids for text, draft in seen}
+
+
+@every_format
+@pytest.mark.parametrize("kind", [*EAGLE3, *WHOLE])
+def test_chains_are_those_of_passes_one_by_one(kind, dtype, quantization, tmp_path):
+    options = (EAGLE3 | WHOLE)[kind]
+    found, expected = (
+        drafts(way(chains_llm(tmp_path, dtype, quantization, options=options)), PROMPTS[:6])
+        for way in (lambda llm: llm, one_by_one)
+    )
+    assert found == expected
+    assert sum(map(len, found.values())) > 200
+
+
+@pytest.mark.parametrize("kind", [*EAGLE3, *WHOLE])
+def test_every_head_is_drafted_with_in_one_call(kind, tmp_path):
+    assert passes_of(chains_llm(tmp_path, torch.bfloat16, options=(EAGLE3 | WHOLE)[kind]))._chains is not None
+
+
+@every_format
+def test_a_texts_draft_depends_on_nothing_but_the_text(dtype, quantization, tmp_path):
+    """Under preemption, prefix hits and chunked prompts, in batches and alone, with one thread and with three."""
+    llm = chains_llm(tmp_path, dtype, quantization, settings=TIGHT)
+    together = dict(recorded_under_pressure(llm, PROMPTS[:60], GREEDY))
+    for num_threads in (1, 3):
+        with threads(native_target(dtype).kernels, num_threads):
+            llm = chains_llm(tmp_path, dtype, quantization)
+            alone = {text: ids for prompt in PROMPTS[:8] for text, ids in drafts(llm, [prompt]).items()}
+        shared = alone.keys() & together.keys()
+        assert len(shared) > 20
+        for text in shared:
+            drafted = together[text].token_ids
+            assert alone[text][: len(drafted)] == drafted[: len(alone[text])]
+
+
+def test_long_texts_are_read_part_by_part(tmp_path, monkeypatch):
+    long = [[(7 * i) % 250 for i in range(100)], [3, 1, 4]]
+    expected = drafts(chains_llm(tmp_path, torch.bfloat16), long)
+    monkeypatch.setattr(forward, "MAX_TEXT_ROWS", 7)
+    assert drafts(chains_llm(tmp_path, torch.bfloat16), long) == expected
+
+
+def test_requests_whose_tokens_are_drawn_are_drafted_for_pass_by_pass(tmp_path):
+    sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+    found, expected = (
+        drafts(way(chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled")), PROMPTS[:4], sampled)
+        for way in (lambda llm: llm, one_by_one)
+    )
+    assert found == expected
+
+
+# --- int8 heads -----------------------------------------------------------------------------------
+
+HEADS = {
+    "eagle": heads_eagle.eagle,
+    "eagle3": heads_eagle.eagle3,
+    "peagle": heads_eagle.peagle,
+    "medusa": heads_medusa.medusa,
+    "mlp_speculator": heads_medusa.mlp_speculator,
+}
+
+
+def head_config(method, target, **changes):
+    model = {} if method == "mtp" else {"model": "tiny-dflash"}
+    if method in HEADS:
+        model = {"model": str(tiny_head(HEADS[method], target))}
+    return {"method": method, "num_speculative_tokens": 3, **model, **changes}
+
+
+@pytest.mark.parametrize("method", [*HEADS, "dflash", "mtp"])
+def test_the_text_is_the_same_with_a_head_in_int8(method):
+    target = native_target()
+    plain = tiny_llm(target=target).generate(PROMPTS[:6], GREEDY, use_tqdm=False)
+    llm = tiny_llm(head_config(method, target, quantization="int8"), target=target)
+    outputs = llm.generate(PROMPTS[:6], GREEDY, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    assert sum(output.speculation.num_draft_tokens for output in outputs) > 50
+
+
+def test_a_head_in_int8_drafts_nearly_what_it_drafts_unrounded_and_reads_fewer_bytes(tmp_path):
+    rounded, whole = (chains_llm(tmp_path, torch.bfloat16, quantization) for quantization in ("int8", None))
+    assert weight_bytes(rounded) < 0.8 * weight_bytes(whole)
+    found, exact = (drafts(llm, PROMPTS[:8]) for llm in (rounded, whole))
+    firsts = [found[text][:1] == exact[text][:1] for text in found.keys() & exact.keys()]
+    assert sum(firsts) > 0.8 * len(firsts) > 80
+
+
+def weight_bytes(llm):
+    """What a pass of the head reads."""
+    parts = passes_of(llm)._chains._parts
+    layers = sum(layer.num_bytes for layer in parts.layers.layers)
+    return layers + parts.fusion.num_bytes + parts.vocabulary.num_bytes
+
+
+@pytest.mark.parametrize("method", [*HEADS, "dflash", "mtp"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (tiny_target, "got 'int8', which the native CPU kernels compute in bfloat16; the target computes in float32"),
+        (lambda: native_target(torch.float32), "the target computes in float32; leave it out"),
+    ],
+    ids=["torch", "fp32"],
+)
+def test_int8_is_refused_where_the_target_is_not_in_bf16_on_the_kernels(method, make, message):
+    target = make()
+    with pytest.raises(ConfigError, match=message):
+        tiny_llm(head_config(method, target, quantization="int8"), target=target)
+
+
+@pytest.mark.parametrize("method", [*HEADS, "dflash", "mtp"])
+def test_an_unknown_quantization_is_refused(method):
+    with pytest.raises(ConfigError, match=r"quantization .of the drafter.: got 'int3'; may be int8, or None"):
+        tiny_llm(head_config(method, native_target(), quantization="int3"), target=native_target())
+
+
+# --- calls that cannot be computed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"num_drafted": 30}, "a text's blocks do not hold its draft"),
+        ({"num_read": 0}, "a text's first unread place is out of range"),
+        ({"token_ids": []}, "a text has no unread token"),
+        ({"token_ids": [3, 264]}, "a token has no embedding"),
+        ({"token_ids": [-1]}, "a token has no embedding"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(change, message, tmp_path):
+    llm = chains_llm(tmp_path, torch.bfloat16)
+    passes, features = passes_of(llm), llm.executor.cache.features
+    blocks = torch.arange(4, dtype=torch.int32).numpy()
+    text = {"block_ids": blocks, "num_read": 1, "token_ids": [3, 1], "num_drafted": 4} | change
+    with nullcontext() if message is None else pytest.raises(ValueError, match=f"draft_chains: {message}"):
+        (drafted,) = passes._chains.draft([ChainText(**text)], features, passes._addresses, block_size=4)
+        assert len(drafted) == 4
