@@ -53,6 +53,7 @@ PROTOTYPES: dict[str, list[type]] = {
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
         *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
     ],
+    "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
     "settle_text": [POINTER(LiveTextStruct)],
@@ -90,6 +91,7 @@ class Kernels:
         self.gate = functions["gate"]
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
+        self.sample = functions["sample"]
         self.extend_text = functions["extend_text"]
         self.settle_text = functions["settle_text"]
         self.take_tokens = functions["take_tokens"]

@@ -6,6 +6,7 @@
 
 #include "layer.h"
 #include "lookup.h"
+#include "sampling.h"
 
 namespace forerun {
 
@@ -140,6 +141,24 @@ inline void check_text(const lookup::LiveText& text) {
     require(place >= 0 && (!place || place < text.own.end), "a text is copied from behind its end");
     if (text.past) check_index(*text.past);
     if (text.contexts) check_contexts(*text.contexts);
+}
+
+inline void check_ids(const int32_t* ids, int64_t count, int64_t vocab_size) {
+    require(is_size(count), "the number of token ids is out of range");
+    for (int64_t i = 0; i < count; ++i)
+        require(ids[i] >= 0 && ids[i] < vocab_size, "a token id is not one of the vocabulary");
+}
+
+inline void check_draw(const Draw& draw, int64_t num_rows, int64_t vocab_size) {
+    require(draw.row >= 0 && draw.row < num_rows, "a draw's row is not one of the logits");
+    require(draw.settings->temperature >= 0.0f, "the temperature is below 0");
+    require(draw.settings->top_p > 0.0, "top_p is not above 0");
+    if (!draw.edits) return;
+    const RowEdits& edits = *draw.edits;
+    check_ids(edits.allowed, edits.num_allowed, vocab_size);
+    check_ids(edits.forbidden, edits.num_forbidden, vocab_size);
+    check_ids(edits.biased, edits.num_biased, vocab_size);
+    check_ids(edits.penalised, edits.num_penalised, vocab_size);
 }
 
 }  // namespace forerun
