@@ -36,7 +36,7 @@ def test_log_has_the_same_bits_in_every_release():
 def test_weights_are_exp_of_the_logits():
     logits = -np.logspace(-6, 1.4, 5000, dtype=np.float32)
     expected = np.exp(logits.astype(np.float64)) * 2.0**WEIGHT_BITS
-    assert (np.abs(weights(logits) - expected) <= 3e-7 * expected + 1).all()
+    assert (np.abs(weights(logits) - expected) <= 6e-6 * expected + 1).all()
 
 
 def test_the_largest_logit_weighs_one_and_tokens_that_are_out_nothing():

@@ -58,6 +58,7 @@ class SamplingRules:
         self.is_greedy = params.temperature < _GREEDY_BELOW
         self.grammar = grammar
         self.params = params
+        self.in_kernels: object = None  # what `ops.native.sampling` keeps with these rules
         self._bad_words = [tuple(word) for word in bad_words_ids]
         self._longest_bad_word = max(map(len, self._bad_words), default=0)
         # A stop token beyond the vocabulary (of a padded tokenizer) cannot come; nothing to forbid.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ class NativeSampler:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._settings: WeakKeyDictionary[SamplingRules, SamplingSettingsStruct] = WeakKeyDictionary()
         self._with_processors = NumpySampler()
 
     def draw(self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1) -> list[Drawn]:
@@ -53,7 +51,7 @@ class NativeSampler:
             if changes is not None:
                 edits.append(_EditsInMemory(changes, logits.shape[1]))
                 address = edits[-1].address
-            words.append((one.row, one.seed & MASK, one.position, self._settings_of(one.rules), address))
+            words.append((one.row, one.seed & MASK, one.position, _settings_of(one.rules), address))
             places.append(place)
         if words:
             for place, drawn in zip(places, self._run(logits, words, count), strict=True):
@@ -65,7 +63,8 @@ class NativeSampler:
         if not logits.is_cpu:  # only the rows that are asked for
             logits = logits[torch.from_numpy(table[:, 0].astype(np.int64)).to(logits.device)].cpu()
             table[:, 0] = np.arange(len(table))
-        logits = logits.float().contiguous()
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
+            logits = logits.float().contiguous()
         ids = np.empty((len(table), count), dtype=np.int64)
         largest = np.empty(len(table), dtype=np.float32)
         self._kernels.sample(
@@ -74,18 +73,27 @@ class NativeSampler:
         )
         return [_drawn(row, logit) for row, logit in zip(ids.tolist(), largest.tolist(), strict=True)]
 
-    def _settings_of(self, rules: SamplingRules) -> int:
-        """The address of a request's numbers, which live as long as its rules."""
-        struct = self._settings.get(rules)
-        if struct is None:
-            params = rules.params
-            struct = self._settings[rules] = SamplingSettingsStruct(
-                top_p=params.top_p,
-                top_k=min(max(params.top_k, 0), rules.vocab_size),
-                temperature=0.0 if rules.is_greedy else params.temperature,
-                floor=floor_of(params.min_p),
-            )
-        return addressof(struct)
+
+class _SettingsInMemory:
+    """A request's numbers as the kernels read them."""
+
+    def __init__(self, rules: SamplingRules) -> None:
+        params = rules.params
+        self._struct = SamplingSettingsStruct(
+            top_p=params.top_p,
+            top_k=min(max(params.top_k, 0), rules.vocab_size),
+            temperature=0.0 if rules.is_greedy else params.temperature,
+            floor=floor_of(params.min_p),
+        )
+        self.address = addressof(self._struct)
+
+
+def _settings_of(rules: SamplingRules) -> int:
+    """The address of a request's numbers; they live as long as its rules."""
+    kept = rules.in_kernels
+    if not isinstance(kept, _SettingsInMemory):
+        kept = rules.in_kernels = _SettingsInMemory(rules)
+    return kept.address
 
 
 def _drawn(token_ids: list[int], largest: float) -> Drawn:

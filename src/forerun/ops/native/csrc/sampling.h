@@ -132,9 +132,9 @@ inline double race_score(float logit, uint64_t bits) {
 inline F16 exact_exp(F16 logits) {
     const F16 clamped = max(logits, splat(-60.0f)), magic = splat(12582912.0f);
     const F16 whole = (clamped * splat(1.44269504088896341f) + magic) - magic;
-    const F16 rest = (clamped - whole * splat(0.693359375f)) - whole * splat(-2.12194440e-4f);
-    F16 series = splat(static_cast<float>(1.0 / 5040.0));
-    for (double term : {1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0})
+    const F16 rest = clamped - whole * splat(0.69314718055994531f);
+    F16 series = splat(static_cast<float>(1.0 / 120.0));
+    for (double term : {1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0})
         series = series * rest + splat(static_cast<float>(term));
     return scale_by_power(series, whole);
 }
