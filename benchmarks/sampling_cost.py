@@ -89,7 +89,7 @@ def main() -> None:
             results.append({"setting": name, "num_seqs": num_seqs, "ms": median, "of_greedy": greedy / median})
             print(f"{name:26} {num_seqs:4} {median:8.3f} {greedy / median:10.3f}")
     if arguments.json:
-        report = {"machine": machine, "dtype": dtype, "kernels": kernels}
+        report: dict[str, Any] = {"machine": machine, "dtype": dtype, "kernels": kernels}
         report |= {"rounds": arguments.rounds, "steps": arguments.steps, "results": results}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -57,7 +57,10 @@ def weights(logits: Float32s) -> npt.NDArray[np.int64]:
     for term in _EXP_TERMS[1:]:
         series = series * rest + term
     power = ((shifted.view(np.int32) - (_ROUNDING_BITS - 127)) << 23).view(np.float32)
-    return np.rint((series * power).astype(np.float64) * 2.0**WEIGHT_BITS).astype(np.int64)
+    whole_weights: npt.NDArray[np.int64] = np.rint((series * power).astype(np.float64) * 2.0**WEIGHT_BITS).astype(
+        np.int64
+    )
+    return whole_weights
 
 
 def nucleus_weight(total: int, top_p: float) -> int:

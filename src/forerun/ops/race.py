@@ -61,7 +61,8 @@ def _may_win(logits: Float32s, uniform: Float64s, count: int) -> npt.NDArray[np.
         earliest = uniform * np.exp(-logits)
         bounds = earliest / (1.0 - uniform)
     latest = bounds.min() if count == 1 else np.partition(bounds, count - 1)[count - 1]
-    return (earliest <= latest * (1.0 + MARGIN)).nonzero()[0]
+    found: npt.NDArray[np.int64] = (earliest <= latest * (1.0 + MARGIN)).nonzero()[0]
+    return found
 
 
 def first_of_weights(weights: Float64s, *, key: int) -> int:

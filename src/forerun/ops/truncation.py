@@ -90,4 +90,5 @@ def _nucleus(logits: Float32s, top_p: float) -> TokenIds:
     least = ordered[num_kept - 1]
     found = (logits >= least).nonzero()[0]
     is_least = logits[found] == least
-    return found[~is_least | (is_least.cumsum() <= (ordered[:num_kept] == least).sum())]
+    nucleus: TokenIds = found[~is_least | (is_least.cumsum() <= (ordered[:num_kept] == least).sum())]
+    return nucleus
