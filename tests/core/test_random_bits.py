@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from forerun.core.random_bits import Stream, child_seed, exponential, exponential_row, uniform
+from forerun.core.random_bits import Stream, child_seed, exponential, key_of, uniform, uniform_row, uniforms
 
 NUM_DRAWS = 20_000
 PINNED_UNIFORMS = [0.30868980060872697, 0.950138076779902, 0.14967804746509572]
@@ -27,9 +27,14 @@ def correlation(left, right):
     return abs(float(np.corrcoef(left, right)[0, 1]))
 
 
+def exponential_row(*coordinates, vocab_size=NUM_DRAWS):
+    return exponential(uniform_row(key_of(*coordinates), vocab_size))
+
+
 def rows_as_uniforms(**coordinates):
-    noise = exponential_row(vocab_size=NUM_DRAWS, **{"seed": 1, "position": 2, "stream": Stream.TARGET, **coordinates})
-    return -np.expm1(-noise.astype(np.float64))
+    """What noise is a distribution function's inverse of, found again by the function itself."""
+    noise = exponential_row(*{"seed": 1, "position": 2, "stream": Stream.TARGET, "index": 0, **coordinates}.values())
+    return -np.expm1(-noise)
 
 
 @pytest.mark.parametrize("moving", ["seed", "position", "index"])
@@ -64,28 +69,41 @@ def test_exchanging_seed_and_position_gives_other_noise():
 
 def test_noise_of_some_tokens_is_theirs_in_the_row():
     token_ids = np.array([0, 3, 4999, 31_000])
-    row = exponential_row(9, 4, Stream.TARGET, vocab_size=32_000)
-    assert np.array_equal(exponential(9, 4, Stream.TARGET, token_ids=token_ids), row[token_ids])
+    key = key_of(9, 4, Stream.TARGET, 0)
+    assert np.array_equal(uniforms(key, token_ids), uniform_row(key, 32_000)[token_ids])
 
 
 def test_drawing_does_not_change_the_token_ids():
     token_ids = np.array([5, 6])
-    exponential(0, 0, Stream.TARGET, token_ids=token_ids)
+    uniforms(key_of(0, 0, Stream.TARGET, 0), token_ids)
     assert token_ids.tolist() == [5, 6]
 
 
-def test_noise_is_positive_finite_and_fp32():
+def test_noise_is_positive_and_finite():
     row = exponential_row(0, 0, Stream.TARGET, vocab_size=200_000)
-    assert row.dtype == np.float32
     assert row.min() > 0
     assert np.isfinite(row).all()
 
 
-def test_the_smallest_noise_keeps_its_relative_precision():
-    # Noise computed as -log(uniform in fp32) would fall on multiples of 2**-24 near 0.
-    smallest = np.sort(exponential_row(0, 0, Stream.TARGET, vocab_size=500_000).astype(np.float64))[:20]
-    steps = smallest * 2**24
-    assert np.abs(steps - steps.round()).max() > 0.1
+@pytest.mark.parametrize("uniform", [2.0**-53, 2.0**-30, 1e-5, 0.25, 0.5, 0.75, 1.0 - 2.0**-53])
+def test_noise_has_the_relative_precision_of_double_at_both_ends(uniform):
+    assert exponential(np.array([uniform]))[0] == pytest.approx(-math.log1p(-uniform), rel=4e-16)
+
+
+def test_noise_is_never_below_its_uniform_number_nor_above_its_odds():
+    uniform = uniform_row(5, 200_000)
+    noise = exponential(uniform)
+    assert (noise >= uniform).all()
+    assert (noise <= uniform / (1.0 - uniform) * (1 + 1e-15)).all()
+
+
+def test_the_smallest_noise_of_many_rows_is_exponential_too():
+    # The least of n exponentials is an exponential with rate n; noise with a coarse grid near 0 would bunch.
+    num_rows, vocab_size = 2000, 1000
+    least = np.array(
+        [exponential_row(0, row, Stream.TARGET, 0, vocab_size=vocab_size).min() for row in range(num_rows)]
+    )
+    assert chi_square(-np.expm1(-least * vocab_size), num_bins=32) < limit(31)
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, -(2**63), 2**64 + 5])

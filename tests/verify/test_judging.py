@@ -11,7 +11,7 @@ from forerun.ops.candidates import find_candidates
 from forerun.ops.grammar import GrammarNotReadyError
 from forerun.verify import VERIFIERS
 from forerun.verify.base import Verdict
-from forerun.verify.judging import MostLikely, SeededChance, SequenceTarget
+from forerun.verify.judging import MostLikely, SampledTokens, SeededChance, SequenceTarget
 from forerun.verify.synthetic import SyntheticConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
 
@@ -157,7 +157,7 @@ def test_greedy_decoding_without_a_draft_is_what_the_judge_itself_says(verifier)
     for row in range(4):
         one = judged_of(first_row=row, temperature=0)
         (verdict,) = verifier.verify(logits, [one])
-        target = SequenceTarget(logits, one, MostLikely(logits))
+        target = SequenceTarget(logits, one, MostLikely(logits), SampledTokens(logits, [one], verifier.sampler))
         assert verdict == verifier.judge(one.draft, target, SeededChance(one.seed, one.position))
         assert verdict == Verdict((), int(logits[row].argmax()))
 

@@ -13,6 +13,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.exact_math import Float64s, log
+
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2**64 / golden ratio, made odd
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -39,18 +41,20 @@ def uniform(seed: int, position: int, stream: Stream, *, index: int = 0) -> floa
     return ((mix(key_of(seed, position, stream, index) + GAMMA) >> 12) + 0.5) * UNIT
 
 
-def exponential_row(
-    seed: int, position: int, stream: Stream, *, vocab_size: int, index: int = 0
-) -> npt.NDArray[np.float32]:
-    """Exponential(1) noise of every token: [vocab_size]."""
-    return _exponential(key_of(seed, position, stream, index), np.arange(vocab_size, dtype=np.uint64))
+def uniform_row(key: int, vocab_size: int) -> Float64s:
+    """The numbers uniform in (0, 1) of every token of the row with this key (see `key_of`): [vocab_size]."""
+    return _uniforms(key, np.arange(vocab_size, dtype=np.uint64))
 
 
-def exponential(
-    seed: int, position: int, stream: Stream, *, token_ids: npt.NDArray[np.int64], index: int = 0
-) -> npt.NDArray[np.float32]:
-    """Exponential(1) noise of some tokens, the same as theirs in `exponential_row` but at the cost of these few: [n]."""
-    return _exponential(key_of(seed, position, stream, index), token_ids.astype(np.uint64))
+def uniforms(key: int, token_ids: npt.NDArray[np.integer]) -> Float64s:
+    """Those of some tokens, the same as in `uniform_row`, at the cost of these few: [n]."""
+    return _uniforms(key, token_ids.astype(np.uint64))
+
+
+def exponential(uniform: Float64s) -> Float64s:
+    """Exponential(1) noise from numbers uniform in (0, 1), -log(1 - u); never below u, and the smallest as precise as any."""
+    # exact: u has 53 bits behind the point, and so has 1 - u
+    return -log(1.0 - uniform)
 
 
 def child_seed(seed: int, index: int) -> int:
@@ -74,8 +78,8 @@ def mix(bits: int) -> int:
     return bits ^ (bits >> 31)
 
 
-def _exponential(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
-    """Inverse-CDF exponential noise; `counters` is overwritten."""
+def _uniforms(key: int, counters: npt.NDArray[np.uint64]) -> Float64s:
+    """`counters` is overwritten."""
     bits = counters
     bits += np.uint64(1)
     bits *= np.uint64(GAMMA)
@@ -87,7 +91,5 @@ def _exponential(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.f
     bits >>= np.uint64(12)
     unit = bits.astype(np.float64)
     unit += 0.5
-    unit *= -UNIT
-    # log1p keeps the relative precision of small noise, and the smallest noise decides the argmax.
-    noise: npt.NDArray[np.float64] = np.log1p(unit, out=unit)
-    return np.negative(noise, out=noise).astype(np.float32)
+    unit *= UNIT
+    return unit

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.random_bits import Stream, exponential, exponential_row
+from forerun.core.exact_math import Float32s
+from forerun.core.random_bits import Stream, key_of
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.step import RowLogprobs
 from forerun.errors import ModelError, RequestError
+from forerun.ops.edits import RowEdits
 from forerun.ops.grammar import Grammar
-from forerun.ops.penalties import LogitBias, Penalties, penalises
+from forerun.ops.penalties import Int32s, LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
-from forerun.ops.truncation import Candidates, truncate
+from forerun.ops.race import first_of_weights, race
+from forerun.ops.truncation import KeptTokens, truncate
 
 _GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
 
@@ -53,18 +57,19 @@ class SamplingRules:
         self.vocab_size = vocab_size
         self.is_greedy = params.temperature < _GREEDY_BELOW
         self.grammar = grammar
-        self._params = params
+        self.params = params
+        self.in_kernels: object = None  # what `ops.native.sampling` keeps with these rules
         self._bad_words = [tuple(word) for word in bad_words_ids]
         self._longest_bad_word = max(map(len, self._bad_words), default=0)
         # A stop token beyond the vocabulary (of a padded tokenizer) cannot come; nothing to forbid.
         self._stop_token_ids = sorted(t for t in stop_token_ids if 0 <= t < vocab_size)
         self._num_forbidding_stop = params.min_tokens if self._stop_token_ids else 0
-        self._allowed = (
-            None if params.allowed_token_ids is None else torch.tensor(sorted(set(params.allowed_token_ids)))
-        )
+        self._allowed: Int32s | None = None
+        if params.allowed_token_ids is not None:
+            self._allowed = np.array(sorted(set(params.allowed_token_ids)), dtype=np.int32)
         self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
         self._processors = as_processors(params.logits_processors, prompt_ids=prompt_ids)
-        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size) if penalises(params) else None
+        self._penalties = Penalties(params, prompt_ids=prompt_ids) if penalises(params) else None
         self._leaves_few = self._allowed is not None or grammar is not None
         edits = (grammar, self._allowed, self._bias, self._penalties)
         self._always_changes_logits = bool(self._bad_words or self._processors) or any(e is not None for e in edits)
@@ -72,6 +77,11 @@ class SamplingRules:
     def is_plain_greedy_at(self, num_output: int) -> bool:
         """Whether, from `num_output` generated tokens on, the answer is the argmax of the raw logits."""
         return self.is_greedy and not self._changes_logits_at(num_output)
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether a user's own functions change the logits."""
+        return bool(self._processors)
 
     def shape(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
         """Return the logits of the next token after prompt + `output_ids` + `path`, all rules applied.
@@ -82,71 +92,87 @@ class SamplingRules:
             path: drafted tokens after them.
 
         Returns:
-            [vocab_size] fp32, -inf where a token is out; a greedy request's argmax is its next token.
+            [vocab_size] fp32 on the CPU, -inf where a token is out; a greedy request's argmax is its next token.
 
         Raises:
             RequestError: a logits processor failed, or the rules forbid every token.
             ModelError: `row` holds NaN or +inf.
         """
         if self.is_greedy:
-            return self._adjusted(row, output_ids, path)
+            return torch.from_numpy(self._adjusted(row, output_ids, path))
         kept = self.candidates(row, output_ids, path)
-        return kept.spread(kept.logits, vocab_size=self.vocab_size, fill=-math.inf)
+        return torch.from_numpy(kept.spread(kept.logits, vocab_size=self.vocab_size, fill=-math.inf))
 
-    def candidates(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Candidates:
+    def candidates(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> KeptTokens:
         """Like `shape`, but only the tokens that are left; a greedy request leaves exactly one."""
         logits = self._adjusted(row, output_ids, path)
         if self.is_greedy:
-            return Candidates(torch.tensor([greedy_token(logits)], device=logits.device), logits.new_zeros(1))
-        params = self._params
-        logits = (logits - _checked_largest(logits)) / params.temperature
+            return KeptTokens(np.array([_greedy_token(logits)]), np.zeros(1, dtype=np.float32))
+        params = self.params
+        largest = logits.max()
+        check_largest(float(largest))
+        with np.errstate(over="ignore"):
+            logits = (logits - largest) / np.float32(params.temperature)
         kept = truncate(logits, min_p=params.min_p, top_k=max(params.top_k, 0), top_p=params.top_p)
         return kept.without_forbidden() if self._leaves_few else kept
+
+    def edits(self, output_ids: Sequence[int], path: Sequence[int] = ()) -> RowEdits | None:
+        """What the rules other than processors change in the row after `output_ids` + `path`; None: nothing.
+
+        Raises:
+            RequestError: the grammar has no answer, or none yet.
+        """
+        num_output = len(output_ids) + len(path)
+        if not self._changes_logits_at(num_output):
+            return None
+        forbidden = self._ends_of_bad_words(output_ids, path)
+        if num_output < self._num_forbidding_stop:
+            forbidden += self._stop_token_ids
+        return RowEdits(
+            allowed=self._allowed,
+            mask=None if self.grammar is None else self.grammar.allowed(output_ids, path).numpy(force=True),
+            forbidden=np.array(forbidden, dtype=np.int32) if forbidden else None,
+            bias=self._bias,
+            penalised=None if self._penalties is None else self._penalties.at(output_ids, path),
+        )
 
     def _changes_logits_at(self, num_output: int) -> bool:
         return self._always_changes_logits or num_output < self._num_forbidding_stop
 
-    def _adjusted(self, row: Tensor, output_ids: list[int], path: Sequence[int]) -> Tensor:
+    def _adjusted(self, row: Tensor, output_ids: list[int], path: Sequence[int]) -> Float32s:
         """Logits after all rules that can change the most likely token."""
-        num_output = len(output_ids) + len(path)
-        if not self._changes_logits_at(num_output):
-            return row.float()
-        logits = self._keep_allowed(row)
-        if self.grammar is not None:
-            grammatical = self.grammar.allowed(output_ids, path).to(logits.device)
-            logits = logits.where(grammatical, -math.inf)
-        self._forbid_bad_words(logits, output_ids, path)
-        if num_output < self._num_forbidding_stop:
-            logits[self._stop_token_ids] = -math.inf
-        if self._bias is not None:
-            self._bias.apply(logits)
-        if self._processors:
-            output_and_path = [*output_ids, *path]
-            for processor in self._processors:
-                logits = processor(output_and_path, logits)
-            if self.grammar is not None:  # no processor may bring back what cannot be
-                logits = logits.where(grammatical, -math.inf)
-        if self._penalties is not None:
-            self._penalties.apply(logits, output_ids, path)
+        logits: Float32s = row.float().numpy(force=True)
+        edits = self.edits(output_ids, path)
+        if edits is None:
+            return logits
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not self._processors:
+                return edits.apply(logits)
+            logits = self._processed(edits.before_penalties(logits), row.device, [*output_ids, *path])
+            edits.keep_mask(logits)  # no processor may bring back what cannot be
+            if edits.penalised is not None:
+                edits.penalised.apply(logits)
         return logits
 
-    def _keep_allowed(self, row: Tensor) -> Tensor:
-        """A copy of `row`, -inf at all tokens that are not allowed."""
-        if self._allowed is None:
-            return row.to(torch.float32, copy=True)
-        allowed = self._allowed.to(row.device)
-        return torch.full_like(row, -math.inf, dtype=torch.float32).index_copy_(0, allowed, row[allowed].float())
+    def _processed(self, logits: Float32s, device: torch.device, output_and_path: list[int]) -> Float32s:
+        """What the user's own functions, which get tensors on the target's device, make of `logits`; a copy."""
+        shaped = torch.from_numpy(logits).to(device)
+        for processor in self._processors:
+            shaped = processor(output_and_path, shaped)
+        processed: Float32s = shaped.numpy(force=True).copy()
+        return processed
 
-    def _forbid_bad_words(self, logits: Tensor, output_ids: list[int], path: Sequence[int]) -> None:
-        """Forbid the last token of each bad word whose other tokens end the output."""
+    def _ends_of_bad_words(self, output_ids: Sequence[int], path: Sequence[int]) -> list[int]:
+        """The last token of each bad word whose other tokens end the output."""
         if not self._bad_words:
-            return
+            return []
         num_before = self._longest_bad_word - 1
         ending = (*output_ids[max(0, len(output_ids) - num_before) :], *path)
-        for word in self._bad_words:
-            start = len(ending) - len(word) + 1
-            if start >= 0 and ending[start:] == word[:-1]:
-                logits[word[-1]] = -math.inf
+        return [
+            word[-1]
+            for word in self._bad_words
+            if (start := len(ending) - len(word) + 1) >= 0 and ending[start:] == word[:-1]
+        ]
 
 
 def target_token(
@@ -169,11 +195,7 @@ def target_token(
         RequestError: as `SamplingRules.shape`.
         ModelError: as `SamplingRules.shape`.
     """
-    if rules.is_greedy:
-        return greedy_token(rules.shape(row, output_ids, path))
-    kept = rules.candidates(row, output_ids, path)
-    winner = _argmax(_target_race(kept, seed, position, vocab_size=len(row)))
-    return winner if kept.token_ids is None else int(kept.token_ids[winner])
+    return target_tokens(rules, row, output_ids, path, seed=seed, position=position, count=1)[0]
 
 
 def target_tokens(
@@ -191,33 +213,19 @@ def target_tokens(
     A drafter that runs the race on its own logits bets on what the target would draw if it agreed.
     """
     kept = rules.candidates(row, output_ids, path)
-    race = _target_race(kept, seed, position, vocab_size=len(row))
-    speeds, winners = race.topk(min(count, len(race)))
-    winners = winners[speeds > 0]
-    ids: list[int] = (winners if kept.token_ids is None else kept.token_ids[winners]).tolist()
-    return ids
-
-
-def _target_race(kept: Candidates, seed: int, position: int, *, vocab_size: int) -> Tensor:
-    """Speed of each candidate in the target's race; 0 for those that are out."""
-    weights = kept.logits.exp()
-    if kept.token_ids is None:
-        noise = exponential_row(seed, position, Stream.TARGET, vocab_size=vocab_size)
-    else:
-        noise = exponential(seed, position, Stream.TARGET, token_ids=kept.token_ids.numpy(force=True))
-    return weights / torch.from_numpy(noise).to(weights.device)
+    return race(kept.logits, kept.token_ids, key=key_of(seed, position, Stream.TARGET, 0), count=count)
 
 
 def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
-    """The distribution that `target_token` samples from: [vocab_size] fp32, one-hot for greedy requests."""
+    """The distribution that `target_token` samples from: [vocab_size] fp32 on the CPU, one-hot for greedy requests."""
     kept = rules.candidates(row, output_ids, path)
-    return kept.spread(kept.logits.softmax(-1), vocab_size=rules.vocab_size, fill=0.0)
+    probs = torch.from_numpy(kept.logits).softmax(-1).numpy()
+    return torch.from_numpy(kept.spread(probs, vocab_size=rules.vocab_size, fill=0.0))
 
 
 def draw_token(probs: Tensor, *, seed: int, position: int, stream: Stream, index: int = 0) -> int:
     """Draw a token from `probs` ([vocab_size], need not be normalised) with keyed noise."""
-    noise = exponential_row(seed, position, stream, vocab_size=len(probs), index=index)
-    return _argmax(probs / torch.from_numpy(noise).to(probs.device))
+    return first_of_weights(probs.double().numpy(force=True), key=key_of(seed, position, stream, index))
 
 
 def greedy_token(logits: Tensor) -> int:
@@ -227,8 +235,12 @@ def greedy_token(logits: Tensor) -> int:
         RequestError: every token is forbidden.
         ModelError: the logits hold NaN or +inf.
     """
-    token_id = _argmax(logits)
-    check_largest(logits[token_id].item())
+    return _greedy_token(logits.float().numpy(force=True))
+
+
+def _greedy_token(logits: Float32s) -> int:
+    token_id = int(logits.argmax())
+    check_largest(float(logits[token_id]))
     return token_id
 
 
@@ -242,17 +254,6 @@ def check_largest(logit: float) -> None:
             "min_tokens, bias or processors"
         )
     raise ModelError(f"logits: the largest is {logit}; must be finite; check the weights and the dtype")
-
-
-def _checked_largest(logits: Tensor) -> float:
-    largest = logits.max().item()
-    check_largest(largest)
-    return largest
-
-
-def _argmax(values: Tensor) -> int:
-    # On CPU NumPy's argmax is an order of magnitude faster than torch's; both take the first of ties.
-    return int(values.detach().numpy().argmax()) if values.is_cpu else int(values.argmax())
 
 
 def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> RowLogprobs:

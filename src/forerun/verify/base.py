@@ -31,6 +31,10 @@ class VerifyRequest:
     position: int
     output_ids: list[int]
 
+    def path(self, node: int) -> list[int]:
+        """The drafted tokens from the root to `node`, which is the last; none for node -1."""
+        return [self.draft.token_ids[n] for n in self.draft.path(node)]
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

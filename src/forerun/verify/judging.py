@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -15,8 +15,10 @@ from forerun.core.batch import Candidates
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import Stream, uniform
 from forerun.errors import ForerunError
+from forerun.ops.draws import Draw, Drawn, RowSampler
 from forerun.ops.grammar import GrammarNotReadyError
-from forerun.ops.sampling import check_largest, draw_token, target_probs, target_token
+from forerun.ops.native.sampling import choose_sampler
+from forerun.ops.sampling import check_largest, draw_token, target_probs
 from forerun.verify.base import Verdict, VerifyRequest
 
 
@@ -63,26 +65,30 @@ class IndependentVerifier:
 
     judge: Judge
     is_lossless: bool
+    sampler: RowSampler = field(default_factory=choose_sampler)
 
     def verify(
         self, logits: Tensor, judged: Sequence[VerifyRequest], candidates: Candidates | None = None
     ) -> list[Verdict | None]:
         """Judge every sequence; one whose rules raise gets an error verdict or none yet (see `Verifier`)."""
-        most_likely = MostLikely(logits, candidates)
-        return [self._verdict(logits, one, most_likely) for one in judged]
+        most_likely, sampled = MostLikely(logits, candidates), SampledTokens(logits, judged, self.sampler)
+        return [self._verdict(logits, one, most_likely, sampled) for one in judged]
 
-    def _verdict(self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely) -> Verdict | None:
+    def _verdict(
+        self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely, sampled: SampledTokens
+    ) -> Verdict | None:
         try:
             if not one.draft.token_ids and one.rules.is_plain_greedy_at(len(one.output_ids)):
                 return Verdict((), most_likely.token(one.first_row))  # what every judge would say
-            target, chance = SequenceTarget(logits, one, most_likely), SeededChance(one.seed, one.position)
+            target = SequenceTarget(logits, one, most_likely, sampled)
+            chance = SeededChance(one.seed, one.position)
             return self.judge(one.draft, target, chance)
         except GrammarNotReadyError:
             return None
         except ForerunError as error:
             if not len(one.draft):
                 return Verdict((), 0, error=str(error), error_kind=error.kind)
-            return self._verdict(logits, replace(one, draft=NO_DRAFT), most_likely)
+            return self._verdict(logits, replace(one, draft=NO_DRAFT), most_likely, sampled)
 
 
 class MostLikely:
@@ -117,18 +123,62 @@ class MostLikely:
         return largest.indices.tolist(), largest.values.tolist()
 
 
+class SampledTokens:
+    """The target's own token after each node of a step's drafts, drawn by the rules of the node's request.
+
+    Every sequence needs the token after its last committed one, so these are drawn in one call at the first
+    question. A token further down a draft is drawn when it is asked for: most drafts end before.
+    """
+
+    def __init__(self, logits: Tensor, judged: Sequence[VerifyRequest], sampler: RowSampler) -> None:
+        self._logits = logits
+        self._judged = judged
+        self._sampler = sampler
+
+    def token(self, one: VerifyRequest, node: int) -> int:
+        """Return the token after `node`, a function of seed, position and text only.
+
+        Raises:
+            RequestError: the rules failed, have no answer yet, or forbid every token.
+            ModelError: the logits are not finite.
+        """
+        drawn = self._first.get(one.first_row) if node < 0 else None
+        if drawn is None:
+            (drawn,) = self._sampler.draw(self._logits, [_draw_after(one, node)])
+        if isinstance(drawn, ForerunError):
+            raise drawn
+        return drawn[0]
+
+    @cached_property
+    def _first(self) -> dict[int, Drawn]:
+        """What was drawn at the first row of each sequence; a user's processors are not called before they must be."""
+        asked = [
+            _draw_after(one, -1)
+            for one in self._judged
+            if not one.rules.has_processors and not one.rules.is_plain_greedy_at(len(one.output_ids))
+        ]
+        drawn = self._sampler.draw(self._logits, asked)
+        return {draw.row: tokens for draw, tokens in zip(asked, drawn, strict=True)}
+
+
+def _draw_after(one: VerifyRequest, node: int) -> Draw:
+    path = one.path(node)
+    return Draw(one.first_row + 1 + node, one.rules, one.output_ids, path, one.seed, one.position + len(path))
+
+
 class SequenceTarget:
     """The target's logits at the places of one sequence's draft, under the request's rules.
 
     Sampling rules are applied only at the nodes that a verifier asks for.
     """
 
-    __slots__ = ("_is_plain_greedy", "_judged", "_logits", "_most_likely")
+    __slots__ = ("_is_plain_greedy", "_judged", "_logits", "_most_likely", "_sampled")
 
-    def __init__(self, logits: Tensor, judged: VerifyRequest, most_likely: MostLikely) -> None:
+    def __init__(self, logits: Tensor, judged: VerifyRequest, most_likely: MostLikely, sampled: SampledTokens) -> None:
         self._logits = logits
         self._judged = judged
         self._most_likely = most_likely
+        self._sampled = sampled
         self._is_plain_greedy = judged.rules.is_plain_greedy_at(len(judged.output_ids))
 
     @property
@@ -138,22 +188,14 @@ class SequenceTarget:
 
     def token(self, node: int) -> int:
         """The target's own token after `node`, a function of seed, position and text only."""
-        one = self._judged
-        row = one.first_row + 1 + node
         if self._is_plain_greedy:
-            return self._most_likely.token(row)
-        path = self._path(node)
-        position = one.position + len(path)
-        return target_token(one.rules, self._logits[row], one.output_ids, path, seed=one.seed, position=position)
+            return self._most_likely.token(self._judged.first_row + 1 + node)
+        return self._sampled.token(self._judged, node)
 
     def probs(self, node: int) -> Tensor:
-        """Distribution of the target's token after `node`: [vocab_size] fp32."""
+        """Distribution of the target's token after `node`: [vocab_size] fp32 on the CPU."""
         one = self._judged
-        return target_probs(one.rules, self._logits[one.first_row + 1 + node], one.output_ids, self._path(node))
-
-    def _path(self, node: int) -> list[int]:
-        draft = self._judged.draft
-        return [draft.token_ids[n] for n in draft.path(node)]
+        return target_probs(one.rules, self._logits[one.first_row + 1 + node], one.output_ids, one.path(node))
 
 
 @dataclass(slots=True)

@@ -12,8 +12,10 @@ from torch import Tensor
 from forerun.core.random_bits import Stream
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
-from forerun.errors import ConfigError, RequestError
-from forerun.ops.sampling import draw_token, target_probs, target_tokens
+from forerun.errors import ConfigError, ForerunError, RequestError
+from forerun.ops.draws import Draw, Drawn
+from forerun.ops.native.sampling import choose_sampler
+from forerun.ops.sampling import draw_token, target_probs
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
 
@@ -32,6 +34,7 @@ class DraftSampler:
         self._method = method
         self._vocab_size = vocab_size
         self._target_ids = target_ids
+        self._sampler = choose_sampler()
 
     def sample(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
         """Pick tokens for each position by its row of `logits` [len(positions), V].
@@ -39,11 +42,11 @@ class DraftSampler:
         A position gets no tokens where its request's rules forbid all that can be drafted there.
         """
         likeliest = self._likeliest(logits, max(position.num_tokens for position in positions))
+        draw = self._draw_coupled if self._method == "coupled" else self._draw_alone
+        drawn = iter(draw(logits, positions))
         return [
-            DraftedTokens(best[: position.num_tokens])
-            if self.is_greedy(position.request)
-            else self._draw(row, position)
-            for position, best, row in zip(positions, likeliest, logits, strict=True)
+            DraftedTokens(best[: position.num_tokens]) if self.is_greedy(position.request) else next(drawn)
+            for position, best in zip(positions, likeliest, strict=True)
         ]
 
     def is_greedy(self, request: DraftRequest) -> bool:
@@ -61,25 +64,39 @@ class DraftSampler:
         ids: list[list[int]] = found.tolist()
         return ids
 
+    def _draw_coupled(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
+        """The first tokens of the races that the target will run, for each position that is not greedy."""
+        asked: list[DraftPosition] = []
+        draws: list[Draw] = []
+        for row, position in enumerate(positions):
+            sequence, rules = position.request.sequence, position.request.rules
+            if rules is None or self.is_greedy(position.request):
+                continue
+            asked.append(position)
+            place = len(sequence) + len(position.path)
+            draws.append(Draw(row, rules, sequence.output_ids, position.path, sequence.seed, place))
+        if not draws:
+            return []
+        count = max(position.num_tokens for position in asked)
+        found = self._sampler.draw(self._spread(logits), draws, count=count)
+        return [_drafted(drawn, position) for drawn, position in zip(found, asked, strict=True)]
+
+    def _draw_alone(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
+        """Tokens with the probabilities that they were drawn from, for each position that is not greedy."""
+        return [
+            self._draw(row, position)
+            for row, position in zip(logits, positions, strict=True)
+            if not self.is_greedy(position.request)
+        ]
+
     def _draw(self, row: Tensor, position: DraftPosition) -> DraftedTokens:
-        sequence, rules, path = position.request.sequence, position.request.rules, position.path
+        sequence, rules = position.request.sequence, position.request.rules
         assert rules is not None, "a request without rules is greedy"
-        row = self._spread(row)
         try:
-            if self._method == "coupled":
-                token_ids = target_tokens(
-                    rules,
-                    row,
-                    sequence.output_ids,
-                    path,
-                    seed=sequence.seed,
-                    position=len(sequence) + len(path),
-                    count=position.num_tokens,
-                )
-                return DraftedTokens(token_ids)
-            return self._without_replacement(target_probs(rules, row, sequence.output_ids, path), position)
+            probs = target_probs(rules, self._spread(row), sequence.output_ids, position.path)
         except RequestError:  # the rules forbid all that can be drafted here
             return DraftedTokens([])
+        return self._without_replacement(probs, position)
 
     def _without_replacement(self, probs: Tensor, position: DraftPosition) -> DraftedTokens:
         """Draw until there are enough tokens or none is left."""
@@ -99,13 +116,21 @@ class DraftSampler:
             probs /= total
         return DraftedTokens(token_ids, drawn_from)
 
-    def _spread(self, row: Tensor) -> Tensor:
-        """Logits [V] over the target's vocabulary; -inf for tokens that the drafter does not have."""
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] over the target's vocabulary; -inf for tokens that the drafter does not have."""
         if self._target_ids is None:
-            return row
-        wide = row.new_full((self._vocab_size,), -torch.inf)
-        wide[self._target_ids] = row
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self._vocab_size), -torch.inf)
+        wide[..., self._target_ids] = logits
         return wide
+
+
+def _drafted(drawn: Drawn, position: DraftPosition) -> DraftedTokens:
+    if isinstance(drawn, RequestError):  # the rules forbid all that can be drafted here
+        return DraftedTokens([])
+    if isinstance(drawn, ForerunError):
+        raise drawn
+    return DraftedTokens(drawn[: position.num_tokens])
 
 
 @dataclass(frozen=True, slots=True)

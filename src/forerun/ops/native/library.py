@@ -58,6 +58,7 @@ PROTOTYPES: dict[str, list[type]] = {
         *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
         *(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
     ],
+    "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
     "settle_text": [POINTER(LiveTextStruct)],
@@ -95,6 +96,7 @@ class Kernels:
         self.gate = functions["gate"]
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
+        self.sample = functions["sample"]
         self.extend_text = functions["extend_text"]
         self.settle_text = functions["settle_text"]
         self.take_tokens = functions["take_tokens"]

@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -193,6 +193,38 @@ class RotationTableStruct(Structure):
 DRAFT_TEXT_WORDS = 5
 """int64 words of a `DraftText` of csrc/chain.h."""
 
+class SamplingSettingsStruct(Structure):
+    """`SamplingSettings` of csrc/sampling.h."""
+
+    _fields_: ClassVar = [("top_p", c_double), ("top_k", c_int64), ("temperature", c_float), ("floor", c_float)]
+
+
+class RowEditsStruct(Structure):
+    """`RowEdits` of csrc/sampling.h."""
+
+    _fields_: ClassVar = [
+        ("allowed", c_void_p),
+        ("num_allowed", c_int64),
+        ("mask", c_void_p),
+        ("forbidden", c_void_p),
+        ("num_forbidden", c_int64),
+        ("biased", c_void_p),
+        ("bias", c_void_p),
+        ("num_biased", c_int64),
+        ("penalised", c_void_p),
+        ("counts", c_void_p),
+        ("num_penalised", c_int64),
+        ("repetition", c_float),
+        ("frequency", c_float),
+        ("presence", c_float),
+        ("reserved", c_int32),
+    ]
+
+
+DRAW_WORDS = 5
+"""64-bit words of a `Draw` of csrc/sampling.h."""
+
+
 STRUCT_SIZES = {
     "Weight": sizeof(WeightStruct),
     "AttentionShape": sizeof(AttentionStruct),
@@ -207,5 +239,8 @@ STRUCT_SIZES = {
     "DraftHead": sizeof(DraftHeadStruct),
     "RotationTable": sizeof(RotationTableStruct),
     "DraftText": 8 * DRAFT_TEXT_WORDS,
+    "SamplingSettings": sizeof(SamplingSettingsStruct),
+    "RowEdits": sizeof(RowEditsStruct),
+    "Draw": 8 * DRAW_WORDS,
 }
 """Bytes of each structure of csrc that Python lays out, by its name there."""

@@ -7,6 +7,7 @@
 #include "chain.h"
 #include "layer.h"
 #include "lookup.h"
+#include "sampling.h"
 
 namespace forerun {
 
@@ -190,6 +191,24 @@ inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block
         for (int64_t j = 0; j < text.num_unread; ++j)
             require(token_ids[j] >= 0 && token_ids[j] < num_tokens, "a token has no embedding");
     }
+}
+
+inline void check_ids(const int32_t* ids, int64_t count, int64_t vocab_size) {
+    require(is_size(count), "the number of token ids is out of range");
+    for (int64_t i = 0; i < count; ++i)
+        require(ids[i] >= 0 && ids[i] < vocab_size, "a token id is not one of the vocabulary");
+}
+
+inline void check_draw(const Draw& draw, int64_t num_rows, int64_t vocab_size) {
+    require(draw.row >= 0 && draw.row < num_rows, "a draw's row is not one of the logits");
+    require(draw.settings->temperature >= 0.0f, "the temperature is below 0");
+    require(draw.settings->top_p > 0.0, "top_p is not above 0");
+    if (!draw.edits) return;
+    const RowEdits& edits = *draw.edits;
+    check_ids(edits.allowed, edits.num_allowed, vocab_size);
+    check_ids(edits.forbidden, edits.num_forbidden, vocab_size);
+    check_ids(edits.biased, edits.num_biased, vocab_size);
+    check_ids(edits.penalised, edits.num_penalised, vocab_size);
 }
 
 }  // namespace forerun

@@ -20,7 +20,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 5;
+constexpr int32_t kInterfaceVersion = 6;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -57,6 +57,7 @@ struct Process {
     std::unique_ptr<Team> team;
     Workspace space;
     ChainSpace chains;
+    std::vector<SamplingScratch> sampling;  // of each member of the team
     std::mutex mutex;  // calls of several threads take turns: they would share the workspace
     std::atomic<int> num_threads{1};
 
@@ -65,6 +66,7 @@ struct Process {
     void use_threads(int count, std::vector<int> cpus) {
         auto next = std::make_unique<Team>(count, std::move(cpus));
         space.begin_for(count);
+        sampling.resize(count);
         team = std::move(next);
         num_threads = count;
     }
@@ -138,7 +140,9 @@ EXPORT int64_t forerun_size_of(const char* name) {
                       {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)},
                       {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
-                      {"ContextTable", sizeof(lookup::ContextTable)}};
+                      {"ContextTable", sizeof(lookup::ContextTable)},
+                      {"SamplingSettings", sizeof(SamplingSettings)}, {"RowEdits", sizeof(RowEdits)},
+                      {"Draw", sizeof(Draw)}};
     for (const auto& structure : structures)
         if (!std::strcmp(structure.name, name)) return structure.size;
     return -1;
@@ -377,6 +381,32 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
             draft(float{});
         else
             draft(bf16{});
+    });
+}
+
+// Draws from rows of `logits` [num_rows, vocab_size] fp32: ids [num_draws, count] of each race's first tokens, -1 where there
+// are fewer; largest [num_draws]: each row's largest logit after its edits. Where that is not finite there are no tokens.
+EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t vocab_size, const Draw* draws,
+                              int64_t num_draws, int64_t count, int64_t* ids, float* largest) {
+    return guarded([&] {
+        check_rows(num_rows, vocab_size);
+        require(vocab_size > 0, "the vocabulary is empty");
+        require(is_size(num_draws) && is_size(count) && count > 0, "the number of draws is out of range");
+        bool edits = false, truncates = false;
+        for (int64_t i = 0; i < num_draws; ++i) {
+            check_draw(draws[i], num_rows, vocab_size);
+            edits |= draws[i].edits != nullptr;
+            truncates |= draws[i].settings->truncates();
+        }
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        for (SamplingScratch& scratch : process->sampling) scratch.grow(vocab_size, count, edits, truncates);
+        std::atomic<int64_t> next{0};
+        const auto draw_rows = [&](int member) {
+            for (int64_t i = next++; i < num_draws; i = next++)
+                largest[i] = draw_from_row(logits, vocab_size, draws[i], count, process->sampling[member], ids + i * count);
+        };
+        if (num_draws == 1) return draw_rows(0);
+        process->team->run(draw_rows);
     });
 }
 

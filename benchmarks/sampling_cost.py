@@ -1,0 +1,98 @@
+"""What sampling costs: plain decoding with several sampling settings, against greedy, at 1, 8 and 32 sequences.
+
+Run: python -m benchmarks.sampling_cost [--model smollm2-135m] [--json FILE]
+All settings take turns, a few steps each, on the same engine and at the same length of text. Prints the median milliseconds
+per step, and greedy's over them: the share of greedy's speed that is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from forerun import LLM, SamplingParams
+from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.prompts import WORKLOADS
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "T=1": {"temperature": 1.0},
+    "T=1 top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
+    "T=1 top-p 0.95 top-k 50": {"temperature": 1.0, "top_p": 0.95, "top_k": 50},
+    "T=1 top-p 0.95 penalties": {
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+    },
+}
+WARM_STEPS = 2
+
+
+def measure(llm: LLM, num_seqs: int, *, num_rounds: int, num_steps: int) -> dict[str, list[float]]:
+    """Milliseconds of every measured step with `num_seqs` sequences, by setting."""
+    steps: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    for turn in range(num_rounds):
+        order = list(SETTINGS)
+        shift = turn % len(order)
+        for name in order[shift:] + order[:shift]:
+            steps[name] += _measure_once(llm, num_seqs, SETTINGS[name], num_steps=num_steps, seed=turn)
+    return steps
+
+
+def _measure_once(llm: LLM, num_seqs: int, setting: dict[str, Any], *, num_steps: int, seed: int) -> list[float]:
+    engine, tokenizer = llm.engine, llm.get_tokenizer()
+    messages = [text for texts in WORKLOADS.values() for text in texts]
+    max_tokens = 2 * (num_steps + num_seqs + WARM_STEPS)
+    for i, message in zip(range(num_seqs), itertools.cycle(messages), strict=False):
+        sampling = SamplingParams(**setting, seed=seed * num_seqs + i, max_tokens=max_tokens, ignore_eos=True)
+        engine.add_request(str(i), tokenizer.apply_chat_template([{"role": "user", "content": message}]), sampling)
+    while engine.state.num_waiting:
+        engine.step()
+    for _ in range(WARM_STEPS):
+        engine.step()
+    taken = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        engine.step()
+        taken.append(1e3 * (time.perf_counter() - started))
+    for i in range(num_seqs):
+        engine.abort(str(i))
+    return taken
+
+
+def main() -> None:
+    """Measure every setting at every batch size and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    llm = LLM(arguments.model, max_model_len=1024)
+    machine, kernels = describe_machine(llm.device), describe_kernels(llm)
+    dtype = str(llm.dtype).removeprefix("torch.")
+    print(f"{machine}\n\nmedian ms per step, {arguments.model}, {dtype}, kernels: {kernels}")
+    print(f"{'setting':26} {'seqs':>4} {'ms':>8} {'of greedy':>10}")
+    results = []
+    for num_seqs in (1, 8, 32):
+        steps = measure(llm, num_seqs, num_rounds=arguments.rounds, num_steps=arguments.steps)
+        greedy = statistics.median(steps["greedy"])
+        for name, taken in steps.items():
+            median = statistics.median(taken)
+            results.append({"setting": name, "num_seqs": num_seqs, "ms": median, "of_greedy": greedy / median})
+            print(f"{name:26} {num_seqs:4} {median:8.3f} {greedy / median:10.3f}")
+    if arguments.json:
+        report: dict[str, Any] = {"machine": machine, "dtype": dtype, "kernels": kernels}
+        report |= {"rounds": arguments.rounds, "steps": arguments.steps, "results": results}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
