@@ -17,4 +17,5 @@ preload="$($compiler -print-file-name=libasan.so) $($compiler -print-file-name=l
 # Python frees little when it ends; torch's own memory is not looked into.
 FORERUN_SANITIZED_KERNELS=$folder/forerun/ops/native LD_PRELOAD=$preload \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-    "$BIN/python" -m pytest tests/ops/native tests/drafters/lookup tests/models/test_packing.py tests/models/test_batch_invariance.py "$@"
+    "$BIN/python" -m pytest tests/ops/native tests/drafters/lookup tests/drafters/neural/test_chains.py \
+    tests/models/test_packing.py tests/models/test_batch_invariance.py "$@"

@@ -97,6 +97,17 @@ def test_long_texts_are_read_part_by_part(tmp_path, monkeypatch):
     assert drafts(chains_llm(tmp_path, torch.bfloat16), long) == expected
 
 
+def test_a_head_whose_state_is_the_last_hidden_state_needs_no_fusion(tmp_path):
+    change = {"config": {"use_aux_hidden_state": False}, "drop": ["fc.weight"]}
+    heads_eagle.save_damaged(tmp_path, heads_eagle.eagle3, native_target(), **change)
+    config = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": K}
+    found, expected = (
+        drafts(way(tiny_llm(config, target=native_target())), PROMPTS[:4]) for way in (lambda llm: llm, one_by_one)
+    )
+    assert found == expected
+    assert sum(map(len, found.values())) > 100
+
+
 def test_requests_whose_tokens_are_drawn_are_drafted_for_pass_by_pass(tmp_path):
     sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
     found, expected = (

@@ -190,6 +190,7 @@ class Eagle3Head:
             or not isinstance(head, PackedHead)
             or not isinstance(self._layers, NativeLayers)
             or not isinstance(self._norm, NativeRMSNorm)
+            or len(native_norms) != len(norms)
             or not isinstance(self._fc, (PackedLinear, type(None)))
             or (self._norm_all is not None and self._norm_each)
             or (scale != 1.0 and (head.scale != 1.0 or head.soft_cap is not None))
