@@ -152,7 +152,7 @@ def _judge(
     drafting = GuardedDrafter(speculative.drafter.build(target), vocab_size=vocab_size)
     if drafting.drafter.needs:
         raise ConfigError("the drafter reads hidden states of the target, which are not recorded; leave it out")
-    replayer = Replayer(drafting, speculative.control, costs, clock)
+    replayer = Replayer(drafting, speculative.control(), costs, clock)
     found = [replayer.replay(text, number) for number, text in enumerate(texts)]
     speculation = SpeculationStats()
     for one in found:

@@ -193,6 +193,7 @@ class RotationTableStruct(Structure):
 DRAFT_TEXT_WORDS = 5
 """int64 words of a `DraftText` of csrc/chain.h."""
 
+
 class SamplingSettingsStruct(Structure):
     """`SamplingSettings` of csrc/sampling.h."""
 
