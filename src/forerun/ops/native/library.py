@@ -150,7 +150,7 @@ def load_kernels() -> Kernels | None:
 
 
 def best_kernels() -> Kernels | None:
-    """The best build that this CPU runs, for what takes no threads; None if no build runs.
+    """The best build that this CPU runs, with the threads that it has: one, where no model computes on it; None if no build runs.
 
     Raises:
         ConfigError: as `load_kernels`.
