@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ def following(answers: PastAnswers, salt: str | None, gram: list[int]) -> int:
 
 
 def test_an_answer_is_found_by_its_salt_alone():
-    answers = PastAnswers(max_bytes=10 * SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=10 * SMALLEST)
     answers.add([1, 2, 3, 4, 5], "mine")
     assert following(answers, "mine", [1, 2, 3, 4]) == 5
     assert following(answers, "yours", [1, 2, 3, 4]) == BREAK
@@ -28,21 +30,21 @@ def test_an_answer_is_found_by_its_salt_alone():
 
 
 def test_budget_of_zero_keeps_nothing():
-    answers = PastAnswers(max_bytes=0)
+    answers = PastAnswers(vocab_size=5000, max_bytes=0)
     answers.add(list(range(100)), None)
     assert answers.of(None) is None
     assert answers.num_bytes == 0
 
 
 def test_of_an_answer_longer_than_the_budget_the_end_is_kept():
-    answers = PastAnswers(max_bytes=SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=SMALLEST)
     answers.add(list(range(5000)), None)
     assert following(answers, None, [4990, 4991, 4992, 4993]) == 4994
     assert following(answers, None, [10, 11, 12, 13]) == BREAK
 
 
 def test_the_salt_used_for_longest_ago_makes_room():
-    answers = PastAnswers(max_bytes=2 * SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=2 * SMALLEST)
     for salt in ("first", "second"):
         answers.add([1, 2, 3, 4, 5], salt)
     answers.add([1, 2, 3, 4, 6], "first")
@@ -53,7 +55,7 @@ def test_the_salt_used_for_longest_ago_makes_room():
 
 
 def test_answers_stay_when_the_index_grows():
-    answers = PastAnswers(max_bytes=64 * SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=64 * SMALLEST)
     answers.add([7, 8, 9, 10, 11], None)
     for number in range(20):
         answers.add([100 + number] * 400, None)
@@ -61,11 +63,11 @@ def test_answers_stay_when_the_index_grows():
 
 
 def test_exported_answers_are_found_after_import():
-    answers = PastAnswers(max_bytes=64 * SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=64 * SMALLEST)
     answers.add([1, 2, 3, 4, 5], "a")
     answers.add([5, 4, 3, 2, 1], "a")
     answers.add([6, 7, 8, 9, 10], None)
-    again = PastAnswers(max_bytes=64 * SMALLEST)
+    again = PastAnswers(vocab_size=5000, max_bytes=64 * SMALLEST)
     again.from_arrays(answers.to_arrays())
     assert following(again, "a", [1, 2, 3, 4]) == 5
     assert following(again, "a", [5, 4, 3, 2]) == 1
@@ -79,7 +81,7 @@ def test_exported_answers_are_found_after_import():
     num_indexes=st.integers(0, 6),
 )
 def test_all_salts_together_stay_within_the_budget_and_the_latest_answer_is_kept(added, num_indexes):
-    answers = PastAnswers(max_bytes=num_indexes * SMALLEST)
+    answers = PastAnswers(vocab_size=5000, max_bytes=num_indexes * SMALLEST)
     for salt, length in added:
         answers.add(list(range(length)), salt)
         assert answers.num_bytes <= num_indexes * SMALLEST
@@ -87,3 +89,15 @@ def test_all_salts_together_stay_within_the_budget_and_the_latest_answer_is_kept
             # one of the two, as the first place of the ring, 0, is none
             found = [following(answers, salt, list(range(at - 4, at))) == at for at in (length - 1, length - 2)]
             assert any(found)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [np.array([1, 5000, BREAK], np.int32), np.array([1, -2], np.int32), np.array([1.5]), np.array([[1]], np.int32)],
+)
+def test_arrays_that_are_no_answers_are_refused_and_nothing_is_kept_of_them(tokens):
+    answers = PastAnswers(vocab_size=5000, max_bytes=SMALLEST)
+    good = np.array([1, 2, 3, 4, 5, BREAK], np.int32)
+    with pytest.raises(ValueError, match="past answers: "):
+        answers.from_arrays({None: {"tokens": good}, "a": {"tokens": tokens}})
+    assert answers.of(None) is None

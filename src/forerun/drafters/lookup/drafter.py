@@ -46,10 +46,15 @@ class LookupDrafter:
             num_candidates=num_candidates,
             to_store=self._lookup.to_store,
         )
-        self.past_answers = PastAnswers(max_bytes=pool_bytes, extend=self._lookup.extend)
+        self.past_answers = PastAnswers(vocab_size=target.vocab_size, max_bytes=pool_bytes, extend=self._lookup.extend)
         self.rates = HitRates()
         self.num_candidates = self.table.num_candidates if table_bytes else 0
         self._texts: dict[int, LiveText] = {}
+
+    @property
+    def pools(self) -> dict[str, PastAnswers | RecycleTable]:
+        """What it remembers of past requests, by kind; to be loaded before the first sequence."""
+        return {"past_answers": self.past_answers, "recycle": self.table}
 
     def start(self, sequence: Sequence) -> None:
         """Index the tokens so far."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
 
@@ -25,7 +27,8 @@ class PastAnswers:
     make room for others. A full index forgets its oldest tokens.
     """
 
-    def __init__(self, *, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
+    def __init__(self, *, vocab_size: int, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
+        self._vocab_size = vocab_size
         self._max_bytes = max_bytes
         self._extend = extend
         self._indexes: OrderedDict[str | None, TextIndex] = OrderedDict()  # the salt used last comes last
@@ -66,12 +69,23 @@ class PastAnswers:
             self._indexes.popitem(last=False)
         return index
 
-    def to_arrays(self) -> dict[str | None, np.ndarray]:
-        """The tokens of each salt's answers, each answer with a `BREAK` behind it; the salt used last comes last."""
-        return {salt: index.latest().copy() for salt, index in self._indexes.items()}
+    def to_arrays(self) -> dict[str | None, Mapping[str, npt.NDArray[Any]]]:
+        """Each salt's `tokens`, with a `BREAK` behind each answer; the salt used for longest ago first."""
+        return {salt: {"tokens": index.latest().copy()} for salt, index in self._indexes.items()}
 
-    def from_arrays(self, arrays: dict[str | None, np.ndarray]) -> None:
-        """Add the answers of `to_arrays`."""
-        for salt, tokens in arrays.items():
+    def from_arrays(self, saved: Mapping[str | None, Mapping[str, npt.NDArray[Any]]]) -> None:
+        """Add the answers of `to_arrays`, within the budget.
+
+        Raises:
+            ValueError: the arrays are none that `to_arrays` gives for this vocabulary.
+        """
+        for arrays in saved.values():
+            tokens = arrays["tokens"]
+            if tokens.ndim != 1 or tokens.dtype != np.int32:
+                raise ValueError(f"past answers: got {tokens.dtype} {list(tokens.shape)}; must be a row of int32")
+            if ((tokens < BREAK) | (tokens >= self._vocab_size)).any():
+                raise ValueError(f"past answers: token ids are not all from 0 to {self._vocab_size - 1}")
+        for salt, arrays in saved.items():
+            tokens = arrays["tokens"]
             for answer in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1):
                 self.add(answer[answer != BREAK].tolist(), salt)

@@ -1,0 +1,89 @@
+"""A grown tree is the best one: what brute force over all guesses finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.drafters.base import TargetInfo, VerifiedRows
+from forerun.drafters.lookup.algorithms import PlainLookup
+from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.drafters.lookup.growing import grow
+from forerun.drafters.lookup.guesses import Place, adjusted, place_at_end
+from forerun.drafters.lookup.live_text import LiveText
+from forerun.ops.native.lookup import DraftLimits
+from tests.drafters.texts import sequence
+
+TARGET = TargetInfo(vocab_size=16, max_model_len=512, num_speculative_tokens=64)
+
+
+def learnt(prompt: list[int], rows: list[tuple[int, int, list[int]]]) -> tuple[LookupDrafter, LiveText]:
+    """A drafter that knows a table's rows, and a text."""
+    drafter = LookupDrafter(TARGET, table_bytes=1 << 20, pool_bytes=0, lookup=PlainLookup())
+    if rows:
+        drafter.learn(
+            VerifiedRows(
+                token_ids=np.array([row[1] for row in rows]),
+                previous_ids=np.array([row[0] for row in rows]),
+                candidate_ids=np.array([row[2] for row in rows], dtype=np.int32),
+                candidate_logits=np.tile(-np.arange(8, dtype=np.float32), (len(rows), 1)),
+                salts=[(0, len(rows), None)],
+            )
+        )
+    one = sequence(prompt)
+    drafter.start(one)
+    return drafter, drafter._texts[one.seq_id]
+
+
+def all_paths(drafter: LookupDrafter, text: LiveText, place: Place, chance: float, depth: int, least: float):
+    """(chance, path) of every path whose guesses all have a chance of `least` or more."""
+    if not depth:
+        return
+    left = chance
+    for guess in place.guesses():
+        rate = adjusted(drafter.rates.rate(guess.guess_class), 1.0)
+        if left * rate >= least:
+            path = [*place.path, guess.token_id]
+            yield left * rate, tuple(path)
+            behind = Place(text, text.ending() + path, path, place.behind(guess.token_id))
+            yield from all_paths(drafter, text, behind, left * rate, depth - 1, least)
+        left *= 1.0 - rate
+
+
+@settings(max_examples=80)
+@given(
+    prompt=st.lists(st.integers(0, 7), min_size=1, max_size=30),
+    rows=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.permutations(range(8))), max_size=12),
+    max_nodes=st.integers(0, 12),
+    max_depth=st.integers(0, 4),
+)
+def test_the_tree_has_the_likeliest_of_all_paths(prompt, rows, max_nodes, max_depth):
+    drafter, text = learnt(prompt, rows)
+    tree = grow(text, DraftLimits(max_nodes, max_depth, 0.02), drafter.rates)
+    paths: list[tuple[int, ...]] = []
+    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token_id))
+    known = {path: chance for chance, path in all_paths(drafter, text, place_at_end(text), 1.0, max_depth, 0.02)}
+    assert [known[path] for path in paths] == list(tree.survival)
+    assert list(tree.survival) == sorted(known.values(), reverse=True)[:max_nodes]
+
+
+def test_guesses_at_one_place_share_its_chance():
+    drafter, text = learnt([1, 2], [(1, 2, [3, 4, 5, 6, 7, 0, 1, 2])])
+    tree = grow(text, DraftLimits(4, 1, 0.0), drafter.rates)
+    left = 1.0
+    for guess, chance in zip(place_at_end(text).guesses(), tree.survival, strict=True):
+        rate = drafter.rates.rate(guess.guess_class)
+        assert chance == pytest.approx(left * rate)
+        left *= 1.0 - rate
+
+
+def test_a_sequence_whose_guesses_fail_more_often_than_others_gets_lower_chances():
+    drafter, text = learnt([1, 2, 3, 1, 2], [])
+    before = grow(text, DraftLimits(2, 2, 0.0), drafter.rates)
+    text.struct.hits, text.struct.expected = 0.0, 6.0
+    after = grow(text, DraftLimits(2, 2, 0.0), drafter.rates)
+    assert after.token_ids == before.token_ids
+    assert after.survival[0] == pytest.approx(before.survival[0] * 0.4)
