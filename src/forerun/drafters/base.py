@@ -232,7 +232,7 @@ class VerifiedRows:
 class LearnsFromTarget(Protocol):
     """A drafter that learns from what the target finds at each step's rows.
 
-    `num_candidates` is how many of each row's likeliest next tokens it needs; 0 for none, then `learn`
+    `num_candidates` is how many of each row's likeliest next tokens it needs, 16 at most; of 0, `learn`
     is not called. `learn` is called after a step is verified and before the drafts that follow it. What
     it raises costs drafts, never text.
     """
