@@ -209,6 +209,11 @@ class AutoDrafter:
         """The number of failures that the model's guard has caught."""
         return 0 if self._model is None else self._model.guarded.num_failures
 
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """See `KeepsPools`."""
+        return self.lookup.pools
+
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Let the model take its memory, if it has KV."""
         if self._keeper is not None:

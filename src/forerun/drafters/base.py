@@ -244,6 +244,37 @@ class LearnsFromTarget(Protocol):
         ...
 
 
+PoolArrays = Mapping[str, npt.NDArray[Any]]
+"""What a pool keeps of one cache salt: flat arrays by name."""
+
+
+class Pool(Protocol):
+    """What a drafter remembers of past requests, apart for each cache salt; it can be saved and loaded."""
+
+    def to_arrays(self) -> Mapping[str | None, PoolArrays]:
+        """Copy all that is kept, by salt; the salt used for longest ago first."""
+        ...
+
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
+        """Take in what `to_arrays` gave, within the pool's own limits.
+
+        Raises:
+            ValueError: it is not what a pool of this kind and vocabulary gives. The pool has not changed.
+            KeyError: an array is missing. The pool has not changed.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsPools(Protocol):
+    """A drafter that remembers past requests, so that saving its pools keeps a restarted server warm."""
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by kind; a kind says what its arrays mean, whichever drafter keeps it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NoDrafterConfig:
     """The settings of `NoDrafter`, of which there are none; the default, so that plain decoding needs no branch."""

@@ -73,9 +73,13 @@ class SuffixIndex:
     def most_bytes_with(self, num_tokens: int) -> int:
         """The most memory that the arrays may take once so many tokens more are in, and a break."""
         length = len(self.tokens) + num_tokens + 1
-        allocated = 3 * (length * 17 // 16 * 4 + 200)  # Python's arrays take a sixteenth more than they need
-        singles, triples = self._slots_for(length)
-        return allocated + 4 * (singles + triples)
+        needed = length * 17 // 16 * 4 + 200  # Python's arrays take a sixteenth more than they need
+        arrays = (self.tokens, self._singles.back, self._triples.back)
+        slots = (self._singles.latest, self._triples.latest)
+        return sum(max(getsizeof(array), needed) for array in arrays) + sum(
+            max(getsizeof(latest), 4 * num_slots + 200)
+            for latest, num_slots in zip(slots, self._slots_for(length), strict=True)
+        )
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the text that is growing."""

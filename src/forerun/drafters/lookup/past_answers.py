@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from forerun.drafters.base import PoolArrays
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
 
 PAST_GRAMS = (4,)
@@ -66,12 +67,20 @@ class PastAnswers:
             self._indexes.popitem(last=False)
         return index
 
-    def to_arrays(self) -> dict[str | None, np.ndarray]:
-        """The tokens of each salt's answers, each answer with a `BREAK` behind it; the salt used last comes last."""
-        return {salt: index.latest().copy() for salt, index in self._indexes.items()}
+    def to_arrays(self) -> dict[str | None, PoolArrays]:
+        """The `tokens` of each salt's answers, each answer with a `BREAK` behind it; the salt used last comes last."""
+        return {salt: {"tokens": index.latest().copy()} for salt, index in self._indexes.items()}
 
-    def from_arrays(self, arrays: dict[str | None, np.ndarray]) -> None:
-        """Add the answers of `to_arrays`."""
-        for salt, tokens in arrays.items():
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
+        """Add the answers of `to_arrays`.
+
+        Raises:
+            ValueError: the arrays are none that `to_arrays` gives.
+        """
+        texts = {salt: arrays["tokens"] for salt, arrays in saved.items()}
+        for tokens in texts.values():
+            if tokens.ndim != 1 or tokens.dtype != np.int32 or (tokens < BREAK).any():
+                raise ValueError(f"tokens of shape {tokens.shape} and type {tokens.dtype}, or ids below 0")
+        for salt, tokens in texts.items():
             for answer in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1):
                 self.add(answer[answer != BREAK].tolist(), salt)
