@@ -15,6 +15,7 @@ from forerun.drafters.base import (
     DrafterConfig,
     DrafterResolver,
     KeepsKV,
+    Pool,
     TargetInfo,
     VerifiedRows,
 )
