@@ -14,7 +14,7 @@ from forerun.drafters.pool_files import ModelIdentity, SavedPools, file_of, read
 from forerun.drafters.pool_folder import SAVE_EVERY_S, PoolFolder
 from forerun.errors import ConfigError
 from tests.contract.test_contract import PROMPTS
-from tests.engines import tiny_llm
+from tests.engines import engine_of, tiny_llm
 
 MODEL = ModelIdentity(fingerprint="f" * 64, name="tiny")
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -144,7 +144,6 @@ def answered(tmp_path, config, caplog=None):
     """Acceptance of a fresh process that answers one prompt, and the text."""
     llm = tiny_llm(config, pools_folder=tmp_path)
     (output,) = llm.generate([PROMPTS[3]], GREEDY, use_tqdm=False)
-    llm.engine.step() if llm.engine.has_work else None
     return output.speculation.num_accepted_tokens, output.outputs[0].token_ids
 
 
@@ -163,6 +162,21 @@ def test_a_restarted_engine_drafts_what_the_last_one_learnt(tmp_path, config):
     warm, same_text = answered(tmp_path, config)
     assert warm > cold
     assert same_text == text
+
+
+def test_auto_keeps_all_that_its_look_ups_remember(tmp_path):
+    first, again = (
+        tiny_llm({"method": "auto", "auto_memory": 50.0}, pools_folder=tmp_path / name) for name in ("one", "two")
+    )
+    first.generate([PROMPTS[3]], GREEDY, use_tqdm=False)
+    first.executor.pools.save()
+    (saved,) = (tmp_path / "one").glob("*.pools")
+    assert read_pools(saved).kinds.keys() == {"recycle", "answers"}
+    saved.rename(again.executor.pools.path)
+    again.executor.pools.load()
+    lookup = engine_of(again).drafting.drafter.lookup
+    assert lookup.table.of(None).twos.num_used > 10
+    assert lookup.past_answers.of(None) is not None
 
 
 def test_pools_of_a_damaged_file_change_no_text(tmp_path, caplog):
