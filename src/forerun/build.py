@@ -15,8 +15,10 @@ from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.core.processor import describe_processor
-from forerun.drafters.base import Drafter, KeepsKV, TargetInfo
+from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.pool_files import ModelIdentity
+from forerun.drafters.pool_folder import PoolFolder
 from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
@@ -28,6 +30,7 @@ from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel, choose_attention
 from forerun.models.config_file import eos_token_ids, read_config
+from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import load_dummy, load_model
 from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
@@ -145,6 +148,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
         exporter=exporter,
     )
+    _keep_pools(settings, executor, target)
     parts = EngineParts(
         processor=RequestProcessor(
             tokenizer=target.tokenizer,
@@ -198,6 +202,20 @@ def profile_of(target: LoadedTarget) -> CostProfile:
         },
         folder=None if target.path is None else cache_folder() / "step-costs",
     )
+
+
+def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: LoadedTarget) -> None:
+    """Let the drafter begin with the pools of the folder, and keep them there."""
+    drafter = executor.drafting.drafter
+    if settings.pools_folder is None:
+        return
+    if not isinstance(drafter, KeepsPools):
+        logger.warning("pools_folder: this drafter remembers nothing of past requests; nothing is loaded or saved")
+        return
+    identity = ModelIdentity(fingerprint=fingerprint(target), name=Path(settings.model).name)
+    pools = PoolFolder(Path(settings.pools_folder).expanduser(), drafter.pools, identity)
+    pools.load()
+    executor.keep_pools(pools)
 
 
 def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, drafter: Drafter) -> KVCache:

@@ -145,6 +145,52 @@ def test_growing_keeps_what_was_learnt():
     assert found > 0.8 * len(contexts), "most contexts keep their slot while at most one in four is taken"
 
 
+def test_what_was_saved_is_found_again_salt_by_salt():
+    learnt, source = table(max_bytes=1 << 22), random.Random(2)
+    contexts = [(source.randrange(-1, 999), source.randrange(999)) for _ in range(2000)]
+    for i, pair in enumerate(contexts):
+        learnt.learn(verified([row(*pair, i % 999)], [(0, 1, str(i % 3))]))
+    again = table(max_bytes=1 << 22)
+    again.from_arrays(learnt.to_arrays())
+    for i, pair in enumerate(contexts):
+        found, saved = again.look_up(*pair, str(i % 3)), learnt.look_up(*pair, str(i % 3))
+        assert found == saved
+    assert list(again._salts) == list(learnt._salts), "the salt used for longest ago is still the first to go"
+
+
+def test_a_smaller_budget_takes_in_what_it_can():
+    learnt = table(max_bytes=1 << 22)
+    for i in range(2000):
+        learnt.learn(verified([row(i % 999, (7 * i) % 999)]))
+    for max_bytes in (0, SMALLEST, 3 * SMALLEST):
+        again = table(max_bytes=max_bytes)
+        again.from_arrays(learnt.to_arrays())
+        assert again.num_bytes <= max_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ones", np.array([1000], np.int32)),
+        ("ones", np.array([-1], np.int32)),
+        ("twos", np.array([1], np.int32)),
+        ("twos", np.array([[1, 1000]], np.int32)),
+        ("ones_candidates", np.full((1, 8), 1000, np.int32)),
+        ("ones_candidates", np.zeros((1, 7), np.int32)),
+        ("twos_gaps", np.zeros((2, 8), np.uint8)),
+    ],
+    ids=str,
+)
+def test_arrays_that_no_table_gives_are_refused_and_change_nothing(name, value):
+    learnt = table()
+    learnt.learn(verified([row(1, 2)]))
+    saved = learnt.to_arrays()[None]
+    again = table()
+    with pytest.raises(ValueError, match=r"contexts|token ids"):
+        again.from_arrays({"good": saved, None: saved | {name: value}})
+    assert again.num_bytes == 0
+
+
 tokens = st.integers(0, 40)
 logits = st.lists(st.integers(-30 * GAP_STEPS, 30 * GAP_STEPS), min_size=8, max_size=8).map(
     lambda many: [gap / GAP_STEPS for gap in sorted(many, reverse=True)]
@@ -178,6 +224,12 @@ class TableMachine(RuleBasedStateMachine):
         if found is not None:
             context = (previous, token) if found.context_length == 2 else (-1, token)
             assert found[1:] == self.naive.known[(salt, *context)]
+
+    @rule()
+    def save_and_load(self):
+        saved = self.table.to_arrays()
+        self.table = RecycleTable(vocab_size=41, max_bytes=int(2.5 * SMALLEST))
+        self.table.from_arrays(saved)
 
     @invariant()
     def bytes_are_within_the_budget(self):

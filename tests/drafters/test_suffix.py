@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import tracemalloc
+from sys import getsizeof
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from forerun.drafters.suffix import MAX_OCCURRENCES, ResponsePools, SuffixConfig
+from forerun.drafters.suffix import BYTES_OF_A_RESPONSE, MAX_OCCURRENCES, OBJECTS_OF_A_POOL, ResponsePools, SuffixConfig
+from forerun.drafters.suffix_tree import BREAK
 from forerun.errors import ConfigError
 from tests.drafters import naive_suffix
+from tests.drafters.naive_suffix import followers
 from tests.drafters.texts import TARGET, VOCAB_SIZE, assert_valid, propose, sequence, start_and_propose
 
 
@@ -170,8 +176,12 @@ def test_oldest_response_goes_first():
     assert start_and_propose(suffix, [4, 5]).token_ids == (6,)
 
 
+def response_pools(*, max_responses=1000, max_tokens=10_000_000, max_bytes=1 << 30, vocab_size=VOCAB_SIZE):
+    return ResponsePools(max_responses=max_responses, max_tokens=max_tokens, max_bytes=max_bytes, vocab_size=vocab_size)
+
+
 def test_limit_on_responses_holds_over_all_salts():
-    pools = ResponsePools(max_responses=2, max_tokens=100, vocab_size=VOCAB_SIZE)
+    pools = response_pools(max_responses=2)
     for salt in ("a", "b", "c"):
         pools.add([1, 2], salt)
     assert pools.pool("a") is None
@@ -184,7 +194,7 @@ def test_limit_on_responses_holds_over_all_salts():
     max_tokens=st.integers(0, 20),
 )
 def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, max_tokens):
-    pools = ResponsePools(max_responses=1000, max_tokens=max_tokens, vocab_size=VOCAB_SIZE)
+    pools = response_pools(max_tokens=max_tokens)
     kept: list[tuple[int, str | None]] = []
     for length, salt in responses:
         pools.add([1] * length, salt)
@@ -199,15 +209,97 @@ def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, ma
         assert (0 if pool is None else len(pool) - 1) == sum(lengths) + len(lengths)  # a break after each
 
 
-def test_long_responses_cost_no_more_memory_than_the_token_budget_allows():
-    budget, source = 5_000, random.Random(0)
-    pools = ResponsePools(max_responses=10_000, max_tokens=budget, vocab_size=50_000)
+@pytest.mark.parametrize("max_bytes", [60_000, 1_000_000])
+@pytest.mark.parametrize("num_salts", [1, 30])
+def test_real_memory_stays_within_the_budget_of_bytes(max_bytes, num_salts):
+    source = random.Random(0)
+    gc.collect()
     tracemalloc.start()
-    for _ in range(40):
-        pools.add([source.randrange(50_000) for _ in range(1_000)], None)
-    num_bytes, _ = tracemalloc.get_traced_memory()
+    before, _ = tracemalloc.get_traced_memory()
+    pools = response_pools(max_bytes=max_bytes, vocab_size=50_000)
+    for i in range(300):
+        pools.add([source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))], str(i % num_salts))
+        if i % 10 == 0:
+            now, _ = tracemalloc.get_traced_memory()
+            assert now - before - 4_000 <= pools.num_bytes <= max_bytes, "besides the pools and the loop's own objects"
     tracemalloc.stop()
-    assert num_bytes < 250 * budget
+    assert pools.num_bytes > max_bytes / 3
+    assert pools.num_bytes == sum(
+        pool.num_bytes + OBJECTS_OF_A_POOL + getsizeof(salt) for salt, pool in pools._pools.items()
+    ) + BYTES_OF_A_RESPONSE * len(pools._responses)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1000, 2500])
+def test_a_budget_too_small_for_anything_keeps_nothing_and_works(max_bytes):
+    pools = response_pools(max_bytes=max_bytes)
+    pools.add([1, 2, 3] * 50, None)
+    assert (pools.pool(None), pools.num_bytes, pools.num_tokens) == (None, 0, 0)
+
+
+def test_a_salt_longer_than_the_budget_keeps_nothing():
+    pools = response_pools(max_bytes=20_000)
+    pools.add([1, 2], "a")
+    pools.add([1, 2], "b" * 30_000)
+    assert pools.num_bytes <= 20_000
+
+
+class PoolsMachine(RuleBasedStateMachine):
+    """Beside lists of responses: the latest that fit are kept, drop by drop, and saved and loaded they are the same."""
+
+    salts = st.sampled_from([None, "a", "b"])
+
+    def __init__(self):
+        super().__init__()
+        self.pools = response_pools(max_responses=5, max_tokens=25)
+        self.kept: list[tuple[str | None, list[int]]] = []
+
+    @rule(response=st.lists(st.integers(0, 2), max_size=30), salt=salts)
+    def add(self, response, salt):
+        self.pools.add(response, salt)
+        if response:
+            self.kept.append((salt, response[-25:]))
+        while len(self.kept) > 5 or sum(len(text) for _, text in self.kept) > 25:
+            self.kept.pop(0)
+
+    @rule()
+    def save_and_load(self):
+        saved = self.pools.to_arrays()
+        self.pools = response_pools(max_responses=5, max_tokens=25)
+        self.pools.from_arrays(saved)
+
+    @rule(salt=salts, gram=st.lists(st.integers(0, 2), min_size=3, max_size=3))
+    def look_up(self, salt, gram):
+        texts = [text for own, text in self.kept if own == salt]
+        pool = self.pools.pool(salt)
+        found = [] if pool is None else [pool.tokens[place] for place in pool.places(gram, limit=100)]
+        # the place at the very end of a text is followed by a break, which is no continuation
+        assert [token for token in found if token != BREAK] == followers(texts, tuple(gram))
+
+    @invariant()
+    def the_latest_that_fit_are_kept(self):
+        assert self.pools.num_tokens == sum(len(text) for _, text in self.kept)
+        for salt in (None, "a", "b"):
+            texts = [text for own, text in self.kept if own == salt]
+            pool = self.pools.pool(salt)
+            expected = [token for text in texts for token in (*text, BREAK)]
+            assert ([] if pool is None else pool.ended_texts().tolist()) == expected
+
+
+PoolsMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+test_pools_agree_with_lists_of_responses = PoolsMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ages"),
+    [([1, 2], [0]), ([1, -1], []), ([1, -1, 2, -1], [0]), ([VOCAB_SIZE, -1], [0]), ([-2, -1], [0])],
+)
+def test_arrays_that_no_pool_gives_are_refused_and_change_nothing(tokens, ages):
+    pools = response_pools()
+    good = {"tokens": np.array([1, -1], np.int32), "ages": np.array([0], np.int32)}
+    bad = {"tokens": np.array(tokens, np.int32), "ages": np.array(ages, np.int32)}
+    with pytest.raises(ValueError, match=r"agree|token ids"):
+        pools.from_arrays({None: good, "a": bad})
+    assert pools.num_tokens == 0
 
 
 def test_of_a_response_longer_than_the_token_budget_the_end_is_kept():

@@ -21,6 +21,7 @@ from forerun.cli.demo import demo
 from forerun.cli.drafters import drafters
 from forerun.cli.generate import generate
 from forerun.cli.models import models
+from forerun.cli.pools import pools
 from forerun.cli.serve import serve
 from forerun.cli.verify import verify
 from forerun.errors import ForerunError
@@ -36,6 +37,7 @@ COMMANDS: tuple[App | Callable[..., Any], ...] = (
     drafters,
     generate,
     models,
+    pools,
     serve,
     verify,
 )

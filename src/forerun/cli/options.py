@@ -117,6 +117,8 @@ class EngineOptions:
     """Tokens computed in one forward pass, at most."""
     kv_cache_memory_bytes: int | None = None
     """Memory for the KV cache, in bytes; by default a share of what is free."""
+    pools_folder: Path | None = None
+    """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0
     """Seed of all sampling: the same seed gives the same text, with or without drafts."""
     speculative_model: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class EngineSettings:
     None; "default" is "auto" where no draft can change the text in any bit, as on the native CPU kernels, and
     None elsewhere. max_model_len: tokens of the longest sequence, None for what model and
     memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
-    what gpu_memory_utilization leaves (GPU).
+    what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
+    requests, so that the next process begins with it; None keeps it in memory only.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -60,6 +62,7 @@ class EngineSettings:
     speculative_method: str | None = None
     num_speculative_tokens: int | None = None
     kv_transfer_config: Mapping[str, Any] | None = None
+    pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
     enforce_eager: bool = True
     trust_remote_code: bool = False
@@ -91,6 +94,10 @@ class EngineSettings:
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
+        if self.pools_folder is not None and not isinstance(self.pools_folder, (str, PathLike)):
+            raise ConfigError(
+                f"pools_folder: got {self.pools_folder!r:.80}; must be a folder; leave it out to keep none"
+            )
         self._check_weights()
 
     def _check_weights(self) -> None:

@@ -15,6 +15,7 @@ from forerun.drafters.base import (
     DrafterConfig,
     DrafterResolver,
     KeepsKV,
+    Pool,
     TargetInfo,
     VerifiedRows,
 )
@@ -208,6 +209,11 @@ class AutoDrafter:
     def num_member_failures(self) -> int:
         """The number of failures that the model's guard has caught."""
         return 0 if self._model is None else self._model.guarded.num_failures
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """See `KeepsPools`."""
+        return self.lookup.pools
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Let the model take its memory, if it has KV."""

@@ -232,7 +232,7 @@ class VerifiedRows:
 class LearnsFromTarget(Protocol):
     """A drafter that learns from what the target finds at each step's rows.
 
-    `num_candidates` is how many of each row's likeliest next tokens it needs; 0 for none, then `learn`
+    `num_candidates` is how many of each row's likeliest next tokens it needs, 16 at most; of 0, `learn`
     is not called. `learn` is called after a step is verified and before the drafts that follow it. What
     it raises costs drafts, never text.
     """
@@ -241,6 +241,37 @@ class LearnsFromTarget(Protocol):
 
     def learn(self, rows: VerifiedRows) -> None:
         """Take in the rows of a step; `rows` may have more candidates than `num_candidates`."""
+        ...
+
+
+PoolArrays = Mapping[str, npt.NDArray[Any]]
+"""What a pool keeps of one cache salt: flat arrays by name."""
+
+
+class Pool(Protocol):
+    """What a drafter remembers of past requests, apart for each cache salt; it can be saved and loaded."""
+
+    def to_arrays(self) -> Mapping[str | None, PoolArrays]:
+        """Copy all that is kept, by salt; the salt used for longest ago first."""
+        ...
+
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
+        """Take in what `to_arrays` gave, within the pool's own limits.
+
+        Raises:
+            ValueError: it is not what a pool of this kind and vocabulary gives. The pool has not changed.
+            KeyError: an array is missing. The pool has not changed.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsPools(Protocol):
+    """A drafter that remembers past requests, so that saving its pools keeps a restarted server warm."""
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by kind; a kind says what its arrays mean, whichever drafter keeps it."""
         ...
 
 

@@ -22,6 +22,8 @@ from forerun.drafters.base import (
     DrafterResolver,
     DraftRequest,
     KeepsKV,
+    KeepsPools,
+    Pool,
     TargetInfo,
     VerifiedRows,
 )
@@ -201,6 +203,12 @@ class Hybrid:
     def num_member_failures(self) -> int:
         """The number of failures that the drafters' guards have caught."""
         return sum(member.guarded.num_failures for member in self._members)
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools of all drafters; of several of one kind the first one's."""
+        keepers = [one.guarded.drafter for one in self._members if isinstance(one.guarded.drafter, KeepsPools)]
+        return {kind: pool for keeper in reversed(keepers) for kind, pool in keeper.pools.items()}
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Let each drafter with KV take its memory."""

@@ -7,14 +7,14 @@ rows do so too; drafts grow from the table. Nothing is loaded and nothing traine
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo, VerifiedRows
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, Pool, TargetInfo, VerifiedRows
 from forerun.drafters.recycle_rates import HitRates
 from forerun.drafters.recycle_table import Found, RecycleTable
 from forerun.errors import ConfigError
@@ -110,6 +110,11 @@ class RecycleDrafter:
         self._is_tree = config.recycle_tree
         self._states: dict[int, _State] = {}
         self.num_candidates = self._table.num_candidates
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """See `KeepsPools`."""
+        return {"recycle": self._table}
 
     def start(self, sequence: Sequence) -> None:
         """Take in a sequence."""

@@ -7,7 +7,7 @@ are known, and single tokens are what is left where they are not.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Listing
 from ctypes import addressof
 from functools import lru_cache, partial
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerun.drafters.base import VerifiedRows
+from forerun.drafters.base import PoolArrays, VerifiedRows
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.lookup import NativeRows
 from forerun.ops.native.structs import ContextTableStruct, SaltContextsStruct
@@ -121,6 +121,11 @@ class ContextTable:
             self.num_used += len(set(places[was_empty].tolist()))
         self.slots[places] = records
 
+    def used(self) -> Records:
+        """A copy of all that is stored."""
+        used: Records = self.slots[self.slots["key"] != 0]
+        return used
+
     def double(self) -> None:
         """Make twice as many slots, in place: each key stays, or moves up by the old number of slots."""
         old = len(self.slots)
@@ -210,6 +215,7 @@ class RecycleTable:
         self.num_candidates = min(num_candidates, vocab_size)
         self.num_bytes = 0
         self._max_bytes = max_bytes
+        self._vocab_size = vocab_size
         self._most_ones = 1 << (vocab_size - 1).bit_length()
         self._salts: OrderedDict[str | None, SaltContexts] = OrderedDict()  # the one learnt for last comes last
 
@@ -239,6 +245,47 @@ class RecycleTable:
                 stored.store(contexts, first, end)
                 self._grow(contexts)
 
+    def to_arrays(self) -> dict[str | None, PoolArrays]:
+        """Each salt's contexts of one token and of two, with the candidates and gaps of each.
+
+        The arrays are `ones` [n], `ones_candidates` [n, k], `ones_gaps` [n, k], `twos` [m, 2] and so on.
+        """
+        return {
+            salt: _unpacked("ones", contexts.ones.used()) | _unpacked("twos", contexts.twos.used())
+            for salt, contexts in self._salts.items()
+        }
+
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
+        """Add the contexts of `to_arrays`.
+
+        Raises:
+            ValueError: the arrays are none that `to_arrays` gives for this vocabulary.
+        """
+        records = {salt: (self._packed("ones", arrays), self._packed("twos", arrays)) for salt, arrays in saved.items()}
+        for salt, (ones, twos) in records.items():
+            contexts = self._contexts(salt)
+            if contexts is None:
+                return
+            self._grow(contexts, more_ones=len(ones), more_twos=len(twos))
+            contexts.ones.store(ones)
+            contexts.twos.store(twos)
+
+    def _packed(self, name: str, arrays: PoolArrays) -> Records:
+        """Records of the arrays of one kind of context."""
+        contexts = arrays[name]
+        token_ids, gaps = (arrays[f"{name}_{what}"][:, : self.num_candidates] for what in ("candidates", "gaps"))
+        shape = (len(contexts), self.num_candidates)
+        if token_ids.shape != shape or gaps.shape != shape or contexts.shape != shape[:1] + (2,) * (name == "twos"):
+            raise ValueError(f"{name}: contexts {contexts.shape}, candidates {token_ids.shape}, gaps {gaps.shape}")
+        for tokens in (contexts, token_ids):
+            if ((tokens < 0) | (tokens >= self._vocab_size)).any():
+                raise ValueError(f"{name}: token ids are not all from 0 to {self._vocab_size - 1}")
+        records = np.empty(len(contexts), record_type(self.num_candidates))
+        records["key"] = contexts if name == "ones" else contexts @ np.array([1 << 32, 1])
+        records["key"] += np.uint64(1)
+        records["token_ids"], records["gaps"] = token_ids, gaps
+        return records
+
     def _contexts(self, salt: str | None) -> SaltContexts | None:
         """The tables of a salt, new ones if need be; None where the budget allows none."""
         contexts = self._salts.get(salt)
@@ -251,19 +298,22 @@ class RecycleTable:
         self._salts.move_to_end(salt)
         return contexts
 
-    def _grow(self, contexts: SaltContexts) -> None:
-        """Double the tables of the salt learnt for last where they are filled, while the budget lasts."""
+    def _grow(self, contexts: SaltContexts, *, more_ones: int = 0, more_twos: int = 0) -> None:
+        """Double the tables of the salt learnt for last while they are filled, or will be, and the budget lasts."""
         ones, twos = contexts.ones, contexts.twos
-        if ones.num_used > len(ones.slots) // 2 and len(ones.slots) < self._most_ones:
-            self._double(ones, contexts)
-        if twos.num_used > len(twos.slots) * FILLED:
-            self._double(twos, contexts)
+        while len(ones.slots) < min(self._most_ones, 2 * (ones.num_used + more_ones)) and self._double(ones, contexts):
+            pass
+        while len(twos.slots) * FILLED < twos.num_used + more_twos and self._double(twos, contexts):
+            pass
 
-    def _double(self, table: ContextTable, contexts: SaltContexts) -> None:
+    def _double(self, table: ContextTable, contexts: SaltContexts) -> bool:
+        """Double a table if the budget allows it; whether it does."""
         more = table.num_bytes
-        if contexts.num_bytes + more <= LARGEST_SHARE * self._max_bytes and self._make_room(more, keep=contexts):
-            table.double()
-            self.num_bytes += more
+        if contexts.num_bytes + more > LARGEST_SHARE * self._max_bytes or not self._make_room(more, keep=contexts):
+            return False
+        table.double()
+        self.num_bytes += more
+        return True
 
     def _make_room(self, num_bytes: int, *, keep: SaltContexts | None) -> bool:
         """Forget other salts, that learnt for longest ago first, until `num_bytes` more fit; whether they do."""
@@ -279,6 +329,18 @@ def quantise(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """The gap of each logit to the first of its row, [R, k]; one too far away, or no number, has the largest."""
     gaps: npt.NDArray[np.float32] = np.fmin((logits[:, :1] - logits) * GAP_STEPS, 255.0)
     return np.rint(gaps).astype(np.uint8)
+
+
+def _unpacked(name: str, records: Records) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `RecycleTable.to_arrays` for one kind of context."""
+    keys = records["key"] - np.uint64(1)
+    last = (keys & np.uint64((1 << 32) - 1)).astype(np.int32)
+    contexts = last if name == "ones" else np.stack([(keys >> np.uint64(32)).astype(np.int32), last], axis=1)
+    return {
+        name: contexts,
+        f"{name}_candidates": np.ascontiguousarray(records["token_ids"]),
+        f"{name}_gaps": np.ascontiguousarray(records["gaps"]),
+    }
 
 
 def _runs(salts: Listing[tuple[int, int, str | None]]) -> Iterator[tuple[int, int, str | None]]:

@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from operator import itemgetter
+from sys import getsizeof
+
+import numpy as np
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, Pool, PoolArrays, TargetInfo
 from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold
-from forerun.drafters.suffix_tree import GRAM_SIZES, NO_TREE, Limits, SpeculationTree, SuffixIndex, grow
+from forerun.drafters.suffix_tree import BREAK, GRAM_SIZES, NO_TREE, Limits, SpeculationTree, SuffixIndex, grow
 from forerun.errors import ConfigError
 
 MAX_OCCURRENCES = 64
 """The number of a match's latest occurrences that are counted; it bounds the time of a step."""
 
+OBJECTS_OF_A_POOL = 2048  # bytes besides its arrays, measured and rounded up
+BYTES_OF_A_RESPONSE = 128  # in the list of responses, measured and rounded up
+MOST_BYTES_PER_TOKEN = 32  # of arrays that are as badly filled as they can be
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """vLLM's keys of suffix decoding, and three more: the pools' tokens, drafts as trees, and how far to trust a match.
+    """vLLM's keys of suffix decoding, and four more: the pools' tokens and bytes, drafts as trees, and how far to trust a match.
 
     `suffix_decoding_max_tree_depth` bounds match and draft together; a match of m tokens earns at
     most `suffix_decoding_max_spec_factor` * m draft tokens; a drafted path is at least
     `suffix_decoding_min_token_prob` likely. The pools keep the latest responses, at most
     `suffix_decoding_max_cached_requests` of them with at most `suffix_decoding_max_cached_tokens` tokens
-    together; 0 of either keeps none. With `suffix_decoding_tree` a draft is the likeliest tree instead
+    together, in at most `suffix_decoding_max_bytes` of memory; 0 of any keeps none. With `suffix_decoding_tree` a draft is the likeliest tree instead
     of the likeliest chain. A path goes on while the chance that all of it is accepted is
     `draft_confidence_threshold` or more; unlike the probabilities, this chance also counts how often
     the path was seen and after how long a match. 0 turns this off.
@@ -40,6 +50,7 @@ class SuffixConfig:
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10000
     suffix_decoding_max_cached_tokens: int = 2_000_000
+    suffix_decoding_max_bytes: int = 64 << 20
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_tree: bool = False
@@ -49,6 +60,7 @@ class SuffixConfig:
         _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
         _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
         _check_integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, least=0)
+        _check_integer("suffix_decoding_max_bytes", self.suffix_decoding_max_bytes, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
         check_threshold(self.draft_confidence_threshold)
@@ -82,15 +94,16 @@ def _check_number(name: str, value: float, *, most: float) -> None:
 class ResponsePools:
     """Past responses, in one pool per cache salt.
 
-    All pools together hold at most `max_responses` responses and `max_tokens` tokens, so that their
-    memory is bounded however long the responses are. The oldest response of all is dropped first; of a
-    response longer than `max_tokens` its end is kept.
+    All pools together hold at most `max_responses` responses and `max_tokens` tokens, and take at most
+    `max_bytes` of memory. The oldest response of all is dropped first; of one that is too long its end is kept.
     """
 
-    def __init__(self, *, max_responses: int, max_tokens: int, vocab_size: int) -> None:
+    def __init__(self, *, max_responses: int, max_tokens: int, max_bytes: int, vocab_size: int) -> None:
         self.num_tokens = 0
+        self.num_bytes = 0
         self._max_responses = max_responses
-        self._max_tokens = max_tokens
+        self._max_bytes = max_bytes
+        self._max_tokens = min(max_tokens, max(0, max_bytes - OBJECTS_OF_A_POOL - 200) // MOST_BYTES_PER_TOKEN)
         self._vocab_size = vocab_size
         self._pools: dict[str | None, SuffixIndex] = {}
         self._responses: deque[tuple[str | None, int]] = deque()  # (salt, number of tokens), oldest first
@@ -99,27 +112,80 @@ class ResponsePools:
         """The responses that sequences of this salt may see, or None if there are none."""
         return self._pools.get(cache_salt)
 
-    def add(self, response: list[int], cache_salt: str | None) -> None:
+    def add(self, response: Listing[int], cache_salt: str | None) -> None:
         """Keep a response for sequences of the same salt."""
         kept = response[max(0, len(response) - self._max_tokens) :]
         if not kept or not self._max_responses:
             return
         while len(self._responses) >= self._max_responses or self.num_tokens + len(kept) > self._max_tokens:
             self._drop_oldest()
+        while self.num_bytes + self._most_more_bytes(len(kept), cache_salt) > self._max_bytes:
+            if not self._responses:
+                return  # a salt of that length, or a budget that is too small for anything
+            self._drop_oldest()
         pool = self._pools.get(cache_salt)
         if pool is None:
             pool = self._pools[cache_salt] = SuffixIndex(vocab_size=self._vocab_size)
+            self.num_bytes += pool.num_bytes + OBJECTS_OF_A_POOL + getsizeof(cache_salt)
+        before = pool.num_bytes
         pool.extend(kept)
         pool.end_text()
         self._responses.append((cache_salt, len(kept)))
         self.num_tokens += len(kept)
+        self.num_bytes += pool.num_bytes - before + BYTES_OF_A_RESPONSE
+
+    def to_arrays(self) -> dict[str | None, PoolArrays]:
+        """Each salt's responses: `tokens` with a `BREAK` behind each, and the `ages` of each among all salts' (0: oldest)."""
+        ages: dict[str | None, list[int]] = {}
+        for age, (salt, _) in enumerate(self._responses):
+            ages.setdefault(salt, []).append(age)
+        return {
+            salt: {
+                "tokens": np.array(pool.ended_texts(), dtype=np.int32),
+                "ages": np.array(ages[salt], dtype=np.int32),
+            }
+            for salt, pool in self._pools.items()
+        }
+
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
+        """Add the responses of `to_arrays`, the oldest first.
+
+        Raises:
+            ValueError: the arrays are none that `to_arrays` gives for this vocabulary.
+        """
+        responses: list[tuple[int, str | None, Listing[int]]] = []
+        for salt, arrays in saved.items():
+            tokens, ages = arrays["tokens"], arrays["ages"]
+            ends = np.flatnonzero(tokens == BREAK)
+            if len(ends) != len(ages) or (len(tokens) and ends[-1] != len(tokens) - 1):
+                raise ValueError("responses and their ages do not agree")
+            if ((tokens < BREAK) | (tokens >= self._vocab_size)).any():
+                raise ValueError(f"token ids are not all from 0 to {self._vocab_size - 1}")
+            starts = [0, *(ends + 1).tolist()]
+            for age, start, end in zip(ages.tolist(), starts, ends.tolist(), strict=False):
+                responses.append((age, salt, tokens[start:end].tolist()))
+        for _, salt, response in sorted(responses, key=itemgetter(0)):
+            self.add(response, salt)
+
+    def _most_more_bytes(self, num_tokens: int, salt: str | None) -> int:
+        """The most memory that a response of so many tokens may add."""
+        pool = self._pools.get(salt)
+        if pool is None:
+            empty = SuffixIndex(vocab_size=self._vocab_size)
+            return empty.most_bytes_with(num_tokens) + OBJECTS_OF_A_POOL + getsizeof(salt) + BYTES_OF_A_RESPONSE
+        return pool.most_bytes_with(num_tokens) - pool.num_bytes + BYTES_OF_A_RESPONSE
 
     def _drop_oldest(self) -> None:
         cache_salt, num_tokens = self._responses.popleft()
         pool = self._pools[cache_salt]
+        before = pool.num_bytes
         pool.drop_oldest_text()
         if pool.num_ended_texts == 0:
             del self._pools[cache_salt]
+            self.num_bytes -= before + OBJECTS_OF_A_POOL + getsizeof(cache_salt)
+        else:
+            self.num_bytes += pool.num_bytes - before
+        self.num_bytes -= BYTES_OF_A_RESPONSE
         self.num_tokens -= num_tokens
 
 
@@ -151,9 +217,15 @@ class SuffixDrafter:
         self._pools = ResponsePools(
             max_responses=config.suffix_decoding_max_cached_requests,
             max_tokens=config.suffix_decoding_max_cached_tokens,
+            max_bytes=config.suffix_decoding_max_bytes,
             vocab_size=target.vocab_size,
         )
         self._texts: dict[int, SuffixIndex] = {}
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """See `KeepsPools`."""
+        return {"suffix": self._pools}
 
     def start(self, sequence: Sequence) -> None:
         """Index the prompt."""

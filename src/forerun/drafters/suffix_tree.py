@@ -1,16 +1,20 @@
 """A suffix tree over a growing collection of texts, of which only the nodes that a draft needs are ever made.
 
 In its place are hash chains, as Lempel-Ziv compressors keep them: per gram size a table with the latest
-place of every gram and, from each place, the distance back to the one before (`SuffixIndex`). The part of
-the tree below a match is grown from the places found there (`grow`; SuffixDecoding, arXiv 2411.04975).
+place of the grams of each slot and, from each place, the distance back to the one before (`SuffixIndex`).
+The part of the tree below a match is grown from the places found there (`grow`; SuffixDecoding, arXiv
+2411.04975).
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getsizeof
+
+import numpy as np
 
 from forerun.drafters.confidence import discount
 
@@ -20,6 +24,15 @@ GRAM_SIZES = (1, 3)
 BREAK = -1
 """A separator before, between and after texts; it equals no token, so no match and no continuation crosses it."""
 
+FEWEST_SLOTS = 64
+MOST_PROBES = 2048
+"""Places of a slot that a look-up visits; more only where other grams share the slot of a rare one."""
+
+FREED_SHARE = 1 / 4
+"""Dropped texts are freed when they are this part of those that are left, so that each token is moved a few times at most."""
+
+SCATTERING = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Fibonacci hashing; Knuth, volume 3, 6.4)
+
 
 class SuffixIndex:
     """Texts, oldest first, and for each gram the places behind its occurrences.
@@ -27,17 +40,21 @@ class SuffixIndex:
     `tokens` holds all texts one behind the other, with a `BREAK` before each. A *place* is an index
     into `tokens`: the gram ends before it, the continuation begins at it. A gram is added to the index
     when a token follows it, so the end of a text does not match itself.
+
+    All lies in flat arrays: 12 bytes a token, and per gram size a table of as many slots as there are
+    tokens, rounded up to a power of two. Different grams may share a slot, so whoever follows its chain
+    compares tokens; and when a table doubles, both halves simply begin with the chains there are.
     """
 
     def __init__(self, *, vocab_size: int) -> None:
         self.tokens = array("i", [BREAK])
         self.num_ended_texts = 0
         self._bits = vocab_size.bit_length()
-        self._chains = [_Chain(size, self._bits) for size in GRAM_SIZES]
+        self._most_singles = 1 << self._bits
+        self._singles, self._triples = _Chains(), _Chains()
         self._text_start = 1
-        self._packed_tail = 0
+        self._packed_tail = 0  # the last three tokens of the growing text
         self._first = 0  # tokens[:_first] are dropped, not yet freed
-        self._num_freed = 0
 
     def __len__(self) -> int:
         """The number of tokens of the texts that are not dropped, breaks included."""
@@ -48,99 +65,136 @@ class SuffixIndex:
         """The number of tokens of the text that is growing."""
         return len(self.tokens) - self._text_start
 
-    def extend(self, token_ids: Iterable[int]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the arrays."""
+        return getsizeof(self.tokens) + self._singles.num_bytes + self._triples.num_bytes
+
+    def most_bytes_with(self, num_tokens: int) -> int:
+        """The most memory that the arrays may take once so many tokens more are in, and a break."""
+        length = len(self.tokens) + num_tokens + 1
+        needed = length * 17 // 16 * 4 + 200  # Python's arrays take a sixteenth more than they need
+        arrays = (self.tokens, self._singles.back, self._triples.back)
+        slots = (self._singles.latest, self._triples.latest)
+        return sum(max(getsizeof(array), needed) for array in arrays) + sum(
+            max(getsizeof(latest), 4 * num_slots + 200)
+            for latest, num_slots in zip(slots, self._slots_for(length), strict=True)
+        )
+
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the text that is growing."""
-        tokens, packed = self.tokens, self._packed_tail
-        bits, mask = self._bits, self._chains[-1].mask
-        length = self.text_length
-        stamp = self._num_freed + len(tokens)
+        tokens, singles, triples = self.tokens, self._singles, self._triples
+        place = len(tokens)
+        singles_slots, triples_slots = self._slots_for(place + len(token_ids))
+        singles.grow(singles_slots)
+        triples.grow(triples_slots)
+        latest_single, back_single = singles.latest, singles.back
+        latest_triple, back_triple = triples.latest, triples.back
+        singles_mask, triples_mask = (singles_slots - 1) & ((1 << self._bits) - 1), triples_slots - 1
+        packed, bits, mask = self._packed_tail, self._bits, (1 << 3 * self._bits) - 1
         for token_id in token_ids:
-            for chain in self._chains:
-                chain.append(packed, stamp, is_filed=length >= chain.size)
+            slot = packed & singles_mask
+            before = latest_single[slot]
+            back_single.append(place - before if before else 0)
+            latest_single[slot] = place
+            slot = packed * SCATTERING >> 32 & triples_mask
+            before = latest_triple[slot]
+            back_triple.append(place - before if before else 0)
+            latest_triple[slot] = place
             tokens.append(token_id)
             packed = (packed << bits | token_id) & mask
-            length += 1
-            stamp += 1
+            place += 1
         self._packed_tail = packed
 
     def end_text(self) -> None:
         """End the text that is growing and begin a new one."""
         self.tokens.append(BREAK)
-        for chain in self._chains:
-            chain.append(0, 0, is_filed=False)
+        self._singles.back.append(0)
+        self._triples.back.append(0)
+        self._packed_tail = 0
         self._text_start = len(self.tokens)
         self.num_ended_texts += 1
 
     def drop_oldest_text(self) -> None:
         """Remove the oldest ended text, as if it had never been added."""
-        end = self.tokens.index(BREAK, self._first + 1)
-        packed = 0
-        for place in range(self._first + 1, end):
-            length = place - self._first - 1
-            for chain in self._chains:
-                if length >= chain.size:
-                    chain.drop(packed, self._num_freed + place)
-            packed = (packed << self._bits | self.tokens[place]) & self._chains[-1].mask
-        self._first = end
+        self._first = self.tokens.index(BREAK, self._first + 1)
         self.num_ended_texts -= 1
-        if self._first > len(self):
+        if self._first > len(self) * FREED_SHARE:
             self._free_dropped()
 
-    def places(self, suffix: list[int], *, limit: int) -> list[int]:
+    def ended_texts(self) -> array[int]:
+        """The tokens of all ended texts, oldest first, each with a `BREAK` behind it."""
+        return self.tokens[self._first + 1 : self._text_start]
+
+    def places(self, suffix: Sequence[int], *, limit: int) -> list[int]:
         """The latest places behind `suffix`, latest first and at most `limit`; its length is one of `GRAM_SIZES`."""
+        is_single = len(suffix) == 1
+        chains = self._singles if is_single else self._triples
         packed = 0
         for token_id in suffix:
             packed = packed << self._bits | token_id
-        chain = self._chains[GRAM_SIZES.index(len(suffix))]
-        back = chain.back
+        slot = (packed if is_single else packed * SCATTERING >> 32) & len(chains.latest) - 1
+        tokens, back, first = self.tokens, chains.back, self._first
+        last, before_last, third_last = suffix[-1], suffix[-2 % len(suffix)], suffix[-3 % len(suffix)]
         found: list[int] = []
-        place = chain.latest.get(packed, 0) - self._num_freed
-        while place > self._first and len(found) < limit:
-            found.append(place)
+        place = chains.latest[slot]
+        for _ in range(MOST_PROBES):
+            if place <= first or len(found) >= limit:
+                break
+            # nearest token first: at the beginning of a text a break ends the comparison
+            if tokens[place - 1] == last and (
+                is_single or (tokens[place - 2] == before_last and tokens[place - 3] == third_last)
+            ):
+                found.append(place)
             distance = back[place]
             if not distance:
                 break
             place -= distance
         return found
 
+    def _slots_for(self, num_tokens: int) -> tuple[int, int]:
+        """The slots of both tables for so many tokens; they never become fewer."""
+        wanted = max(FEWEST_SLOTS, 1 << (num_tokens - 1).bit_length())
+        singles = max(len(self._singles.latest), min(wanted, self._most_singles))
+        return singles, max(len(self._triples.latest), wanted)
+
     def _free_dropped(self) -> None:
         del self.tokens[: self._first]
-        for chain in self._chains:
-            del chain.back[: self._first]
-        self._num_freed += self._first
+        self._singles.free(self._first)
+        self._triples.free(self._first)
         self._text_start -= self._first
         self._first = 0
 
 
-class _Chain:
-    """The places of all grams of one size.
+class _Chains:
+    """The places of all grams of one size, in a chain for each slot.
 
-    `latest[gram]` is the latest place plus the number of tokens freed so far, so that it stays valid when
-    more are freed. `back[place]` is the distance to the previous place of the same gram, or 0.
+    `latest[slot]` is the latest place whose gram has this slot, 0 for none. `back[place]` is the distance
+    to the previous place of the same slot, or 0.
     """
 
-    __slots__ = ("back", "latest", "mask", "size")
+    __slots__ = ("back", "latest")
 
-    def __init__(self, size: int, bits: int) -> None:
-        self.size = size
-        self.mask = (1 << size * bits) - 1
-        self.latest: dict[int, int] = {}
+    def __init__(self) -> None:
+        self.latest = array("I", bytes(4 * FEWEST_SLOTS))
         self.back = array("I", [0])
 
-    def append(self, packed_tail: int, stamp: int, *, is_filed: bool) -> None:
-        """Append the next place; `is_filed` says whether a whole gram ends before it, under which it is filed."""
-        if not is_filed:
-            self.back.append(0)
-            return
-        gram = packed_tail & self.mask
-        self.back.append(stamp - self.latest.get(gram, stamp))
-        self.latest[gram] = stamp
+    @property
+    def num_bytes(self) -> int:
+        """The memory of both arrays."""
+        return getsizeof(self.latest) + getsizeof(self.back)
 
-    def drop(self, packed_tail: int, stamp: int) -> None:
-        """Remove the oldest place; chains that led to it end before it."""
-        gram = packed_tail & self.mask
-        if self.latest[gram] == stamp:
-            del self.latest[gram]
+    def grow(self, num_slots: int) -> None:
+        """Double the slots until there are `num_slots`; a gram's slot then has one bit more."""
+        while len(self.latest) < num_slots:
+            self.latest *= 2
+
+    def free(self, num_places: int) -> None:
+        """Forget the first places."""
+        del self.back[:num_places]
+        latest = np.frombuffer(self.latest, np.uint32)
+        np.maximum(latest, num_places, out=latest)
+        latest -= num_places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

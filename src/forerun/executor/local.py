@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,6 +41,9 @@ from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.sampling import SamplingRules, token_logprobs
 from forerun.verify.base import Verdict, Verifier, VerifyRequest
+
+if TYPE_CHECKING:
+    from forerun.drafters.pool_folder import PoolFolder
 
 
 @dataclass(slots=True)
@@ -96,6 +101,7 @@ class LocalExecutor:
         self.cache = cache
         self.drafting = drafting
         self.exporter = exporter
+        self.pools: PoolFolder | None = None
         self._attention = attention
         self._verifier = verifier
         self._known = KnownTexts()
@@ -111,6 +117,11 @@ class LocalExecutor:
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
+
+    def keep_pools(self, pools: PoolFolder) -> None:
+        """Save the drafter's pools from time to time, and when nobody uses this any more or the interpreter ends."""
+        self.pools = pools
+        weakref.finalize(self, pools.save)
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`."""
@@ -137,7 +148,10 @@ class LocalExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
         with self._no_autograd, self._torch_threads:
-            return self._execute(plan)
+            result = self._execute(plan)
+        if self.pools is not None:
+            self.pools.save_when_due()
+        return result
 
     def release(self, ended: Listing[EndedSequence]) -> None:
         """See `Executor`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, TargetInfo, VerifiedRows
+from forerun.drafters.base import DraftContext, Pool, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import Lookup, best_lookup
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
@@ -52,9 +54,9 @@ class LookupDrafter:
         self._texts: dict[int, LiveText] = {}
 
     @property
-    def pools(self) -> dict[str, PastAnswers | RecycleTable]:
-        """What it remembers of past requests, by kind; to be loaded before the first sequence."""
-        return {"past_answers": self.past_answers, "recycle": self.table}
+    def pools(self) -> Mapping[str, Pool]:
+        """See `KeepsPools`."""
+        return {"recycle": self.table, "answers": self.past_answers}
 
     def start(self, sequence: Sequence) -> None:
         """Index the tokens so far."""

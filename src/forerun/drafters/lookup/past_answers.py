@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from forerun.drafters.base import PoolArrays
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
 
 PAST_GRAMS = (4,)
@@ -69,11 +68,11 @@ class PastAnswers:
             self._indexes.popitem(last=False)
         return index
 
-    def to_arrays(self) -> dict[str | None, Mapping[str, npt.NDArray[Any]]]:
+    def to_arrays(self) -> dict[str | None, PoolArrays]:
         """Each salt's `tokens`, with a `BREAK` behind each answer; the salt used for longest ago first."""
         return {salt: {"tokens": index.latest().copy()} for salt, index in self._indexes.items()}
 
-    def from_arrays(self, saved: Mapping[str | None, Mapping[str, npt.NDArray[Any]]]) -> None:
+    def from_arrays(self, saved: Mapping[str | None, PoolArrays]) -> None:
         """Add the answers of `to_arrays`, within the budget.
 
         Raises:

@@ -1,0 +1,52 @@
+"""Which model it is: a short name of its weights and vocabulary, for files that fit one model only."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from forerun.models.base import LoadedTarget
+
+WEIGHTS = (".safetensors", ".gguf", ".bin")
+DESCRIPTIONS = ("config.json", "tokenizer.json")
+NUM_SAMPLES = 16  # of each file of weights
+SAMPLE_BYTES = 4096
+NUM_HEAD_ROWS = 64
+
+
+def fingerprint(target: LoadedTarget) -> str:
+    """The fingerprint of a loaded target: that of its files, or of its head's first rows if it was made in memory."""
+    if target.path is not None:
+        return fingerprint_of_files(target.path)
+    token_ids = torch.arange(min(NUM_HEAD_ROWS, target.model.vocab_size), device=target.model.device)
+    rows = target.model.head_rows(token_ids).to(dtype=torch.float32, device="cpu").contiguous()
+    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
+
+
+def fingerprint_of_files(path: Path) -> str:
+    """The fingerprint of a model's folder or GGUF file.
+
+    Configuration and tokenizer count whole. Of weights, which are gigabytes, size and samples throughout each
+    file do, so that a model trained further is another one. Names and dates of files do not count.
+    """
+    digest = hashlib.sha256()
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if file.name in DESCRIPTIONS:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        elif file.suffix in WEIGHTS:
+            digest.update(_samples(file))
+    return digest.hexdigest()
+
+
+def _samples(file: Path) -> bytes:
+    """A digest of a file's size and of pieces at equal distances, its beginning and its end among them."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for i in range(NUM_SAMPLES):
+            stream.seek(max(0, size - SAMPLE_BYTES) * i // (NUM_SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
+    return digest.digest()
