@@ -117,10 +117,10 @@ def test_an_unusable_file_is_named_once_and_put_aside(tmp_path, content, caplog)
 def test_a_pool_that_does_not_fit_costs_no_other(tmp_path, caplog):
     write_pools(
         file_of(tmp_path, MODEL),
-        SavedPools(model=MODEL, kinds={"good": Numbers({None: 1}).to_arrays(), "bad": {None: {"other": np.ones(1)}}}),
+        SavedPools(model=MODEL, kinds={"bad": {None: {"other": np.ones(1)}}, "good": Numbers({None: 1}).to_arrays()}),
     )
     good, bad = Numbers(), Numbers()
-    folder_of(tmp_path, good=good, bad=bad)
+    folder_of(tmp_path, bad=bad, good=good)
     assert (good.salts, bad.salts) == ({None: 1}, {})
     assert "its bad pool cannot be used" in caplog.text
 
@@ -130,6 +130,16 @@ def test_saving_that_fails_is_reported_once_and_disturbs_nobody(tmp_path, caplog
     monkeypatch.setattr("forerun.drafters.pool_folder.write_pools", lambda *_: (_ for _ in ()).throw(OSError("full")))
     folder.save_when_due()
     folder.save()
+    folder.save()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_pool_that_cannot_be_copied_costs_no_step(tmp_path, caplog):
+    clock, numbers = Clock(), Numbers()
+    numbers.to_arrays = lambda: 1 / 0
+    folder = folder_of(tmp_path, clock, numbers=numbers)
+    clock.now += SAVE_EVERY_S
+    folder.save_when_due()
     folder.save()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

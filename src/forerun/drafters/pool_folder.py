@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forerun.drafters.base import Pool
@@ -75,12 +75,17 @@ class PoolFolder:
         try:
             saved = read_pools(self.path)
             check_model(self.path, saved.model, self._model)
-            for kind, pool in self._pools.items():
-                if kind in saved.kinds:
-                    self._load_kind(kind, pool, saved)
         except PoolFileError as error:
             self._is_unusable = True
             logger.warning("%s; it is ignored, and drafting begins with empty pools", error)
+            return
+        for kind, pool in self._pools.items():
+            try:
+                if kind in saved.kinds:
+                    pool.from_arrays(saved.kinds[kind])
+            except Exception as error:
+                self._is_unusable = True
+                logger.warning("%s: its %s pool cannot be used (%s); it begins empty", self.path, kind, error)
 
     def save_when_due(self) -> None:
         """Save if the last time was long enough ago; call it after each step. The file is written in another thread."""
@@ -88,23 +93,37 @@ class PoolFolder:
         if self._clock() - self._saved_at < SAVE_EVERY_S or self._writing.locked():
             return
         self._saved_at = self._clock()
-        pools = self._copy()
-        threading.Thread(target=self._write, args=(pools,), name="forerun-pools", daemon=True).start()
+        with self._reporting_failure():
+            kinds = self._copy()
+            threading.Thread(target=self._write, args=(kinds,), name="forerun-pools", daemon=True).start()
 
     def save(self) -> None:
         """Save now and wait for it; without a step since the start there is nothing to save."""
         if self._has_run:
             self._saved_at = self._clock()
-            self._write(self._copy())
-
-    def _load_kind(self, kind: str, pool: Pool, saved: SavedPools) -> None:
-        try:
-            pool.from_arrays(saved.kinds[kind])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise PoolFileError(f"{self.path}: its {kind} pool cannot be used ({error})") from error
+            with self._reporting_failure():
+                self._write(self._copy())
 
     def _copy(self) -> dict[str, Sections]:
         return {kind: pool.to_arrays() for kind, pool in self._pools.items()}
+
+    def _write(self, kinds: Mapping[str, Sections]) -> None:
+        """Write the file; pools of other kinds that are in it stay."""
+        with self._writing, self._reporting_failure():
+            if self._is_unusable:
+                self.path.replace(self.path.with_suffix(".unusable"))
+                self._is_unusable = False
+            write_pools(self.path, SavedPools(model=self._model, kinds={**self._other_kinds(), **kinds}))
+
+    @contextmanager
+    def _reporting_failure(self) -> Iterator[None]:
+        """Let a failure cost the file only; the first is logged."""
+        try:
+            yield
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("%s: the pools could not be saved (%s); drafting goes on", self.path, error)
 
     def _other_kinds(self) -> Mapping[str, Sections]:
         """The pools in the file that another drafter left there."""
@@ -112,16 +131,3 @@ class PoolFolder:
             if self.path.exists():
                 return read_pools(self.path).kinds
         return {}
-
-    def _write(self, kinds: Mapping[str, Sections]) -> None:
-        """Write the file; pools of other kinds that are in it stay."""
-        with self._writing:
-            try:
-                if self._is_unusable:
-                    self.path.replace(self.path.with_suffix(".unusable"))
-                    self._is_unusable = False
-                write_pools(self.path, SavedPools(model=self._model, kinds={**self._other_kinds(), **kinds}))
-            except Exception as error:
-                if not self._has_warned:
-                    self._has_warned = True
-                    logger.warning("%s: the pools could not be saved (%s); drafting goes on", self.path, error)
