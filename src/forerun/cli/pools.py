@@ -80,7 +80,9 @@ def export(model: str, file: Path, /, *, pools_folder: Path, shared_only: Flag =
     from forerun.drafters.pool_files import file_of, write_pools
 
     saved = _read(file_of(pools_folder, _identity(model)), model)
-    _write(write_pools, file, saved.shared if shared_only else saved)
+    if shared_only:
+        saved = saved.shared
+    _write(write_pools, file, saved)
     print(f"{file} holds {_named(saved)} of {model}")
 
 
