@@ -12,7 +12,7 @@ import numpy.typing as npt
 from forerun.drafters.base import PoolArrays
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
 
-PAST_GRAMS = (4,)
+PAST_GRAMS = (3,)
 """Length (tokens) of the grams by which past answers are looked up."""
 
 FEWEST_TOKENS = 1024
