@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from forerun.drafters.base import VerifiedRows
 from forerun.drafters.lookup.growing import grow
 from forerun.drafters.lookup.guesses import settle, take
@@ -19,7 +22,7 @@ from forerun.ops.native.lookup import DraftLimits, GrownTree, NativeLookup
 class Lookup(Protocol):
     """What a step asks of the look-ups, for all sequences at once."""
 
-    def extend(self, index: TextIndex, token_ids: Sequence[int]) -> None:
+    def extend(self, index: TextIndex, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append tokens to an index."""
         ...
 
@@ -43,7 +46,7 @@ class Lookup(Protocol):
 class PlainLookup:
     """The look-ups as they are defined, where there are no kernels."""
 
-    def extend(self, index: TextIndex, token_ids: Sequence[int]) -> None:
+    def extend(self, index: TextIndex, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """See `Lookup`."""
         index.extend(token_ids)
 

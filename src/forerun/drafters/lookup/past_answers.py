@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from sys import getsizeof
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.drafters.base import PoolArrays
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN, TextIndex
 
-PAST_GRAMS = (4,)
+PAST_GRAMS = (3,)
 """Length (tokens) of the grams by which past answers are looked up."""
 
 FEWEST_TOKENS = 1024
+OBJECTS_OF_AN_INDEX = 2048  # bytes, measured and rounded up
 
-Extend = Callable[[TextIndex, Sequence[int]], None]
+Extend = Callable[[TextIndex, Sequence[int] | npt.NDArray[np.int32]], None]
 """Appends tokens to an index: `TextIndex.extend` or its compiled twin."""
 
 
@@ -27,15 +30,11 @@ class PastAnswers:
     """
 
     def __init__(self, *, vocab_size: int, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
+        self.num_bytes = 0  # of all indexes, and of what holds them
         self._vocab_size = vocab_size
         self._max_bytes = max_bytes
         self._extend = extend
         self._indexes: OrderedDict[str | None, TextIndex] = OrderedDict()  # the salt used last comes last
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all indexes."""
-        return sum(index.num_bytes for index in self._indexes.values())
 
     def of(self, salt: str | None) -> TextIndex | None:
         """The answers that sequences of this salt may see, or None if there are none."""
@@ -54,18 +53,21 @@ class PastAnswers:
         index = self._indexes.get(salt)
         held = 0 if index is None else min(index.struct.end, index.capacity)
         wanted = max(FEWEST_TOKENS, 1 << (held + num_tokens).bit_length())
-        while wanted > FEWEST_TOKENS and wanted * BYTES_PER_TOKEN > self._max_bytes:
+        while wanted > FEWEST_TOKENS and _bytes_of(wanted, salt) > self._max_bytes:
             wanted //= 2
-        if wanted * BYTES_PER_TOKEN > self._max_bytes:
+        if _bytes_of(wanted, salt) > self._max_bytes:
             return None
         if index is None or wanted > index.capacity:
             larger = TextIndex(PAST_GRAMS, capacity=wanted)
             if index is not None:
-                self._extend(larger, index.latest().tolist())
+                self._extend(larger, index.latest())
+                self.num_bytes -= _bytes_of(index.capacity, salt)
             index = self._indexes[salt] = larger
+            self.num_bytes += _bytes_of(wanted, salt)
         self._indexes.move_to_end(salt)
         while self.num_bytes > self._max_bytes:
-            self._indexes.popitem(last=False)
+            dropped, of_dropped = self._indexes.popitem(last=False)
+            self.num_bytes -= _bytes_of(of_dropped.capacity, dropped)
         return index
 
     def to_arrays(self) -> dict[str | None, PoolArrays]:
@@ -88,3 +90,8 @@ class PastAnswers:
             tokens = arrays["tokens"]
             for answer in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1):
                 self.add(answer[answer != BREAK].tolist(), salt)
+
+
+def _bytes_of(capacity: int, salt: str | None) -> int:
+    """The memory of an index and of what holds it."""
+    return capacity * BYTES_PER_TOKEN + OBJECTS_OF_AN_INDEX + getsizeof(salt)

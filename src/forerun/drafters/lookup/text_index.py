@@ -65,7 +65,7 @@ class TextIndex:
             return self.tokens[:end]
         return np.concatenate([self.tokens[(end & mask) + 1 :], self.tokens[: end & mask]])
 
-    def extend(self, token_ids: Iterable[int]) -> None:
+    def extend(self, token_ids: Iterable[int] | npt.NDArray[np.int32]) -> None:
         """Append tokens; a `BREAK` among them ends a text."""
         struct, tokens, places = self.struct, self._tokens, self._places
         mask, end, text_start = struct.mask, struct.end, struct.text_start

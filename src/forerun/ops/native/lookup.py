@@ -156,7 +156,7 @@ class NativeLookup:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def extend(self, index: Index, token_ids: Sequence[int]) -> None:
+    def extend(self, index: Index, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append tokens to an index."""
         tokens = np.array(token_ids, dtype=np.int32)
         self._kernels.extend_text(index.struct, tokens.ctypes.data, len(tokens))
