@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    plain = LLM(arguments.model, max_model_len=2048)
+    plain = LLM(arguments.model, max_model_len=2048, speculative_config=None)
     machine, kernels = describe_machine(plain.device), describe_kernels(plain)
     dtype = str(plain.dtype).removeprefix("torch.")
     print(f"{machine}\n\nmedian ms per step, {arguments.model}, {dtype}, kernels: {kernels}")

@@ -151,7 +151,7 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
 def load(model: str, name: str) -> LLM:
     """Load the model in a format of `FORMATS`, or "group N"."""
     if name in FORMATS:
-        return LLM(model, **FORMATS[name], **SETTINGS)
+        return LLM(model, **FORMATS[name], **SETTINGS, speculative_config=None)
     return load_rounded(model, group_size=int(name.removeprefix("group ")), settings=SETTINGS)
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, max_model_len=1024)
+    llm = LLM(arguments.model, max_model_len=1024, speculative_config=None)
     machine, kernels = describe_machine(llm.device), describe_kernels(llm)
     dtype = str(llm.dtype).removeprefix("torch.")
     print(f"{machine}\n\nmedian ms per step, {arguments.model}, {dtype}, kernels: {kernels}")

@@ -141,12 +141,14 @@ def main() -> None:
     messages = [text for texts in WORKLOADS.values() for text in texts]
     prompts = [messages[i % len(messages)] for i in range(arguments.num_prompts)]
     settings: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": arguments.concurrency}
-    plain = LLM(arguments.model, **settings)
+    plain = LLM(arguments.model, **settings, speculative_config=None)
     rounds: list[Round] = []
     for config in arguments.configs:
         speculation = SPECULATION[config]
         words = [arguments.model, *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
-        if speculation:
+        if not speculation:
+            words.append("--no-speculation")
+        else:
             words.append(f"--speculative-config={json.dumps(speculation)}")
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -163,7 +163,7 @@ def read_prompts(chat: Path, code: Path, *, count: int, seed: int) -> list[str]:
 def _server_words(arguments: argparse.Namespace, config: dict[str, Any] | None) -> list[str]:
     """The arguments of `forerun serve`."""
     words = [arguments.model, f"--max-num-seqs={arguments.max_num_seqs}", "--max-model-len=2048"]
-    speculation = [] if config is None else [f"--speculative-config={json.dumps(config)}"]
+    speculation = ["--no-speculation"] if config is None else [f"--speculative-config={json.dumps(config)}"]
     return [*words, "--disable-log-stats", *speculation]
 
 

@@ -110,8 +110,8 @@ def test_a_drafter_with_a_model_is_charged_for_each_token_of_each_step(config):
 
 
 def test_the_step_of_the_prompt_is_not_counted(llm):
-    assert measure_drafting(llm, 1.0, num_tokens=24).num_steps == 23
+    assert measure_drafting(llm.with_speculation(None), 1.0, num_tokens=24).num_steps == 23
 
 
 def test_without_drafts_there_is_no_time_per_drafted_token(llm):
-    assert measure_drafting(llm, 1.0, num_tokens=8).milliseconds_per_draft_token is None
+    assert measure_drafting(llm.with_speculation(None), 1.0, num_tokens=8).milliseconds_per_draft_token is None

@@ -42,7 +42,7 @@ def test_only_rounds_after_the_warm_up_are_timed(llm):
 
 
 def test_counts_leave_the_warm_up_out(llm):
-    steps = measure_latency(llm, LATENCY).speculation.num_steps
+    steps = measure_latency(llm.with_speculation(None), LATENCY).speculation.num_steps
     assert steps == LATENCY.num_iters * LATENCY.batch_size * LATENCY.output_len
 
 

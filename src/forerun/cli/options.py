@@ -94,8 +94,8 @@ class EngineOptions:
     ] = DEFAULT_SPECULATION
     """How to draft: auto, a JSON object, or one option per key such as --speculative-config.method suffix. By default
     auto where drafts cannot change any text in any bit (the native CPU kernels), elsewhere not at all."""
-    speculation: Annotated[bool, Parameter(show_default=False)] = True
-    """Whether to draft; --no-speculation decodes plainly."""
+    no_speculation: Annotated[bool, Parameter(negative=())] = False
+    """Draft nothing: decode plainly."""
     kv_transfer_config: Annotated[
         dict[str, Any] | None,
         Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
@@ -129,7 +129,7 @@ class EngineOptions:
     """Deprecated: write --speculative-config.num-speculative-tokens."""
 
     def __post_init__(self) -> None:
-        if not self.speculation and self.names_drafter:
+        if self.no_speculation and self.names_drafter:
             raise ConfigError("--no-speculation: drafts are asked for as well (--speculative-config); leave one out")
 
     @property
@@ -144,12 +144,12 @@ class EngineOptions:
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM`."""
         return self.plain_settings() | {
-            name: getattr(self, name) if self.speculation else None for name in SPECULATIVE_OPTIONS
+            name: None if self.no_speculation else getattr(self, name) for name in SPECULATIVE_OPTIONS
         }
 
     def plain_settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM` without those of speculation."""
-        others = ("speculation", *SPECULATIVE_OPTIONS)
+        others = ("no_speculation", *SPECULATIVE_OPTIONS)
         return {name: value for name, value in asdict(self).items() if name not in others}
 
     def asked_speculation(self) -> Mapping[str, Any] | str | None:

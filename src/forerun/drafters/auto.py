@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.core.draft import Draft
@@ -22,7 +23,7 @@ from forerun.drafters.base import (
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.priced import PricedDrafter
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ModelError
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.model_folder import find_gguf
@@ -147,10 +148,8 @@ class AutoConfig:
             why = "the target was made in memory"
             return [Choice("mtp", False, why), Choice("self", False, why)]
         weights = loaded.model.weight_bytes
-        if find_gguf(loaded.path) is not None:
-            mtp = Choice("mtp", False, "GGUF is read without MTP layers")
-        elif find_layout(read_config(loaded.path), open_checkpoint(loaded.path).names()) is None:
-            mtp = Choice("mtp", False, "the checkpoint has no MTP layers")
+        if not _has_mtp_layers(loaded.path):
+            mtp = Choice("mtp", False, "the checkpoint has no MTP layers that can be read")
         else:
             need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
             mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
@@ -182,6 +181,16 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+def _has_mtp_layers(path: Path) -> bool:
+    """Whether the files hold MTP layers of a known layout."""
+    if find_gguf(path) is not None:
+        return False
+    try:
+        return find_layout(read_config(path), open_checkpoint(path).names()) is not None
+    except ModelError:  # the weights were made up
+        return False
 
 
 LOOK_UPS = ("copy", "pool", "recycle")

@@ -23,7 +23,13 @@ PROMPTS = (
     "Translate to French: good morning, good evening, good night.",
 )
 
-DEFAULT_CONFIG = {"method": "auto"}
+DEFAULT_CONFIG: Mapping[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 4,
+}
+AUTO_CONFIG: Mapping[str, Any] = {"method": "auto"}
 
 NUM_NARROW_TOKENS = 6
 
@@ -50,7 +56,7 @@ def prove(
 
     Args:
         model: as for `LLM`.
-        speculative_config: the configuration to prove; None for "auto".
+        speculative_config: the configuration to prove, a dict or "auto"; None for n-gram drafts, of which every one is verified.
         settings: further arguments of `LLM`.
         prompts: prompts of the greedy check.
         max_tokens: tokens per prompt in the greedy check.
@@ -60,7 +66,10 @@ def prove(
     Raises:
         ForerunError: the model or the configuration cannot be used.
     """
-    config = DEFAULT_CONFIG if isinstance(speculative_config, str | None) else dict(speculative_config)
+    if speculative_config is None:
+        config = dict(DEFAULT_CONFIG)
+    else:
+        config = dict(AUTO_CONFIG if isinstance(speculative_config, str) else speculative_config)
     adversarial = {"method": AdversarialDrafter, "num_speculative_tokens": 4, **verifier_part(config)}
     progress("loading the model")
     llm = LLM(model, **(settings or {}), speculative_config=config)
