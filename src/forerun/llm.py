@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from forerun.build import BuiltEngine, assemble, build_engine, target_info
+from forerun.build import BuiltEngine, assemble, build_engine, profile_of, target_info
+from forerun.config.cost_profile import CostProfile
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.outputs import RequestOutput, StreamDelta
@@ -116,6 +117,11 @@ class LLM:
                 f"drafter_choices: speculative_config has method {self.speculative.method!r}; it is 'auto' that chooses"
             )
         return drafter.choices(target_info(self.settings, self._target, self.speculative))
+
+    @property
+    def cost_profile(self) -> CostProfile:
+        """Where the costs of this model's steps on this machine are kept from one engine to the next."""
+        return profile_of(self._target)
 
     @property
     def path(self) -> Path | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from forerun import LLM
 from forerun.bench import instruments
-from forerun.bench.curve import NUM_WARMUP_ROUNDS, measure_curve, measure_drafting
+from forerun.bench.curve import NUM_WARMUP_ROUNDS, keep_costs, measure_curve, measure_drafting
 from forerun.bench.instruments import NUM_READS
+from forerun.engine.costs import PRIOR, StepCosts
 from forerun.errors import ConfigError
 from forerun.ops.native.library import load_kernels
 from tests.bench.clocks import SlowingClock, TickingClock
@@ -73,6 +75,16 @@ def test_json_holds_every_point(curve):
 def test_a_number_below_one_is_refused(llm, name):
     with pytest.raises(ConfigError, match=f"{name}: got 0; must be 1 or more"):
         measure_curve(llm, **{**SMALL, name: (4, 0)})
+
+
+def test_the_next_engine_begins_with_the_costs_of_the_curve(llm, curve, monkeypatch, tmp_path):
+    profile = replace(llm.cost_profile, folder=tmp_path)
+    monkeypatch.setattr(LLM, "cost_profile", profile)
+    dear = [replace(point, all_milliseconds=[5.0 * point.rows] * 9) for point in curve.points]
+    keep_costs(llm, replace(curve, points=dear))
+    costs = profile.load()
+    assert costs.weights != PRIOR
+    assert costs.of_rows(4) > 1.5 * StepCosts().of_rows(4)
 
 
 def test_no_context_is_refused(llm):

@@ -84,6 +84,20 @@ class Rounds:
     bandwidth: list[float]
 
 
+def keep_costs(llm: LLM, curve: Curve) -> None:
+    """Let the next engine with this model on this machine begin with the curve's costs, see `config.cost_profile`."""
+    costs = llm.cost_profile.load()
+    for all_times in zip(*(point.all_milliseconds for point in curve.points), strict=True):  # round by round
+        for point, milliseconds in zip(curve.points, all_times, strict=True):
+            costs.observe(
+                num_rows=point.rows * point.num_sequences,
+                num_sequences=point.num_sequences,
+                num_context_tokens=point.context * point.num_sequences,
+                seconds=milliseconds / 1e3,
+            )
+    llm.cost_profile.save(costs)
+
+
 def measure_curve(
     llm: LLM,
     *,

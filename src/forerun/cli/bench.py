@@ -82,7 +82,7 @@ def curve(
     """Time whole forward passes by their number of rows, against the memory's bandwidth.
 
     Drafts of n - 1 tokens cost T(n) / T(1) plain steps to verify. With a speculative option the
-    drafter's own cost is measured too.
+    drafter's own cost is measured too. The method auto begins with what was measured here.
 
     Args:
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
@@ -91,13 +91,14 @@ def curve(
         sequences: Numbers of sequences of one row each in a pass.
         repeats: Rounds; each measures everything once, the bandwidth too, and medians are shown.
     """
-    from forerun.bench.curve import measure_curve, measure_drafting  # torch: only when it is needed
+    from forerun.bench.curve import keep_costs, measure_curve, measure_drafting  # torch: only when it is needed
 
     llm = loading.load_llm(model, engine)
     with status() as progress:
         found = measure_curve(
             llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats, progress=progress
         )
+        keep_costs(llm, found)
         progress("drafting")
         drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.names_drafter else None
     report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
