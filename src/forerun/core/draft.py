@@ -36,7 +36,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether node i continues node i - 1, for every i."""
-        return self.parents is None or all(p == i - 1 for i, p in enumerate(self.parents))
+        return self.parents is None or self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def parent(self, node: int) -> int:
         """The node that `node` continues; -1 is the last committed token."""
@@ -48,16 +48,18 @@ class Draft:
 
     def children(self) -> list[list[int]]:
         """Children of each place, in draft order: index 0 is the root (-1), index i + 1 is node i."""
-        found: list[list[int]] = [[] for _ in range(len(self) + 1)]
-        for node in range(len(self)):
-            found[self.parent(node) + 1].append(node)
+        size = len(self.token_ids)
+        found: list[list[int]] = [[] for _ in range(size + 1)]
+        for node, parent in enumerate(range(-1, size - 1) if self.parents is None else self.parents):
+            found[parent + 1].append(node)
         return found
 
     def depths(self) -> list[int]:
         """Distance of each node from the last committed token; its children are at depth 1."""
+        if self.parents is None:
+            return list(range(1, len(self.token_ids) + 1))
         depths: list[int] = []
-        for node in range(len(self)):
-            parent = self.parent(node)
+        for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 

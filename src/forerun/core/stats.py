@@ -65,27 +65,30 @@ class SpeculationStats:
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Count one verdict: the nodes `accepted` of `draft`, from the root down, stood."""
-        self._count(draft, accepted)
-        if draft.source is not None:
-            self.by_drafter.setdefault(draft.source, SpeculationStats())._count(draft, accepted)
-
-    def _count(self, draft: Draft, accepted: Sequence[int]) -> None:
-        self.num_steps += 1
         num_drafted, num_accepted = len(draft.token_ids), len(accepted)
+        depth, went_on = draft.depth, num_drafted > 0 and not draft.is_leaf(accepted[-1] if accepted else -1)
+        self._count(num_drafted, num_accepted, depth, went_on=went_on)
+        if draft.source is not None:
+            of_drafter = self.by_drafter.setdefault(draft.source, SpeculationStats())
+            of_drafter._count(num_drafted, num_accepted, depth, went_on=went_on)
+
+    def _count(self, num_drafted: int, num_accepted: int, depth: int, *, went_on: bool) -> None:
+        """Count a draft of that depth, which went on behind what was accepted or did not."""
+        self.num_steps += 1
         if not num_drafted:
             return
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         reached, stood = self.reached_per_position, self.accepted_per_position
-        num_missing = draft.depth - len(reached)
+        num_missing = depth - len(reached)
         if num_missing > 0:
             reached.extend([0] * num_missing)
             stood.extend([0] * num_missing)
         for position in range(num_accepted):
             reached[position] += 1
             stood[position] += 1
-        if not draft.is_leaf(accepted[-1] if num_accepted else -1):
+        if went_on:
             reached[num_accepted] += 1
 
     def add(self, other: SpeculationStats, *, sign: int = 1) -> None:

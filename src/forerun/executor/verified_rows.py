@@ -33,11 +33,9 @@ def verified_rows(
         candidate_ids: [R, k], the likeliest next tokens of each row with logits.
         candidate_logits: [R, k], their logits.
     """
-    token_ids = np.array(rows.token_ids)
-    wanted = np.array(rows.logits_rows)
+    token_ids = rows.token_ids
     # in a packed batch the token before a row's is that of the row before it, but for these:
-    previous = np.empty_like(token_ids)
-    previous[1:] = token_ids[:-1]
+    previous = [-1, *token_ids[:-1]]
     for one, sequence, draft, first in zip(planned, sequences, drafts, rows.first_rows, strict=True):
         if first < len(previous):  # a sequence that ended while it was pending has no rows
             previous[first] = sequence.tokens_between(one.start - 1, one.start)[0] if one.start else -1
@@ -45,9 +43,12 @@ def verified_rows(
             root = first + one.num_tail - 1
             for node, parent in enumerate(draft.parents):
                 previous[root + 1 + node] = token_ids[root + 1 + parent]
+    if len(rows.logits_rows) < len(token_ids):
+        token_ids = [token_ids[row] for row in rows.logits_rows]
+        previous = [previous[row] for row in rows.logits_rows]
     return VerifiedRows(
-        token_ids=token_ids[wanted],
-        previous_ids=previous[wanted],
+        token_ids=np.array(token_ids, dtype=np.int64),
+        previous_ids=np.array(previous, dtype=np.int64),
         candidate_ids=candidate_ids,
         candidate_logits=candidate_logits,
         salts=list(_salts(sequences, rows)),

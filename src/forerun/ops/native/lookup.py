@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -129,7 +131,7 @@ class NativeRows:
         self._candidate_ids = np.ascontiguousarray(rows.candidate_ids, dtype=np.int32)
         self._logits = np.ascontiguousarray(rows.candidate_logits, dtype=np.float32)
         arrays = (self._token_ids, self._previous_ids, self._candidate_ids, self._logits)
-        self._addresses = [array.ctypes.data for array in arrays]
+        self._addresses: list[int] = [one.__array_interface__["data"][0] for one in arrays]  # a third of `ctypes`' time
         self._stride = self._logits.shape[1]
 
     def store(self, contexts: Contexts, first: int, end: int) -> None:
@@ -155,6 +157,8 @@ class NativeLookup:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self._rates: Rates | None = None
+        self._rates_addresses = (0, 0)
 
     def extend(self, index: Index, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append tokens to an index."""
@@ -167,55 +171,56 @@ class NativeLookup:
 
     def take(self, texts: Sequence[Text], new_tokens: Sequence[Sequence[int]], rates: Rates) -> None:
         """Learn from each text's newly committed tokens, and append them."""
-        addresses = np.array([text.address for text in texts], dtype=np.int64)
-        tokens = np.array([token_id for new in new_tokens for token_id in new], dtype=np.int32)
-        first = np.zeros(len(texts) + 1, dtype=np.int64)
-        np.cumsum([len(new) for new in new_tokens], out=first[1:])
+        # array.array, since a step has few values: its address comes ten times as fast as that of a NumPy array
+        addresses = array("q", [text.address for text in texts])
+        tokens = array("i", chain.from_iterable(new_tokens))
+        first = array("q", accumulate(map(len, new_tokens), initial=0))
         self._kernels.take_tokens(
-            addresses.ctypes.data,
-            len(texts),
-            tokens.ctypes.data,
-            first.ctypes.data,
-            rates.counts.ctypes.data,
-            rates.gap_weights.ctypes.data,
+            _address(addresses), len(texts), _address(tokens), _address(first), *self._addresses_of(rates)
         )
 
     def grow(self, texts: Sequence[Text], limits: Sequence[DraftLimits], rates: Rates) -> list[GrownTree]:
         """The best tree after each text."""
-        addresses = np.array([text.address for text in texts], dtype=np.int64)
-        max_nodes, max_depths, min_survivals = zip(*limits, strict=True) if limits else ((), (), ())
-        sizes = np.array([max_nodes, max_depths], dtype=np.int64)
-        min_survival = np.array(min_survivals, dtype=np.float64)
-        room = sum(max_nodes)
-        token_ids, parents, sources = np.empty((3, room), dtype=np.int32)
-        survival = np.empty(room, dtype=np.float64)
-        num_nodes = np.empty(len(texts), dtype=np.int64)
+        addresses = array("q", [text.address for text in texts])
+        sizes = array("q", [one.max_nodes for one in limits])
+        room = sum(sizes)
+        sizes.extend([one.max_depth for one in limits])
+        min_survival = array("d", [one.min_survival for one in limits])
+        token_ids, parents, sources = (array("i", bytes(4 * room)) for _ in range(3))
+        survival, num_nodes = array("d", bytes(8 * room)), array("q", bytes(8 * len(texts)))
         self._kernels.grow_drafts(
-            addresses.ctypes.data,
+            _address(addresses),
             len(texts),
-            sizes.ctypes.data,
-            min_survival.ctypes.data,
-            rates.counts.ctypes.data,
-            rates.gap_weights.ctypes.data,
+            _address(sizes),
+            _address(min_survival),
+            *self._addresses_of(rates),
             room,
-            token_ids.ctypes.data,
-            parents.ctypes.data,
-            sources.ctypes.data,
-            survival.ctypes.data,
-            num_nodes.ctypes.data,
-        )
-        counts = num_nodes.tolist()
-        total = sum(counts)
-        ids, above, chances, origins = (
-            tuple(array[:total].tolist()) for array in (token_ids, parents, survival, sources)
+            _address(token_ids),
+            _address(parents),
+            _address(sources),
+            _address(survival),
+            _address(num_nodes),
         )
         trees, first = [], 0
-        for count in counts:
-            end = first + count
-            trees.append(GrownTree(ids[first:end], above[first:end], chances[first:end], origins[first:end]))
-            first = end
+        for count in num_nodes:
+            nodes = slice(first, first + count)
+            ids, above, chances, origins = token_ids[nodes], parents[nodes], survival[nodes], sources[nodes]
+            trees.append(GrownTree(tuple(ids), tuple(above), tuple(chances), tuple(origins)))
+            first += count
         return trees
+
+    def _addresses_of(self, rates: Rates) -> tuple[int, int]:
+        """Where the counts and the weights lie; they stay there as long as `rates` lives."""
+        if self._rates is not rates:
+            self._rates = rates
+            self._rates_addresses = rates.counts.ctypes.data, rates.gap_weights.ctypes.data
+        return self._rates_addresses
 
     def to_store(self, rows: Rows, num_candidates: int) -> NativeRows:
         """A step's rows, ready to be stored in the recycle table with so many candidates."""
         return NativeRows(self._kernels, rows, num_candidates)
+
+
+def _address(values: array[int] | array[float]) -> int:
+    """Where the values lie, as long as nobody changes their number."""
+    return values.buffer_info()[0]
