@@ -21,29 +21,21 @@ from benchmarks.auto_speculation.pieces import Piece, PieceFile
 from benchmarks.auto_speculation.report import GOALS, problems, show, summaries
 from benchmarks.auto_speculation.run import Configs, Runner, plan_turns
 from benchmarks.auto_speculation.workloads import PromptFiles, WorkloadMaker
+from benchmarks.command_line import STATIC_CONFIGS, STILL_TO_DO, add_prompt_files, run_command
 from forerun.bench.machine import describe_machine
 from forerun.build import load_target
 from forerun.cli.bench_compare import read_configs
 from forerun.config.settings import EngineSettings
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError
 from forerun.models.store import resolve_model
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "static-speculation.yaml"
 JUDGED = "auto"
 """The configuration that is held against the others; it needs no line in their file."""
-
-STILL_TO_DO = 3
-"""Exit code of `run` if time was up before all pieces were measured."""
 
 
 def main() -> None:
     """Parse the arguments and run the command."""
-    arguments = _parser().parse_args()
-    try:
-        sys.exit({"run": _run, "report": _report}[arguments.command](arguments))
-    except ForerunError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_command(_parser(), {"run": _run, "report": _report})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,9 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="measure, and write all figures as JSON")
     running.add_argument("--model", default="smollm2-135m", help="a folder or known name")
-    running.add_argument("--chat-prompts", type=Path, required=True, help='a .jsonl file of {"turns": [...]}')
-    running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
-    running.add_argument("--configs", type=Path, default=CONFIGS, help="names with a speculative_config each")
+    add_prompt_files(running)
+    running.add_argument("--configs", type=Path, default=STATIC_CONFIGS, help="names with a speculative_config each")
     running.add_argument(
         "--judged", default=JUDGED, help="the configuration that all pieces hold: auto, or one of the file"
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks.command_line import add_prompt_files, run_command
 from benchmarks.peers.engines import OTHERS, contenders_of
 from benchmarks.peers.install import DEFAULT_FOLDER, TOOLS, InstallError, install
 from benchmarks.peers.prompts import read_prompts
@@ -24,19 +25,13 @@ from benchmarks.peers.report import to_markdown
 from benchmarks.peers.run import Setup, run_all
 from benchmarks.peers.schedule import make_cells
 from forerun.bench.machine import describe_machine
-from forerun.errors import ForerunError
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
 
 
 def main() -> None:
     """Parse the arguments and run the command."""
-    arguments = _parser().parse_args()
-    try:
-        {"install": _install, "run": _run, "report": _report}[arguments.command](arguments)
-    except ForerunError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_command(_parser(), {"install": _install, "run": _run, "report": _report})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,8 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     installing.add_argument("peers", nargs="*", help=f"of {', '.join((*OTHERS, *TOOLS))}; all peers, if none is named")
     running = commands.add_parser("run", help="measure, and write all figures as JSON")
     running.add_argument("--model", default="smollm2-135m", help="a Llama, by its folder or known name")
-    running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
-    running.add_argument("--chat-prompts", type=Path, required=True, help='a .jsonl file of {"turns": [...]}')
+    add_prompt_files(running)
     running.add_argument("--num-prompts", type=int, default=8, help="of each kind")
     running.add_argument("--rounds", type=int, default=3)
     running.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks.command_line import STATIC_CONFIGS, STILL_TO_DO, add_prompt_files, run_command
 from benchmarks.prompt_files import first_turns, rename_wishes
 from benchmarks.serving import serving
 from benchmarks.swinging_load.arrivals import Swing, draw_arrivals
@@ -33,23 +34,15 @@ from benchmarks.swinging_load.report import Runs, show
 from forerun.bench.machine import describe_machine
 from forerun.bench.outcomes import PLAIN
 from forerun.cli.bench_compare import read_configs
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "static-speculation.yaml"
 AUTO = "auto"
 NUM_WARMUPS = 8
-STILL_TO_DO = 3
-"""Exit code of `run` if time was up before everything was measured."""
 
 
 def main() -> None:
     """Parse the arguments and run the command."""
-    arguments = _parser().parse_args()
-    try:
-        sys.exit({"run": _run, "report": _report}[arguments.command](arguments))
-    except ForerunError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_command(_parser(), {"run": _run, "report": _report})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,9 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="measure, and write all figures as JSON")
     running.add_argument("--model", default="smollm2-135m", help="a folder or known name")
-    running.add_argument("--chat-prompts", type=Path, required=True, help='a .jsonl file of {"turns": [...]}')
-    running.add_argument("--code-prompts", type=Path, required=True, help="a folder of .py or .jsonl.gz files")
-    running.add_argument("--configs", type=Path, default=CONFIGS, help="names with a speculative_config each")
+    add_prompt_files(running)
+    running.add_argument("--configs", type=Path, default=STATIC_CONFIGS, help="names with a speculative_config each")
     running.add_argument(
         "--only", nargs="*", help="names to measure besides plain: auto, or of the file; all, if it is left out"
     )

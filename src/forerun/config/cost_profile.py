@@ -67,7 +67,7 @@ class CostProfile:
         return None
 
     def save(self, costs: StepCosts) -> None:
-        """Write the file; where that fails, say so once for each engine and go on."""
+        """Write the file; where that fails the next engine learns anew."""
         path = self.path
         if path is None:
             return

@@ -33,10 +33,12 @@ def confident_length(match_length: int, *, threshold: float, most: int) -> int:
     return most
 
 
-def check_threshold(value: float) -> None:
-    """Raise `ConfigError` unless `value` may be a `draft_confidence_threshold`."""
+def check_threshold(
+    value: float, *, default: float = DEFAULT_THRESHOLD, drafted_at_zero: str = "after any match"
+) -> None:
+    """Raise `ConfigError` unless `value` may be a `draft_confidence_threshold`; the error names the drafter's `default`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ConfigError(
             f"draft_confidence_threshold: got {value!r}; must be a number from 0 to 1; "
-            f"0 drafts after any match, leave it out for {DEFAULT_THRESHOLD}"
+            f"0 drafts {drafted_at_zero}, leave it out for {default}"
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, Pool, TargetInfo, VerifiedRows
+from forerun.drafters.confidence import check_threshold
 from forerun.drafters.recycle_rates import HitRates
 from forerun.drafters.recycle_table import Found, RecycleTable
 from forerun.errors import ConfigError
@@ -44,7 +45,7 @@ class RecycleConfig:
     draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
-        most, threshold = self.recycle_max_bytes, self.draft_confidence_threshold
+        most = self.recycle_max_bytes
         if not isinstance(most, int) or isinstance(most, bool) or most < 0:
             raise ConfigError(
                 f"recycle_max_bytes: got {most!r}; must be an integer of 0 or more, a number of bytes; "
@@ -52,11 +53,9 @@ class RecycleConfig:
             )
         if not isinstance(self.recycle_tree, bool):
             raise ConfigError(f"recycle_tree: got {self.recycle_tree!r}; may be True or False; leave it out for True")
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0.0 <= threshold <= 1.0:
-            raise ConfigError(
-                f"draft_confidence_threshold: got {threshold!r}; must be a number from 0 to 1; "
-                f"0 drafts whatever is in the table, leave it out for {DEFAULT_THRESHOLD}"
-            )
+        check_threshold(
+            self.draft_confidence_threshold, default=DEFAULT_THRESHOLD, drafted_at_zero="whatever is in the table"
+        )
 
     @property
     def default_num_speculative_tokens(self) -> int | None:

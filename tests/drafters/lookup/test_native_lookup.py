@@ -12,6 +12,7 @@ from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import PlainLookup
 from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK, TextIndex
 from forerun.drafters.recycle_table import PlainRows, RecycleTable
@@ -186,27 +187,15 @@ def test_ids_at_the_border_of_a_huge_vocabulary_are_hashed_alike(kernels):
 @every_level
 def test_a_text_without_room_for_its_tokens_is_refused(kernels):
     lookup, text = NativeLookup(kernels), LiveText(sequence([1, 2, 3]))
-    drafter = LookupDrafter(
-        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8),
-        table_bytes=0,
-        pool_bytes=0,
-        lookup=lookup,
-    )
     with pytest.raises(ValueError, match="no room for its new tokens"):
-        lookup.take([text], [[1] * text.index.capacity], drafter.rates)
+        lookup.take([text], [[1] * text.index.capacity], HitRates())
 
 
 @every_level
 def test_more_nodes_than_there_is_room_for_are_refused(kernels):
     lookup, text = NativeLookup(kernels), LiveText(sequence([1, 2, 3]))
-    drafter = LookupDrafter(
-        TargetInfo(vocab_size=50, max_model_len=64, num_speculative_tokens=8),
-        table_bytes=0,
-        pool_bytes=0,
-        lookup=lookup,
-    )
     with pytest.raises(ValueError, match="room"):
-        lookup.grow([text, text], [DraftLimits(4, 4, 0.1), DraftLimits(-1, 4, 0.1)], drafter.rates)
+        lookup.grow([text, text], [DraftLimits(4, 4, 0.1), DraftLimits(-1, 4, 0.1)], HitRates())
 
 
 @every_level
