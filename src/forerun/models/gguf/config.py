@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from forerun.errors import ModelError, one_line
@@ -85,7 +84,9 @@ def _sizes(file: GGUFFile) -> Fields:
     hidden_size = _at_least_one(own, "embedding_length")
     head_dim = own.integer("attention.key_length", hidden_size // heads)
     if head_dim % 2 or not head_dim:
-        raise ModelError(f"{file.path}: heads have {head_dim} dimensions; must be pairs; convert the original model again")
+        raise ModelError(
+            f"{file.path}: heads have {head_dim} dimensions; must be pairs; convert the original model again"
+        )
     if own.integer("attention.value_length", head_dim) != head_dim:
         raise NotCoveredError(f"{file.path}: heads of keys and of values have different sizes, which is not supported")
     layers = {found["layer"] for name in file.tensors if (found := LAYER_TENSOR.fullmatch(name))}
@@ -184,6 +185,6 @@ def _factors(file: GGUFFile) -> tuple[float, ...]:
         )
     factors = load_tensor(place)
     assert isinstance(factors, torch.Tensor), "fp32 is no block format"
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
+    if not (factors.isfinite().all() and (factors > 0).all()):
         raise ModelError(f"{file.path}: tensor {ROPE_FACTORS!r} holds numbers that are not positive; download it again")
     return tuple(factors.tolist())
