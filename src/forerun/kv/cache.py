@@ -45,7 +45,9 @@ class KVCache:
         self.block_size = block_size
         num_slots = num_blocks * block_size
         widths = feature_widths or {}
-        shapes = [(spec.num_kv_heads, dim) for spec in specs for dim in (spec.key_dim, spec.value_dim)]
+        shapes: list[tuple[int, ...]] = [
+            (spec.num_kv_heads, dim) for spec in specs for dim in (spec.key_dim, spec.value_dim)
+        ]
         shapes += [(width,) for width in widths.values()]
         # Those of one shape lie in one tensor, so that all layers of most models are moved at once.
         self._stacks = {
