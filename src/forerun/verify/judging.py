@@ -71,7 +71,7 @@ class IndependentVerifier:
         self, logits: Tensor, judged: Sequence[VerifyRequest], candidates: Candidates | None = None
     ) -> list[Verdict | None]:
         """Judge every sequence; one whose rules raise gets an error verdict or none yet (see `Verifier`)."""
-        most_likely, sampled = MostLikely(logits, candidates), SampledTokens(logits, judged, self.sampler)
+        most_likely, sampled = MostLikely(logits, candidates), SampledTokens(logits, judged, self.sampler, candidates)
         return [self._verdict(logits, one, most_likely, sampled) for one in judged]
 
     def _verdict(
@@ -130,10 +130,17 @@ class SampledTokens:
     question. A token further down a draft is drawn when it is asked for: most drafts end before.
     """
 
-    def __init__(self, logits: Tensor, judged: Sequence[VerifyRequest], sampler: RowSampler) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        judged: Sequence[VerifyRequest],
+        sampler: RowSampler,
+        candidates: Candidates | None = None,
+    ) -> None:
         self._logits = logits
         self._judged = judged
         self._sampler = sampler
+        self._candidates = candidates
 
     def token(self, one: VerifyRequest, node: int) -> int:
         """Return the token after `node`, a function of seed, position and text only.
@@ -144,7 +151,7 @@ class SampledTokens:
         """
         drawn = self._first.get(one.first_row) if node < 0 else None
         if drawn is None:
-            (drawn,) = self._sampler.draw(self._logits, [_draw_after(one, node)])
+            (drawn,) = self._sampler.draw(self._logits, [_draw_after(one, node)], candidates=self._candidates)
         if isinstance(drawn, ForerunError):
             raise drawn
         return drawn[0]
@@ -157,7 +164,7 @@ class SampledTokens:
             for one in self._judged
             if not one.rules.has_processors and not one.rules.is_plain_greedy_at(len(one.output_ids))
         ]
-        drawn = self._sampler.draw(self._logits, asked)
+        drawn = self._sampler.draw(self._logits, asked, candidates=self._candidates)
         return {draw.row: tokens for draw, tokens in zip(asked, drawn, strict=True)}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.core.batch import Candidates
 from forerun.core.random_bits import MASK
 from forerun.errors import ForerunError
 from forerun.ops.draws import Draw, Drawn, NumpySampler, RowSampler
@@ -32,7 +33,9 @@ class NativeSampler:
         self._kernels = kernels
         self._with_processors = NumpySampler()
 
-    def draw(self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1) -> list[Drawn]:
+    def draw(
+        self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1, candidates: Candidates | None = None
+    ) -> list[Drawn]:
         """See `RowSampler`. Rows whose rules hold processors are drawn in NumPy."""
         results: list[Drawn] = [[]] * len(draws)
         words: list[tuple[int, ...]] = []
@@ -54,11 +57,13 @@ class NativeSampler:
             words.append((one.row, one.seed & MASK, one.position, _settings_of(one.rules), address))
             places.append(place)
         if words:
-            for place, drawn in zip(places, self._run(logits, words, count), strict=True):
+            for place, drawn in zip(places, self._run(logits, words, count, candidates), strict=True):
                 results[place] = drawn
         return results
 
-    def _run(self, logits: Tensor, words: list[tuple[int, ...]], count: int) -> list[Drawn]:
+    def _run(
+        self, logits: Tensor, words: list[tuple[int, ...]], count: int, candidates: Candidates | None
+    ) -> list[Drawn]:
         table = np.array(words, dtype=np.uint64).reshape(-1, DRAW_WORDS)
         if not logits.is_cpu:  # only the rows that are asked for
             logits = logits[torch.from_numpy(table[:, 0].astype(np.int64)).to(logits.device)].cpu()
@@ -68,7 +73,9 @@ class NativeSampler:
         ids = np.empty((len(table), count), dtype=np.int64)
         largest = np.empty(len(table), dtype=np.float32)
         self._kernels.sample(
-            *(logits.data_ptr(), *logits.shape, table.ctypes.data, len(table), count),
+            *(logits.data_ptr(), *logits.shape),
+            *((None, 0) if candidates is None else (candidates.logits.data_ptr(), candidates.logits.shape[1])),
+            *(table.ctypes.data, len(table), count),
             *(ids.ctypes.data, largest.ctypes.data),
         )
         return [_drawn(row, logit) for row, logit in zip(ids.tolist(), largest.tolist(), strict=True)]
