@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,8 +12,7 @@ from forerun.errors import ForerunError
 from forerun.ops.sampling import SamplingRules, target_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """One row to draw from: by whose rules, after which text, and with which noise.
 
     `row` is a row of the step's logits; `position` the index in the sequence of the token to draw; `path` the drafted
@@ -54,7 +52,12 @@ class NumpySampler:
     """Row by row; the twin of `native.sampling.NativeSampler`, and the one that runs users' logits processors."""
 
     def draw(
-        self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1, candidates: Candidates | None = None
+        self,
+        logits: Tensor,
+        draws: Sequence[Draw],
+        *,
+        count: int = 1,
+        candidates: Candidates | None = None,  # noqa: ARG002 - it looks at every logit
     ) -> list[Drawn]:
         """See `RowSampler`."""
         return [_draw(logits, one, count) for one in draws]

@@ -52,7 +52,7 @@ class Chance(Protocol):
 
 
 Judge = Callable[[Draft, Target, Chance], Verdict]
-"""Decides which path of one draft stands, and the token after it."""
+"""Decides which path of one draft stands, and the token after it; of an empty draft, what is left is the target's own token."""
 
 
 @dataclass(slots=True)
@@ -78,8 +78,9 @@ class IndependentVerifier:
         self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely, sampled: SampledTokens
     ) -> Verdict | None:
         try:
-            if not one.draft.token_ids and one.rules.is_plain_greedy_at(len(one.output_ids)):
-                return Verdict((), most_likely.token(one.first_row))  # what every judge would say
+            if not one.draft.token_ids:  # every judge takes the target's own token
+                is_plain_greedy = one.rules.is_plain_greedy_at(len(one.output_ids))
+                return Verdict((), most_likely.token(one.first_row) if is_plain_greedy else sampled.token(one, -1))
             target = SequenceTarget(logits, one, most_likely, sampled)
             chance = SeededChance(one.seed, one.position)
             return self.judge(one.draft, target, chance)
@@ -160,7 +161,7 @@ class SampledTokens:
     def _first(self) -> dict[int, Drawn]:
         """What was drawn at the first row of each sequence; a user's processors are not called before they must be."""
         asked = [
-            _draw_after(one, -1)
+            Draw(one.first_row, one.rules, one.output_ids, (), one.seed, one.position)
             for one in self._judged
             if not one.rules.has_processors and not one.rules.is_plain_greedy_at(len(one.output_ids))
         ]

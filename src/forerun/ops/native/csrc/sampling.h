@@ -330,7 +330,7 @@ class RowSampler {
     }
 
     static bool is_likelier(const Kept& one, const Kept& other) {
-        return one.logit > other.logit || (one.logit == other.logit && one.id < other.id);
+        return (one.logit > other.logit) | ((one.logit == other.logit) & (one.id < other.id));
     }
 
     // Weighs the tokens that were gathered; returns what a nucleus of them weighs.
