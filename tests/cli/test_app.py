@@ -25,7 +25,7 @@ PAGES = {
     "demo": ("demo",),
     "drafters": ("drafters",),
     "generate": ("generate",),
-    "models": ("models list", "models path", "models pull"),
+    "models": ("models list", "models path", "models prune", "models pull"),
     "pools": ("pools export", "pools import", "pools show"),
     "serve": ("serve",),
     "verify": ("verify",),
