@@ -26,9 +26,10 @@ def check():
     [
         ("x86_64", set(), []),
         ("x86_64", {"avx512"}, ["avx512"]),
-        ("AMD64", set(LEVELS), list(LEVELS)),
-        ("aarch64", set(LEVELS), ["portable"]),
-        ("aarch64", {"avx2"}, []),
+        ("AMD64", set(LEVELS), ["avx512bf16", "avx512", "avx2", "portable"]),
+        ("aarch64", set(LEVELS), ["neonbf16", "neon", "portable"]),
+        ("arm64", {"avx2", "neon"}, ["neon"]),
+        ("riscv64", set(LEVELS), ["portable"]),
     ],
 )
 def test_a_level_that_was_not_built_is_named(check, monkeypatch, tmp_path, machine, lacking, named):
