@@ -7,7 +7,7 @@
 
 #include <arm_neon.h>
 
-#include "bf16.h"
+#include "half.h"
 
 namespace forerun {
 

@@ -22,7 +22,7 @@
 #include "neon.h"
 #endif
 
-#include "bf16.h"
+#include "half.h"
 
 namespace forerun {
 

@@ -1,4 +1,4 @@
-// bf16: the high half of an fp32's bits.
+// Floats of 16 bits: bf16 is the high half of an fp32.
 #pragma once
 
 #include <cstdint>
