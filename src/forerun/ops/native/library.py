@@ -31,8 +31,8 @@ from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("avx512bf16", "avx512", "avx2", "portable")
-"""Builds of the kernels, best first; a CPU runs the first whose instructions it has."""
+LEVELS = ("avx512bf16", "avx512", "avx2", "neonbf16", "neon", "portable")
+"""Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has."""
 
 VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""

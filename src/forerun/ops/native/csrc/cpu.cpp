@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "checks.h"
+#include "level.h"
 #include "lookup.h"
 
 #if defined(_WIN32)
@@ -154,7 +155,7 @@ EXPORT const char* forerun_message() { return last_message; }
 // Sets the number of threads; `cpus` [num_threads] are the cores to bind them to, or null.
 EXPORT int32_t forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
     return guarded([&] {
-#if defined(__linux__)
+#if defined(__linux__) || defined(__APPLE__)
         static const int registered = pthread_atfork(nullptr, nullptr, begin_anew);
         (void)registered;
 #endif
@@ -166,29 +167,11 @@ EXPORT int32_t forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
 
 EXPORT int32_t forerun_num_threads() { return process->num_threads; }
 
-// What this build was compiled for, and whether this CPU has it.
-#if defined(__x86_64__) && defined(__AVX512BF16__)
-#define LEVEL "avx512bf16"
-#define RUNS_HERE \
-    __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
-        __builtin_cpu_supports("avx512dq")
-#elif defined(__x86_64__) && defined(__AVX512F__)
-#define LEVEL "avx512"
-#define RUNS_HERE \
-    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-#elif defined(__x86_64__) && defined(__AVX2__)
-#define LEVEL "avx2"
-#define RUNS_HERE __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-#else
-#define LEVEL "portable"
-#define RUNS_HERE true
-#endif
-
 // The name of this build's level.
-EXPORT const char* forerun_level() { return LEVEL; }
+EXPORT const char* forerun_level() { return kLevel; }
 
 // To be asked before anything that computes is called.
-EXPORT int32_t forerun_runs_here() { return RUNS_HERE; }
+EXPORT int32_t forerun_runs_here() { return runs_here(); }
 
 // out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none. out null:
 // it is not stored. Of each row the `num_candidates` (16 at most) highest outputs go to ids and values [num_rows,
