@@ -21,7 +21,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 6;
+constexpr int32_t kInterfaceVersion = 7;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -369,8 +369,10 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
 
 // Draws from rows of `logits` [num_rows, vocab_size] fp32: ids [num_draws, count] of each race's first tokens, -1 where there
 // are fewer; largest [num_draws]: each row's largest logit after its edits. Where that is not finite there are no tokens.
-EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t vocab_size, const Draw* draws,
-                              int64_t num_draws, int64_t count, int64_t* ids, float* largest) {
+// candidates [num_rows, num_candidates]: what forerun_linear found in the same logits, or null.
+EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t vocab_size, const float* candidates,
+                              int64_t num_candidates, const Draw* draws, int64_t num_draws, int64_t count, int64_t* ids,
+                              float* largest) {
     return guarded([&] {
         check_rows(num_rows, vocab_size);
         require(vocab_size > 0, "the vocabulary is empty");
@@ -386,7 +388,9 @@ EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t voc
         std::atomic<int64_t> next{0};
         const auto draw_rows = [&](int member) {
             for (int64_t i = next++; i < num_draws; i = next++)
-                largest[i] = draw_from_row(logits, vocab_size, draws[i], count, process->sampling[member], ids + i * count);
+                largest[i] = draw_from_row(logits, vocab_size, draws[i], count,
+                                           candidates ? candidates + draws[i].row * num_candidates : nullptr,
+                                           process->sampling[member], ids + i * count);
         };
         if (num_draws == 1) return draw_rows(0);
         process->team->run(draw_rows);
