@@ -26,6 +26,8 @@ constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched 
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
 constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 1, kValueVectors = 4;
+#elif defined(FORERUN_NEON)
+constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 2, kValueVectors = 2;
 #else
 constexpr int kKeyGroups = 1, kScoreMembers = 2, kValueMembers = 1, kValueVectors = 4;
 #endif
@@ -150,6 +152,21 @@ inline void transpose_keys(const uint32_t* const (&keys)[kLanes], int num_keys, 
             _mm512_store_si512(out + (word + i + 8) * kLanes, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
             _mm512_store_si512(out + (word + i + 4) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
             _mm512_store_si512(out + (word + i + 12) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+        }
+    }
+#elif defined(FORERUN_NEON)
+    for (; word + 4 <= num_words; word += 4) {
+        for (int lane = 0; lane < kLanes; lane += 4) {
+            uint32x4_t a[4];
+            for (int i = 0; i < 4; ++i) a[i] = lane + i < num_keys ? vld1q_u32(keys[lane + i] + word) : vdupq_n_u32(0);
+            const uint64x2_t b[4] = {
+                vreinterpretq_u64_u32(vtrn1q_u32(a[0], a[1])), vreinterpretq_u64_u32(vtrn2q_u32(a[0], a[1])),
+                vreinterpretq_u64_u32(vtrn1q_u32(a[2], a[3])), vreinterpretq_u64_u32(vtrn2q_u32(a[2], a[3]))};
+            uint32_t* place = out + word * kLanes + lane;
+            vst1q_u32(place, vreinterpretq_u32_u64(vtrn1q_u64(b[0], b[2])));
+            vst1q_u32(place + kLanes, vreinterpretq_u32_u64(vtrn1q_u64(b[1], b[3])));
+            vst1q_u32(place + 2 * kLanes, vreinterpretq_u32_u64(vtrn2q_u64(b[0], b[2])));
+            vst1q_u32(place + 3 * kLanes, vreinterpretq_u32_u64(vtrn2q_u64(b[1], b[3])));
         }
     }
 #endif
