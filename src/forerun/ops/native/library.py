@@ -45,8 +45,7 @@ PROTOTYPES: dict[str, list[type]] = {
     ],
     "choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
-    "block_tile_bytes": [c_int32, c_int64, POINTER(c_int64)],
-    "pack_blocks": [c_int32, c_void_p, c_int64, c_int64, c_void_p],
+    "pack_blocks": [c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p],
     "read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
     "rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],
     "rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
@@ -107,7 +106,6 @@ class Kernels:
         self.learn_rows = functions["learn_rows"]
         self.draft_chains = functions["draft_chains"]
         self._set_threads = functions["set_threads"]
-        self._block_tile_bytes = functions["block_tile_bytes"]
         self._read = functions["read"]
         self._num_threads = library.forerun_num_threads
 
@@ -120,12 +118,6 @@ class Kernels:
         """Share calls among so many threads, each bound to a core of its own where the process has the cores to itself."""
         cores = cores_to_bind(num_threads)
         self._set_threads(num_threads, (c_int32 * num_threads)(*cores) if cores else None)
-
-    def block_tile_bytes(self, storage: int, inputs: int) -> int:
-        """Bytes of a tile of 32 outputs in a block format."""
-        size = c_int64()
-        self._block_tile_bytes(storage, inputs, byref(size))
-        return size.value
 
     def read(self, buffer: Tensor) -> int:
         """Read a contiguous buffer once by all threads and do nothing with it, to measure memory bandwidth."""

@@ -163,20 +163,23 @@ inline void pack_block_tile(const BlockTiles& tiles, const uint8_t* blocks, int6
     const BlockLayout& layout = tiles.layout();
     const BlockSize size = block_size(tiles.storage);
     const int64_t num_blocks = tiles.inputs / size.weights;
-    uint8_t* units = out + header_bytes(layout, tiles.inputs);
-    std::fill(out, out + tiles.tile_bytes(), 0);
+    const int64_t output_bytes = num_blocks * size.bytes;
+    const int width = std::max(size.weights, kUnitInputs);  // inputs that are packed at once
+    uint8_t* unit = out + header_bytes(layout, tiles.inputs);
+    uint8_t codes[kMostBlockWeights * kTile] = {};
+    std::fill(out, unit, 0);
     Block block{};
-    for (int lane = 0; lane < num_outputs; ++lane) {
-        for (int64_t index = 0; index < num_blocks; ++index, blocks += size.bytes) {
-            split_block(tiles.storage, blocks, block);
-            put_scales(layout, block, tiles.inputs, index, lane, out);
-            for (int i = 0; i < size.weights; ++i) {
-                const int64_t input = index * size.weights + i;
-                const auto within = static_cast<int>(input % kUnitInputs);
-                put_code(units + input / kUnitInputs * unit_bytes(layout.bits()), layout.low_bits, layout.high_bits, within / 2,
-                         lane, within % 2, block.codes[i]);
+    for (int64_t index = 0; index < num_blocks;) {
+        for (int first = 0; first < width; first += size.weights, ++index) {
+            for (int lane = 0; lane < num_outputs; ++lane) {
+                split_block(tiles.storage, blocks + lane * output_bytes + index * size.bytes, block);
+                put_scales(layout, block, tiles.inputs, index, lane, out);
+                for (int i = 0; i < size.weights; ++i)
+                    codes[(first + i) / 2 * kStepWeights + 2 * lane + i % 2] = block.codes[i];
             }
         }
+        for (int i = 0; i < width; i += kUnitInputs, unit += unit_bytes(layout.bits()))
+            pack_unit(codes + i * kTile, layout.low_bits, layout.high_bits, unit);
     }
 }
 

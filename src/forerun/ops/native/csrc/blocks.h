@@ -186,46 +186,67 @@ struct BlockRows {
     int64_t inputs;
 };
 
-// One register tile: sums [Rows, 32].
+// Keeps the compiler from computing addresses behind this one ahead of their use, more than there are registers.
+inline void keep_in_register(const bf16*& address) {
+#if defined(__GNUC__)
+    asm("" : "+r"(address));
+#else
+    (void)address;
+#endif
+}
+
+// One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
+// which processors add up as they read.)
 template <int Group, bool has_offsets, int Rows, class Reader>
 void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, AheadOfStep ahead,
                          float* sums) {
-    constexpr int group_steps = Group / 2;
+    constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
-    const int64_t inputs = rows.inputs, groups = inputs / Group;
-    for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
+    const int64_t inputs = rows.inputs;
     const bf16* values = rows.values;
-    for (int64_t group = 0; group < groups; unit += Reader::kUnitBytes) {
-        unrolled<kUnitInputs / Group>([&](auto part) [[gnu::always_inline]] {
+    const float *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
+    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
+        for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             F16 own[Rows][2];
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
-            unrolled<group_steps>([&](auto place) [[gnu::always_inline]] {
-                constexpr int step = part() * group_steps + place();
-                const auto [first, second] = reader.template read<step>(unit);
-                if constexpr (step % fetch_steps == 0) ahead.fetch(step);
-#pragma GCC unroll 12
-                for (int r = 0; r < Rows; ++r) {
-                    const auto value = splat_pair(values + r * inputs + 2 * place());
-                    own[r][0] = dot(own[r][0], first, value);
-                    own[r][1] = dot(own[r][1], second, value);
+            for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
+                const auto quad = reader.quad(unit, first_quad + place);
+                const bf16* every_third[(Rows + 2) / 3];
+#pragma GCC unroll 4
+                for (int r = 0; r < Rows; r += 3) {
+                    every_third[r / 3] = values + r * inputs;
+                    keep_in_register(every_third[r / 3]);
                 }
-            });
-            values += Group;
-            const float *scale = scales.scale + group * kTile, *offset = scales.offset + group * kTile;
+#pragma GCC unroll 4
+                for (int step = 0; step < kQuadSteps; ++step) {
+                    const auto [first, second] = reader.step(quad, step);
+                    if (step % fetch_steps == 0) ahead.fetch(step);
+#pragma GCC unroll 12
+                    for (int r = 0; r < Rows; ++r) {
+                        const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
+                        own[r][0] = dot(own[r][0], first, value);
+                        own[r][1] = dot(own[r][1], second, value);
+                    }
+                }
+                ahead.data += kQuadSteps * ahead.bytes;
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
                     F16 total = fma(own[r][half], load(scale + half * kLanes), load(sum));
-                    if constexpr (has_offsets)
-                        total = fma(splat(rows.group_sums[r * groups + group]), load(offset + half * kLanes), total);
+                    if (has_offsets)
+                        total = fma(splat(group_sums[r * (inputs / Group)]), load(offset + half * kLanes), total);
                     store(sum, total);
                 }
             }
-            ++group;
-        });
-        ahead.data += kUnitSteps * ahead.bytes;
+            scale += kTile;
+            offset += kTile;
+            ++group_sums;
+        }
     }
 }
 
@@ -242,12 +263,15 @@ void multiply_block_rows(int64_t num_rows, const Reader& reader, const uint8_t* 
 template <class Reader>
 void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16* wide) {
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
-        unrolled<kUnitSteps>([&](auto step) [[gnu::always_inline]] {
-            const auto [first, second] = reader.template read<step()>(unit);
-            store_pairs(wide, first);
-            store_pairs(wide + kStepWeights / 2, second);
-            wide += kStepWeights;
-        });
+        for (int index = 0; index < kUnitSteps / kQuadSteps; ++index) {
+            const auto quad = reader.quad(unit, index);
+#pragma GCC unroll 4
+            for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
+                const auto [first, second] = reader.step(quad, step);
+                store_pairs(wide, first);
+                store_pairs(wide + kStepWeights / 2, second);
+            }
+        }
     }
 }
 

@@ -247,18 +247,12 @@ EXPORT int32_t forerun_code_weight(const bf16* rows, int64_t num_rows, int64_t w
     });
 }
 
-// Bytes of a tile of a block format.
-EXPORT int32_t forerun_block_tile_bytes(int32_t storage, int64_t inputs, int64_t* bytes) {
-    return guarded([&] {
-        check_blocks(storage, 0, inputs);
-        *bytes = block_tile_bytes(block_layout(storage), inputs);
-    });
-}
-
-// The tiles of a weight [outputs, inputs] in blocks of that format, [tiles, bytes of a tile].
-EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* out) {
+// out [tiles, tile_bytes] = the tiles of a weight [outputs, inputs] in blocks of that format.
+EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t tile_bytes,
+                                   uint8_t* out) {
     return guarded([&] {
         check_blocks(storage, outputs, inputs);
+        require(tile_bytes == block_tile_bytes(block_layout(storage), inputs), "a tile has another size");
         const std::lock_guard<std::mutex> lock(process->mutex);
         Team& team = *process->team;
         const BlockTiles packed{out, inputs, storage};
@@ -267,7 +261,7 @@ EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64
         team.run([&](int member) {
             for (int64_t tile = team.share(tiles, member); tile < team.share(tiles, member + 1); ++tile)
                 pack_block_tile(packed, blocks + tile * kTile * output_bytes, std::min<int64_t>(kTile, outputs - tile * kTile),
-                                out + tile * packed.tile_bytes());
+                                out + tile * tile_bytes);
         });
     });
 }
