@@ -76,6 +76,7 @@ template <int Low, int High>
 class CodeReader {
   public:
     static constexpr int kBits = Low + High;
+    static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
 #if defined(__AVX512BW__)
@@ -222,6 +223,7 @@ template <>
 class CodeReader<8, 0> {
   public:
     static constexpr int kBits = 8;
+    static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
     explicit CodeReader(const bf16*) {}
@@ -244,6 +246,7 @@ class CodeReader<8, 0> {
 class ValueReader {
   public:
     static constexpr int kBits = 16;
+    static constexpr bool kReadsOnce = false;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
     struct Quad {

@@ -165,17 +165,15 @@ inline void sum_groups(const bf16* row, int64_t inputs, int group, float* sums) 
         *sums++ = sum_lanes(group == kLanes ? load(row + i) : load(row + i) + load(row + i + kLanes));
 }
 
-// What to fetch ahead in each step of a tile: see `Ahead` of matmul.h.
+// What to fetch ahead in each step of a tile, as `Ahead` of matmul.h: where codes are read, the same stream a little further
+// on, which is read once; where their values are, the next tile, into the second cache.
 struct AheadOfStep {
     const uint8_t* data;
     int64_t bytes;
-    bool is_read_once;
 
+    template <bool is_read_once>
     [[gnu::always_inline]] void fetch(int64_t step) const {
-        if (is_read_once)
-            __builtin_prefetch(data + step * bytes, 0, 0);
-        else
-            __builtin_prefetch(data + step * bytes, 0, 2);
+        __builtin_prefetch(data + step * bytes, 0, is_read_once ? 0 : 2);
     }
 };
 
@@ -222,7 +220,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
 #pragma GCC unroll 4
                 for (int step = 0; step < kQuadSteps; ++step) {
                     const auto [first, second] = reader.step(quad, step);
-                    if (step % fetch_steps == 0) ahead.fetch(step);
+                    if (step % fetch_steps == 0) ahead.template fetch<Reader::kReadsOnce>(step);
 #pragma GCC unroll 12
                     for (int r = 0; r < Rows; ++r) {
                         const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
@@ -334,7 +332,7 @@ struct BlockTiles {
 // Rows [num_rows, inputs] times tiles [first, last): emit(row, tile, sums [32]).
 template <class Emit>
 void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last, uint8_t* memory,
-                     int64_t few_rows, int64_t bytes_ahead, const Emit& emit) {
+                     int64_t bytes_ahead, const Emit& emit) {
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
@@ -354,14 +352,14 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
                 if (parts == 1)
                     for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
             });
-            const bool is_widened = num_rows > few_rows;
+            const bool is_widened = parts > 1;
             if (is_widened) widen_codes(reader, units, inputs, scratch.wide);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
                 const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
                 const AheadOfStep ahead =
-                    parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps, true}
-                               : AheadOfStep{next + bytes / parts * part, bytes / parts / steps, false};
+                    parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
+                               : AheadOfStep{next + bytes / parts * part, bytes / parts / steps};
                 if (is_widened)
                     multiply_block_rows<group(), has_offsets()>(count, ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide),
                                                                 scratch.scales, block, ahead, scratch.sums);

@@ -189,8 +189,8 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         return;
     }
     if (is_blocks(weight.storage)) {
-        multiply_blocks(weight.blocks(), static_cast<const bf16*>(rows), num_rows, first_tile, last_tile, scratch, kFewRows,
-                        kBytesAhead, [&](int64_t row, int64_t tile, const float* sums) {
+        multiply_blocks(weight.blocks(), static_cast<const bf16*>(rows), num_rows, first_tile, last_tile, scratch, kBytesAhead,
+                        [&](int64_t row, int64_t tile, const float* sums) {
                             F16 total[2] = {load(sums), load(sums + kLanes)};
                             const int64_t output = tile * kTile;
                             for (int half = 0; half < 2; ++half)
