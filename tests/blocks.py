@@ -28,17 +28,17 @@ def random_blocks(name, outputs, inputs, seed=0):
     return BlockWeight(format=name, shape=(outputs, inputs), data=data)
 
 
-def tame_blocks(name, outputs, inputs, seed=0):
-    """Random blocks whose scales and offsets are finite and of like size."""
+def tame_blocks(name, outputs, inputs, seed=0, *, size=0.01):
+    """Random blocks whose scales and offsets are finite and of about that size."""
     weight = random_blocks(name, outputs, inputs, seed)
     row, random = BLOCK_FORMATS[name], generator(seed)
     blocks = weight.data.view(outputs, -1, row.bytes)
     for place in HALFS.get(name, ()):
-        numbers = 0.01 * torch.randn(*blocks.shape[:2], 1, generator=random)
+        numbers = size * torch.randn(*blocks.shape[:2], 1, generator=random)
         blocks[..., place : place + 2] = numbers.half().view(torch.uint8)
     if name == "MXFP4":
         blocks[..., 0] = 118 + (blocks[..., 0] & 3)
     if name == "GROUPS16":
-        numbers = 0.01 * torch.randn(*blocks.shape[:2], 2, generator=random)
+        numbers = size * torch.randn(*blocks.shape[:2], 2, generator=random)
         blocks[..., :8] = numbers.view(torch.uint8)
     return weight

@@ -22,16 +22,7 @@ def save_tiny_gguf(path: Path, *, quantized: bool = False) -> dict[str, np.ndarr
     """
     tensors = _tensors()
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCAB)
+    add_tiny_sizes(writer)
     add_tiny_tokenizer(writer, path.parent / "words")
     for name, tensor in tensors.items():
         if quantized and tensor.ndim == 2:
@@ -44,6 +35,20 @@ def save_tiny_gguf(path: Path, *, quantized: bool = False) -> dict[str, np.ndarr
     writer.write_tensors_to_file()
     writer.close()
     return tensors
+
+
+def add_tiny_sizes(writer: gguf.GGUFWriter) -> None:
+    """Add the sizes of the tiny model."""
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCAB)
 
 
 def _tensors() -> dict[str, np.ndarray]:

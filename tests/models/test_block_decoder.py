@@ -42,7 +42,7 @@ def block_source(formats, *, tied):
         if len(shape) == 1 or kind is None:
             tensors[name] = torch.randn(shape, generator=generator(seed)) * 0.05 + (len(shape) == 1)
         else:
-            tensors[name] = tame_blocks(kind, *shape, seed=seed)
+            tensors[name] = tame_blocks(kind, *shape, seed=seed, size=2e-4)  # so that attention spreads
     return config, InMemoryCheckpoint(tensors)
 
 

@@ -24,6 +24,7 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 WIDENED_AT_ONCE = 1 << 18  # weights of a matrix in blocks: what the processor caches hold
 GIT_LFS_POINTER = b"version https://git-lfs"
+REOPENED_AFTER = 64 << 20  # bytes read
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
 
 Rename = Callable[[str], str]
@@ -68,7 +69,8 @@ class StateDict:
 class SafetensorsCheckpoint:
     """Tensors of one or more safetensors files, memory-mapped while they are read.
 
-    A file is opened again for each tensor: the pages of a mapping that stays open would stay in memory.
+    A file is opened again after each 64 MB: the pages of a mapping that stays open would stay in memory. To open it
+    takes longer than to read a small tensor, since its header lists all of them.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -79,6 +81,8 @@ class SafetensorsCheckpoint:
         """
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._open_path: Path | None = None
+        self._num_read = 0  # bytes, of the file that is open
         for path in files:
             shard = _open(path)
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
@@ -105,11 +109,14 @@ class SafetensorsCheckpoint:
         """
         path = self._files[name]
         try:
-            tensor: Tensor = _open(path).get_tensor(name)
+            if path != self._open_path or self._num_read >= REOPENED_AFTER:
+                self._file, self._open_path, self._num_read = _open(path), path, 0
+            tensor: Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: tensor {name!r} cannot be read ({one_line(error)}); download it again"
             ) from error
+        self._num_read += tensor.nbytes
         return tensor
 
 
@@ -184,15 +191,23 @@ def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict
 class WeightReader:
     """Reads a model's tensors, in its dtype and on its device, and notes which have been read.
 
-    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are.
+    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are. Where `needs_matrices` is
+    False, matrices are checked, but stand as tensors without memory, of torch's device "meta": their packed form is at hand.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, keeps_blocks: bool = False
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps_blocks: bool = False,
+        needs_matrices: bool = True,
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self.keeps_blocks = keeps_blocks
+        self._keeps_blocks = keeps_blocks
+        self._needs_matrices = needs_matrices
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
         self._unread = set(self._names)
@@ -216,13 +231,24 @@ class WeightReader:
             return found.to(self.device, dtype or self.dtype, copy=True)
         return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """Load one matrix, in blocks if it is stored so and blocks are kept.
+    def table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """Load one matrix whose rows are looked up, in blocks if it is stored so and blocks are kept.
 
         Raises:
-            ModelError: it is missing or has another shape.
+            ModelError: as `tensor`.
         """
         return self._kept(self._load(name, shape))
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """Load one matrix that is packed, in blocks if it is stored so and blocks are kept.
+
+        Raises:
+            ModelError: as `tensor`.
+        """
+        if self._needs_matrices:
+            return self.table(name, shape)
+        self._check(name, shape)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
 
     def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear | BlockLinear:
         """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
@@ -230,11 +256,13 @@ class WeightReader:
         Raises:
             ModelError: a part is missing or has another shape.
         """
+        if not self._needs_matrices:
+            return self._unread_linear(names, rows, width=width, bias=bias)
         biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True) if bias]
         joined_bias = torch.cat(biases) if bias else None
         parts = ((name, self._load(f"{name}.weight", (count, width))) for name, count in zip(names, rows, strict=True))
         first = next(parts)[1]
-        if self.keeps_blocks and isinstance(first, BlockWeight):
+        if self._keeps_blocks and isinstance(first, BlockWeight):
             joined = join_weights([first, *(self._kept(part) for _, part in parts)])
             assert not isinstance(joined, Tensor)
             return BlockLinear(joined, joined_bias)
@@ -245,13 +273,24 @@ class WeightReader:
             _written(part, weight[end : end + count])
         return Linear(weight, joined_bias)
 
+    def _unread_linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
+        for name, count in zip(names, rows, strict=True):
+            self._check(f"{name}.weight", (count, width))
+            if bias:
+                self._check(f"{name}.bias", (count,))
+        return Linear(torch.empty(sum(rows), width, dtype=self.dtype, device="meta"))
+
     def tie(self, name: str, weight: Tensor | BlockWeight) -> None:
         """Accept a stored copy, if there is one, of a matrix that the configuration ties to `weight`.
 
         Raises:
             ModelError: the copy differs.
         """
-        if name in self._unread and not torch.equal(dense(self.matrix(name, weight.shape)), dense(weight)):
+        if name not in self._unread:
+            return
+        if isinstance(weight, Tensor) and weight.is_meta:  # the two were compared when they were packed
+            self._check(name, tuple(weight.shape))
+        elif not torch.equal(dense(self._kept(self._load(name, weight.shape))), dense(weight)):
             raise ModelError(
                 f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
             )
@@ -278,11 +317,16 @@ class WeightReader:
         """A matrix as the model keeps it."""
         if isinstance(found, Tensor):
             return found.to(self.device, self.dtype, copy=True)
-        if self.keeps_blocks:
+        if self._keeps_blocks:
             return found
         return _written(found, torch.empty(found.shape, dtype=self.dtype, device=self.device))
 
     def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
+        self._check(name, shape)
+        return self._checkpoint.load(name)
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note a tensor as read; an error where it is missing or of another shape."""
         if name not in self._names:
             raise ModelError(
                 f"checkpoint: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
@@ -294,7 +338,6 @@ class WeightReader:
                 "use the config.json that belongs to these weights"
             )
         self._unread.discard(name)
-        return self._checkpoint.load(name)
 
 
 def dense(weight: Tensor | BlockWeight) -> Tensor:

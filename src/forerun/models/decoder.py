@@ -12,13 +12,12 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
-from forerun.models.checkpoint import Checkpoint, WeightReader, dense
+from forerun.models.checkpoint import Checkpoint, WeightReader
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.attention import Attend
-from forerun.ops.block_weight import BlockWeight
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
 from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
@@ -178,11 +177,14 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config)
-    is_packed = packing is not None and can_pack(config)
-    reader = WeightReader(
-        checkpoint, dtype=dtype, device=device, keeps_blocks=is_packed and packing is not None and packing.keeps_blocks
-    )
-    if packing is not None and is_packed:
+    if packing is not None and can_pack(config):
+        reader = WeightReader(
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            keeps_blocks=packing.keeps_blocks,
+            needs_matrices=packing.needs_weights,
+        )
         parts = _native_parts(config, reader, packing)
     elif packing is not None and packing.format.is_quantization:
         raise ModelError(
@@ -191,13 +193,16 @@ def build_decoder(
             f"head_dim={config.head_dim}; leave quantization out"
         )
     else:
+        reader = WeightReader(checkpoint, dtype=dtype, device=device)
         parts = _torch_parts(config, reader)
     reader.finish(config.unused_prefixes)
     return Decoder(config, parts, dtype=dtype, device=device)
 
 
 def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
-    embedding = dense(_read_embedding(config, reader))
+    embedding = reader.tensor(*_embedding_place(config))
+    if config.tied:
+        reader.tie(config.head, embedding)
     head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
@@ -213,19 +218,21 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
 
 def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
     """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
-    table = _read_embedding(config, reader)
     embedding: PackedEmbedding | Embedding
     scale = _rounded(config.embedding_scale, reader.dtype)
     if config.tied:
-        head = packing.linear(table)
+        table = reader.matrix(*_embedding_place(config))
+        reader.tie(config.head, table)
+        head = packing.linear(table, name="head")
         embedding = PackedEmbedding(head, scale)
+        del table  # frees its memory before the layers are read
     else:
-        head = packing.linear(reader.matrix(config.head, table.shape))
-        if isinstance(table, Tensor):
-            embedding = Embedding(table, config.embedding_scale, torch.float32)
+        head = packing.linear(reader.matrix(config.head, _embedding_place(config)[1]), name="head")
+        found = reader.table(*_embedding_place(config))
+        if isinstance(found, Tensor):
+            embedding = Embedding(found, config.embedding_scale, torch.float32)
         else:
-            embedding = PackedEmbedding(packing.linear(table), scale)
-    del table  # frees its memory before the layers are read
+            embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,
@@ -239,12 +246,9 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     )
 
 
-def _read_embedding(config: DecoderConfig, reader: WeightReader) -> Tensor | BlockWeight:
-    """[vocab_size, hidden_size]"""
-    table = reader.matrix(f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    if config.tied:
-        reader.tie(config.head, table)
-    return table
+def _embedding_place(config: DecoderConfig) -> tuple[str, tuple[int, int]]:
+    """Name and shape of the embedding."""
+    return f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size)
 
 
 def _read_final_norm(config: DecoderConfig, reader: WeightReader) -> RMSNorm:

@@ -38,11 +38,11 @@ def fingerprint_of_files(path: Path) -> str:
         if file.name in DESCRIPTIONS:
             digest.update(hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix in WEIGHTS:
-            digest.update(_samples(file))
+            digest.update(samples_of(file))
     return digest.hexdigest()
 
 
-def _samples(file: Path) -> bytes:
+def samples_of(file: Path) -> bytes:
     """A digest of a file's size and of pieces at equal distances, its beginning and its end among them."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())

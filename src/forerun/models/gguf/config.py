@@ -85,6 +85,10 @@ def _sizes(file: GGUFFile) -> Fields:
     heads = _at_least_one(own, "attention.head_count")
     hidden_size = _at_least_one(own, "embedding_length")
     head_dim = own.integer("attention.key_length", hidden_size // heads)
+    if head_dim % 2 or not head_dim:
+        raise ModelError(
+            f"{file.path}: heads have {head_dim} dimensions; must be pairs; convert the original model again"
+        )
     if own.integer("attention.value_length", head_dim) != head_dim:
         raise NotCoveredError(f"{file.path}: heads of keys and of values have different sizes, which is not supported")
     layers = {found["layer"] for name in file.tensors if (found := LAYER_TENSOR.fullmatch(name))}

@@ -58,9 +58,10 @@ class PreTokenizer:
     composes: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Cut a text, then spell its bytes in GPT-2's letters."""
-        cuts = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits]
-        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        """Cut a text, then spell its bytes in GPT-2's letters; a cut by GPT-2's expression is part of the spelling."""
+        cuts = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits if split != GPT2]
+        spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=GPT2 in self.splits)
+        return pre_tokenizers.Sequence([*cuts, spelling]) if cuts else spelling
 
     def normalizer(self) -> normalizers.Normalizer | None:
         """What is done to a text before it is cut."""

@@ -18,7 +18,6 @@ from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
-from forerun.models.vocabulary import BYTE_OF
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
@@ -36,12 +35,14 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     """
     metadata = file.metadata.below("tokenizer.ggml")
     if "model" not in metadata:
-        raise ModelError(f"{file.path}: holds no tokenizer; give the settings a tokenizer of the original model")
+        raise ModelError(
+            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
+        )
     kind = metadata.text("model")
     if kind not in KINDS:
         raise ModelError(
             f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
-            "give the settings a tokenizer of the original model"
+            "give the folder of the original model's tokenizer as tokenizer="
         )
     words = metadata.strings("tokens")
     try:
@@ -78,14 +79,14 @@ def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tup
     if pre_tokenizer is None:
         raise ModelError(
             f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
-            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the settings a tokenizer of the original model"
+            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
         )
-    vocabulary = {word: index for index, word in enumerate(words)}
-    merges = [_pair(merge) for merge in metadata.strings("merges")]
     model = BPE(
-        vocab=vocabulary,
-        merges=[pair for pair in merges if _is_known(pair, vocabulary)],
+        vocab={word: index for index, word in enumerate(words)},
+        merges=[_pair(merge) for merge in metadata.strings("merges")],
         ignore_merges=pre_tokenizer.takes_whole_words,
+        continuing_subword_prefix="",
+        end_of_word_suffix="",
         fuse_unk=False,
     )
     tokenizer = Tokenizer(model)
@@ -97,13 +98,9 @@ def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tup
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Two tokens, which are written with a space between them; neither holds one."""
-    first, _, second = merge.partition(" ")
-    return first, second
-
-
-def _is_known(pair: tuple[str, str], vocabulary: dict[str, int]) -> bool:
-    return pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
+    """Two tokens, which are written with a space between them."""
+    space = merge.find(" ", 1)
+    return merge[:space], merge[space + 1 :]
 
 
 def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
@@ -168,17 +165,11 @@ def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
     return [pairs[index] for index in order.tolist()]
 
 
-def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: Sequence[int], *, is_byte_level: bool) -> None:
-    """Add the tokens that are found whole in any text: special ones, and those that users defined.
-
-    A byte-level vocabulary writes all text in GPT-2's letters, so that a token with others is no part of it.
-    """
+def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: Sequence[int]) -> None:
+    """Add the tokens that are found whole in any text: special ones, and those that users defined."""
     special = [word for word, kind in zip(words, types, strict=False) if kind == CONTROL]
-    if is_byte_level:
-        special = [word for word in special if BYTE_OF.keys() >= set(word)]
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
     defined = [word for word, kind in zip(words, types, strict=False) if kind == USER_DEFINED]
-    defined = [word for word in defined if tokenizer.token_to_id(word) is not None]
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
 
 

@@ -209,10 +209,9 @@ class CodeReader {
 
   private:
     Pairs pairs(const uint8_t* unit, int step, int output) const {
-        const auto value = [&](int lane, int parity) {
-            return widen(values_[code_at(unit, Low, High, step, output + lane, parity)]);
-        };
-        return {each([&](int i) { return value(i, 0); }), each([&](int i) { return value(i, 1); })};
+        bf16 found[2 * kLanes];
+        for (int i = 0; i < 2 * kLanes; ++i) found[i] = values_[code_at(unit, Low, High, step, output + i / 2, i % 2)];
+        return load_pairs(found);
     }
 
     const bf16* values_;

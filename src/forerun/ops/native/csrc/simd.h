@@ -18,46 +18,15 @@
 #endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(FORERUN_NEON)
+#include "neon.h"
 #endif
+
+#include "half.h"
 
 namespace forerun {
 
 constexpr int kLanes = 16;
-
-using bf16 = uint16_t;
-
-inline float widen(bf16 value) {
-    const uint32_t bits = static_cast<uint32_t>(value) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-// A number of IEEE 754's 16 bits.
-struct fp16 {
-    uint16_t bits;
-};
-
-inline float widen(fp16 value) {
-    constexpr float rebias = 5.192296858534828e33f;  // 2^112, between the exponents' biases
-    uint32_t bits = (value.bits & 0x7fffu) << 13;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    wide *= rebias;
-    std::memcpy(&bits, &wide, sizeof bits);
-    if ((value.bits & 0x7c00u) == 0x7c00u) bits |= 0x7f800000u;  // infinity, NaN
-    bits |= (value.bits & 0x8000u) << 16;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-// Round to nearest, ties to even.
-inline bf16 narrow(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40);
-    return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 #if defined(__AVX512F__)
 
@@ -284,7 +253,7 @@ inline Pairs load_pairs(const int8_t* p) {
     return {{even_words(first), even_words(second)}, {odd_words(first), odd_words(second)}};
 }
 
-#else
+#elif !defined(FORERUN_NEON)
 
 constexpr int kMaxRows = 4;
 
@@ -358,15 +327,6 @@ inline F16 scale_by_power(F16 a, F16 n) {
 inline F16 load(const bf16* p) {
     return each([&](int i) { return widen(p[i]); });
 }
-inline F16 load(const fp16* p) {
-    return each([&](int i) { return widen(p[i]); });
-}
-inline F16 load(const int8_t* p) {
-    return each([&](int i) { return static_cast<float>(p[i]); });
-}
-inline F16 load_nibbles(const uint8_t* p, int high) {
-    return each([&](int i) { return static_cast<float>(high ? p[i] >> 4 : p[i] & 15); });
-}
 inline uint32_t lanes_above(F16 a, F16 b) {
     uint32_t above = 0;
     for (int i = 0; i < kLanes; ++i) above |= static_cast<uint32_t>(!(a.v[i] <= b.v[i])) << i;
@@ -401,6 +361,27 @@ inline void store_pairs(bf16* p, Pairs x) {
     }
 }
 inline F16 dot(F16 sum, Pairs a, Pairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, sum)); }
+
+#endif
+
+#if !defined(__AVX2__)
+
+// Sixteen numbers of other kinds, one by one.
+template <class Number>
+inline F16 load_each(Number number) {
+    float wide[kLanes];
+    for (int i = 0; i < kLanes; ++i) wide[i] = number(i);
+    return load(wide);
+}
+inline F16 load(const fp16* p) {
+    return load_each([&](int i) { return widen(p[i]); });
+}
+inline F16 load(const int8_t* p) {
+    return load_each([&](int i) { return static_cast<float>(p[i]); });
+}
+inline F16 load_nibbles(const uint8_t* p, int high) {
+    return load_each([&](int i) { return static_cast<float>(high ? p[i] >> 4 : p[i] & 15); });
+}
 
 #endif
 

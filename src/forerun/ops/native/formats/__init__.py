@@ -7,7 +7,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.ops.block_weight import AnyWeight, BlockWeight
-from forerun.ops.native.formats.base import PackedWeight, WeightFormat
+from forerun.ops.native.formats.base import PackedWeight, StoredFormat, WeightFormat
 from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.formats.coded import BF16_CODED
 from forerun.ops.native.formats.int8 import INT8
@@ -19,6 +19,9 @@ from forerun.ops.native.structs import TILE
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {row.name: row for row in (FP32, BF16_CODED, BF16, INT8)}
 """Every format by its name; of those that hold the same dtype's weights as they are, the first that suits is taken."""
+
+STORED_FORMATS: dict[str, StoredFormat] = {**WEIGHT_FORMATS, **BLOCK_TILES, JOINED.name: JOINED}
+"""All that packed weights are stored in, by name."""
 
 
 def lossless_format(dtype: torch.dtype, *, level: str) -> WeightFormat:
