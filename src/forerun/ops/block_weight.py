@@ -82,7 +82,7 @@ class BlockWeight:
             torch.full_like(scale, -0.0) if offset is None else offset.repeat_interleave(self.layout.group // 16, dim=1)
         )
         numbers = torch.stack([scale, offset], dim=2).view(torch.uint8)  # [outputs, groups, 8]
-        codes = groups.codes.view(torch.uint8).unflatten(1, (-1, 16))
+        codes = torch.unflatten(groups.codes.view(torch.uint8), 1, (-1, 16))
         return BlockWeight(format="GROUPS16", shape=self.shape, data=torch.cat([numbers, codes], dim=2).flatten(1))
 
 

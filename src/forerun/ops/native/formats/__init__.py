@@ -44,7 +44,7 @@ def pack_weight(
     if any(part.shape[0] % TILE for part in weight.parts[:-1]):
         return pack_weight(kernels, dense_format, weight.in_one_format(), bias, arena)
     sizes = [part.shape[0] for part in weight.parts]
-    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
     packed = [
         pack_weight(kernels, dense_format, part, part_bias, arena)
         for part, part_bias in zip(weight.parts, biases, strict=True)

@@ -68,7 +68,7 @@ class BlockTiles(StoredFormat):
         padded = torch.zeros(-(-len(outputs) // TILE) * TILE, dtype=torch.int64)
         padded[: len(outputs)] = outputs
         chosen = [
-            section[padded // TILE, :, padded % TILE].unflatten(0, (-1, TILE)).transpose(1, 2).flatten(1)
+            torch.unflatten(section[padded // TILE, :, padded % TILE], 0, (-1, TILE)).transpose(1, 2).flatten(1)
             for section in self._cut(packed)
         ]
         return PackedWeight(
@@ -93,7 +93,7 @@ class BlockTiles(StoredFormat):
         begin = 0
         for count, size in self._sections(packed.inputs):
             end = begin + count * TILE * size
-            yield packed.data[:, begin:end].unflatten(1, (count, TILE, size))
+            yield torch.unflatten(packed.data[:, begin:end], 1, (count, TILE, size))
             begin = end
 
     def _groups(self, sections: list[Tensor], inputs: int) -> BlockGroups:
@@ -106,7 +106,7 @@ class BlockTiles(StoredFormat):
         sets = 2 if self.has_offsets else 1
 
         def by_output(items: Tensor) -> Tensor:  # [tiles, items, 32] -> [sets, outputs, items / sets]
-            return items.unflatten(1, (-1, sets)).permute(2, 0, 3, 1).flatten(1, 2)
+            return torch.unflatten(items, 1, (-1, sets)).permute(2, 0, 3, 1).flatten(1, 2)
 
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(self.scales, torch.float16)
         scales = by_output(header[0].contiguous().view(dtype)[..., 0].float())
@@ -125,10 +125,10 @@ class BlockTiles(StoredFormat):
         if self.planes == (8,):
             return packed.transpose(1, 2).flatten(2).flatten(0, 1).view(torch.int8)
         words = packed.contiguous().view(torch.int16).int() & 0xFFFF  # [tiles, items, 32, 2]
-        words = words.unflatten(1, (inputs // UNIT, sum(self.planes)))
+        words = torch.unflatten(words, 1, (inputs // UNIT, sum(self.planes)))
         codes = torch.zeros((), dtype=torch.int32)
         place = 0
-        for plane, width in zip(words.split(self.planes, dim=2), self.planes, strict=True):
+        for plane, width in zip(torch.split(words, list(self.planes), dim=2), self.planes, strict=True):
             shifts = torch.arange(QUADS // width)[:, None] * width + torch.arange(4) * 4  # [quads of a word, steps]
             bits = plane[:, :, :, None, None] >> shifts[..., None, None] & (1 << width) - 1
             codes = codes | bits.flatten(2, 4) << place  # [tiles, units, steps, 32, 2]
