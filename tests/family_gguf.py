@@ -54,7 +54,13 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": False, "layer_types": None}),
     "smollm3": (
         "SmolLM3ForCausalLM",
-        LAYERS | {"use_sliding_window": False, "no_rope_layers": [1, 1, 1, 0, 1, 1, 1], "layer_types": None},
+        LAYERS
+        | {
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "no_rope_layers": [1, 1, 1, 0, 1, 1, 1],
+            "layer_types": None,
+        },
     ),
     "gemma2": (
         "Gemma2ForCausalLM",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun.models.packed_file import PackedFile, PackedFileError, PackedFileWriter, read_table
 from forerun.ops.native.formats.base import PackedWeight
 from forerun.ops.native.layers import PackedLinear
-from forerun.ops.native.memory import Arena
+from forerun.ops.native.memory import HUGE_PAGE, Arena
 from tests.native import FP32, KERNELS, every_format, generator, needs_kernels
 
 
@@ -53,6 +53,12 @@ def test_tensors_lie_at_cache_lines(tmp_path):
     weights = {str(inputs): plain(inputs=inputs) for inputs in (1, 3, 7)}
     file = PackedFile(write(tmp_path / "file", weights))
     assert [file[name].data.data_ptr() % 64 for name in weights] == [0, 0, 0]
+
+
+def test_weights_larger_than_a_page_are_written_whole(tmp_path):
+    weights = {"a": plain(seed=1), "b": plain(32, HUGE_PAGE // 64, seed=2), "c": plain(seed=3)}
+    file = PackedFile(write(tmp_path / "file", weights))
+    assert all(torch.equal(file[name].data, weight.data) for name, weight in weights.items())
 
 
 def test_weights_outlive_the_file_object_and_its_name(tmp_path):

@@ -83,7 +83,7 @@ class NewWeights(Unkept):
         if self._is_writing:
             with self._giving_up():
                 self._writer.add(name, weight)
-                if self._stream.tell() > self._most_bytes:
+                if self._writer.num_bytes > self._most_bytes:
                     raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {VARIABLE}")
 
     def finish(self, about: Mapping[str, Any]) -> bool:
@@ -91,7 +91,7 @@ class NewWeights(Unkept):
 
         A model that the kernels cannot compute has added nothing, and gets no file.
         """
-        if self._is_writing and not self._stream.tell():
+        if self._is_writing and not self._writer.num_bytes:
             self.abandon()
         if self._is_writing:
             with self._giving_up():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.ops.native.formats import STORED_FORMATS
 from forerun.ops.native.formats.base import PackedWeight
-from forerun.ops.native.memory import map_or_read
+from forerun.ops.native.memory import HUGE_PAGE, map_or_read
 
 MAGIC = b"forerunP"
 TRAILER = struct.Struct("<8sQQ32s")  # magic; offset, length and SHA-256 of the table
@@ -31,12 +31,21 @@ class PackedFileError(Exception):
 
 
 class PackedFileWriter:
-    """Writes weights by name as they come, and the table at the end."""
+    """Writes weights by name as they come, and the table at the end.
+
+    It writes a huge page at a time, so that file systems which have huge pages keep the file in such, ready to be mapped.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
+        self._page = bytearray()  # not written yet
         self._offset = 0
         self._weights: dict[str, Any] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights so far."""
+        return self._offset
 
     def add(self, name: str, weight: PackedWeight) -> None:
         """Write a weight.
@@ -53,6 +62,7 @@ class PackedFileWriter:
             OSError: it cannot be written.
         """
         table = json.dumps({"about": about, "weights": self._weights}).encode()
+        self._stream.write(self._page)
         self._stream.write(table)
         self._stream.write(TRAILER.pack(MAGIC, self._offset, len(table), hashlib.sha256(table).digest()))
 
@@ -60,10 +70,19 @@ class PackedFileWriter:
         """Write a tensor's bytes and return where they begin."""
         place = self._offset
         content = tensor.contiguous().flatten().view(torch.uint8).numpy()
-        self._stream.write(content.data)
-        self._stream.write(bytes(-content.nbytes % ALIGNMENT))
-        self._offset += content.nbytes + -content.nbytes % ALIGNMENT
+        self._put(content.data)
+        self._put(memoryview(bytes(-content.nbytes % ALIGNMENT)))
         return place
+
+    def _put(self, content: memoryview) -> None:
+        self._offset += len(content)
+        while len(content):
+            part = content[: HUGE_PAGE - len(self._page)]
+            self._page += part
+            content = content[len(part) :]
+            if len(self._page) == HUGE_PAGE:
+                self._stream.write(self._page)
+                self._page.clear()
 
 
 class PackedFile:

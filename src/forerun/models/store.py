@@ -40,7 +40,7 @@ from forerun.models.weights_summary import describe_weights
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1  # raised when the conversion changes, so that older ones are repeated
+MANIFEST_FORMAT = 2  # raised when the conversion changes, so that older ones are repeated
 DOWNLOAD_ATTEMPTS = 2
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

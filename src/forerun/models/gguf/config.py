@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from forerun.errors import ModelError, one_line
@@ -187,6 +186,6 @@ def _factors(file: GGUFFile) -> tuple[float, ...]:
         )
     factors = load_tensor(place)
     assert isinstance(factors, torch.Tensor), "fp32 is no block format"
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
+    if not (factors.isfinite().all() and (factors > 0).all()):
         raise ModelError(f"{file.path}: tensor {ROPE_FACTORS!r} holds numbers that are not positive; download it again")
     return tuple(factors.tolist())

@@ -48,17 +48,17 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     try:
         tokenizer, adds_bos = KINDS[kind](file, metadata, words)
         types = metadata.numbers("token_type").tolist() if "token_type" in metadata else []
-        _add_tokens(tokenizer, words, types, is_byte_level=kind == "gpt2")
+        _add_tokens(tokenizer, words, types)
+        special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
+        bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
+        eos = special.get("eos_token") if metadata.flag("add_eos_token", False) else None
+        tokenizer.post_processor = _around(tokenizer, bos, eos)
     except ModelError:
         raise
     except Exception as error:  # tokenizers raises no narrower type
         raise ModelError(
             f"{file.path}: its tokenizer cannot be built ({one_line(error)}); download it again"
         ) from error
-    special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
-    bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
-    eos = special.get("eos_token") if metadata.flag("add_eos_token", False) else None
-    tokenizer.post_processor = _around(tokenizer, bos, eos)
     return tokenizer, special
 
 

@@ -65,7 +65,9 @@ def map_or_read(stream: IO[bytes]) -> Tensor:
     whole = _read_only(mapped)
     if not _gives_huge_pages() or _is_in_huge_pages(mapped, whole.data_ptr()):
         return whole
-    return _copy(stream.fileno(), len(mapped))
+    size = len(mapped)
+    del whole, mapped  # its pages would count beside the copy's
+    return _copy(stream.fileno(), size)
 
 
 def _read_only(mapped: mmap.mmap) -> Tensor:
