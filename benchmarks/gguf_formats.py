@@ -36,7 +36,7 @@ TOKENIZER = "smollm2-135m"  # of as many tokens
 ENVIRONMENT = Path("~/.cache/forerun/peers/llama_cpp").expanduser()
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
 ROWS, CONTEXT, PROMPT = (1, 8), 256, 512
-HALFS = {  # where a block has fp16 numbers
+SIXTEEN_BIT = {  # where a block has fp16 numbers
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
@@ -84,7 +84,7 @@ def random_blocks(name: str, shape: tuple[int, int], random: np.random.Generator
     """Blocks of random codes with scales that keep a pass's numbers small: [outputs, bytes]."""
     row = BLOCK_FORMATS[name]
     blocks = random.integers(0, 256, (shape[0], shape[1] // row.weights, row.bytes), dtype=np.uint8)
-    for place in HALFS[name]:
+    for place in SIXTEEN_BIT[name]:
         scale = random.uniform(1e-5, 2e-5, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
     if name == "MXFP4":
@@ -171,7 +171,7 @@ def print_ratios(kind: str, found: dict[str, Any]) -> None:
 def main() -> None:
     """Write what files are missing, measure each, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = [*HALFS, *MIXES]
+    kinds = [*SIXTEEN_BIT, *MIXES]
     parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_K_M", "Q8_0"], choices=kinds, metavar="FORMAT")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

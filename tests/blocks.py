@@ -9,7 +9,7 @@ from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import BlockWeight
 from tests.native import generator
 
-HALFS = {  # where a block has fp16 numbers
+SIXTEEN_BIT = {  # where a block has fp16 numbers
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
@@ -33,7 +33,7 @@ def tame_blocks(name, outputs, inputs, seed=0, *, size=0.01):
     weight = random_blocks(name, outputs, inputs, seed)
     row, random = BLOCK_FORMATS[name], generator(seed)
     blocks = weight.data.view(outputs, -1, row.bytes)
-    for place in HALFS.get(name, ()):
+    for place in SIXTEEN_BIT.get(name, ()):
         numbers = size * torch.randn(*blocks.shape[:2], 1, generator=random)
         blocks[..., place : place + 2] = numbers.half().view(torch.uint8)
     if name == "MXFP4":
