@@ -23,6 +23,7 @@ from forerun.cli.generate import generate
 from forerun.cli.models import models
 from forerun.cli.pools import pools
 from forerun.cli.serve import serve
+from forerun.cli.train import train
 from forerun.cli.verify import verify
 from forerun.errors import ForerunError
 
@@ -39,6 +40,7 @@ COMMANDS: tuple[App | Callable[..., Any], ...] = (
     models,
     pools,
     serve,
+    train,
     verify,
 )
 
