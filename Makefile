@@ -1,4 +1,5 @@
-# Everything a user or a contributor does: make demo | quick | test | check | sanitize | package | test-slow | soak | bench | format | clean
+# Everything a user or a contributor does:
+# make demo | quick | test | check | sanitize | test-arm | package | wheels | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo quick test sanitize test-slow soak check package bench format clean
+.PHONY: install demo quick test sanitize test-arm test-slow soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -33,6 +34,9 @@ test: install
 sanitize: install
 	BIN=$(BIN) sh scripts/sanitize_kernels.sh
 
+test-arm: install
+	BIN=$(BIN) sh scripts/test_arm.sh
+
 test-slow: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m pytest -m slow
@@ -52,6 +56,9 @@ check: install
 
 package: install
 	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/check_package.sh
+
+wheels: install
+	BIN=$(BIN) sh scripts/build_wheels.sh
 
 bench: install
 	$(BIN)/forerun models pull smollm2-135m

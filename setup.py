@@ -1,7 +1,9 @@
 """Builds the native CPU kernels, one library per instruction set; all else is in pyproject.toml.
 
 Where there is no compiler the package is installed without them: torch then computes. FORERUN_BUILD_LEVELS names levels to
-build and no others, and they must be built. CFLAGS come after the flags of this file, so they win.
+build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
+the system that Python says it runs on, or for the one that _PYTHON_HOST_PLATFORM names, with the compilers CC and CXX:
+_PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++.
 """
 
 import copy
@@ -9,7 +11,11 @@ import os
 import platform
 import shlex
 import sys
+import sysconfig
 from pathlib import Path
+
+if sys.platform == "darwin":  # a Python for two architectures would have each file compiled for both, with flags of one
+    os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -29,12 +35,20 @@ FLAGS = [
     *WARNINGS,
 ]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
-X86_LEVELS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": ["-mavx2", "-mfma"]}
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-LEVELS = {**(X86_LEVELS if IS_X86 else {}), "portable": []}
+NEON = "-DFORERUN_NEON"
+LEVELS_OF_MACHINES = {
+    ("x86_64", "amd64"): {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": ["-mavx2", "-mfma"]},
+    ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16"], "neon": [NEON]},
+}
+TARGET = sysconfig.get_platform()
+LEVELS = {"portable": []}
+for machine, levels in LEVELS_OF_MACHINES.items():
+    if TARGET.endswith(machine):
+        LEVELS = {**levels, **LEVELS}
 WANTED = list(filter(None, os.environ.get("FORERUN_BUILD_LEVELS", "").split(",")))
+WANTED = list(LEVELS) if WANTED == ["all"] else WANTED
 if unknown := set(WANTED) - set(LEVELS):
-    sys.exit(f"FORERUN_BUILD_LEVELS: got {min(unknown)!r}; may be {', '.join(LEVELS)}, separated by commas")
+    sys.exit(f"FORERUN_BUILD_LEVELS: got {min(unknown)!r}; for {TARGET} it may be all, or some of {', '.join(LEVELS)}")
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 
 

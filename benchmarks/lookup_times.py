@@ -1,4 +1,4 @@
-"""Times the look-ups of drafts on recorded texts: what a step costs with many sequences, and what a long prompt costs.
+"""Times the look-ups of drafts on recorded texts, and the choice of what is verified; and what a long prompt costs.
 
 Run: python -m benchmarks.lookup_times RECORDING [--sequences 1 8 32 64] [--plain]
 RECORDING is a file of `forerun bench replay`. Each sequence commits a token a step, and gets a draft of at most 16
@@ -22,6 +22,7 @@ from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import PlainLookup, best_lookup
 from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.engine.adaptive import AdaptiveLength
 
 MAX_NODES = 16
 LONG_PROMPT = 100_000  # tokens
@@ -40,10 +41,11 @@ def sequence(number: int, prompt_ids: list[int], output_ids: list[int]) -> Seque
 
 
 def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: bool) -> dict[str, float]:
-    """Run batches of texts in lockstep; microseconds per step of `learn` and `propose`, and nodes per draft."""
-    lookup = drafter(is_plain=is_plain)
+    """Run batches of texts in lockstep; microseconds per step of `learn`, `propose` and `choose`, and nodes per draft."""
+    lookup, control = drafter(is_plain=is_plain), AdaptiveLength(MAX_NODES)
     learning: list[float] = []
     drafting: list[float] = []
+    choosing: list[float] = []
     num_nodes = 0
     for first in range(0, max(len(texts) - num_sequences, 1), num_sequences):
         batch = (texts * num_sequences)[first : first + num_sequences]
@@ -67,6 +69,10 @@ def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: boo
             learnt = time.perf_counter()
             drafts = lookup.propose(context)
             drafting.append(1e6 * (time.perf_counter() - learnt))
+            num_tokens = sum(map(len, running))
+            start = time.perf_counter()
+            control.choose(drafts, num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_tokens)
+            choosing.append(1e6 * (time.perf_counter() - start))
             learning.append(1e6 * (learnt - start))
             num_nodes += sum(map(len, drafts))
         for one in running:
@@ -74,6 +80,7 @@ def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: boo
     return {
         "learn": statistics.median(learning),
         "propose": statistics.median(drafting),
+        "choose": statistics.median(choosing),
         "nodes": num_nodes / len(drafting) / num_sequences,
     }
 
@@ -103,7 +110,7 @@ def main() -> None:
     for num_sequences in options.sequences:
         found = time_steps(texts, num_sequences, is_plain=options.plain)
         print(
-            f"{num_sequences} sequences: learn {found['learn']:.0f} us, propose {found['propose']:.0f} us a step; "
+            f"{num_sequences} sequences: learn {found['learn']:.0f} us, propose {found['propose']:.0f} us, choose {found['choose']:.0f} us a step; "
             f"{found['nodes']:.1f} nodes a draft"
         )
     print(f"prompt of {LONG_PROMPT} tokens: {time_long_prompt(is_plain=options.plain):.1f} ms")

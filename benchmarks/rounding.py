@@ -12,7 +12,7 @@ from benchmarks.targets import llm_on
 from forerun import LLM
 from forerun.build import choose_arithmetic
 from forerun.config.settings import EngineSettings
-from forerun.models.checkpoint import Checkpoint, open_checkpoint
+from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.decoder import build_decoder
 from forerun.models.store import resolve_model
@@ -33,7 +33,7 @@ class RoundedCheckpoint:
         return self._checkpoint.shape(name)
 
     def load(self, name: str) -> Tensor:
-        tensor = self._checkpoint.load(name)
+        tensor = dense(self._checkpoint.load(name))
         return round_by_group(tensor, self._group_size) if tensor.ndim == 2 else tensor
 
 

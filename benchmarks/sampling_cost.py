@@ -1,7 +1,8 @@
 """What sampling costs: plain decoding with several sampling settings, against greedy, at 1, 8 and 32 sequences.
 
 Run: python -m benchmarks.sampling_cost [--model smollm2-135m] [--json FILE]
-All settings take turns, a few steps each, on the same engine and at the same length of text. Prints the median milliseconds
+All settings take turns, a few steps each, on the same engine and at the same length of text. No sequences share KV: greedy
+ones with the same prompt would, and would read less memory than sampled ones. Prints the median milliseconds
 per step, and greedy's over them: the share of greedy's speed that is left.
 """
 
@@ -52,7 +53,8 @@ def _measure_once(llm: LLM, num_seqs: int, setting: dict[str, Any], *, num_steps
     max_tokens = 2 * (num_steps + num_seqs + WARM_STEPS)
     for i, message in zip(range(num_seqs), itertools.cycle(messages), strict=False):
         sampling = SamplingParams(**setting, seed=seed * num_seqs + i, max_tokens=max_tokens, ignore_eos=True)
-        engine.add_request(str(i), tokenizer.apply_chat_template([{"role": "user", "content": message}]), sampling)
+        prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": message}])
+        engine.add_request(str(i), prompt_ids, sampling, cache_salt=f"{setting}, turn {seed}, sequence {i}")
     while engine.state.num_waiting:
         engine.step()
     for _ in range(WARM_STEPS):

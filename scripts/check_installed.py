@@ -12,15 +12,17 @@ from pathlib import Path
 
 import forerun
 from forerun import LLM, SamplingParams
-from forerun.ops.native.library import LEVELS, library_file, load_kernels
+from forerun.ops.native.library import library_file, load_kernels
 
-X86_LEVELS = ("avx512bf16", "avx512", "avx2")
+LEVELS_OF_MACHINES = {
+    **dict.fromkeys(("x86_64", "amd64"), ("avx512bf16", "avx512", "avx2")),
+    **dict.fromkeys(("aarch64", "arm64"), ("neonbf16", "neon")),
+}
 
 
 def missing_files(machine: str) -> list[str]:
     """Return what the package lacks on a machine (as `platform.machine()` names it), a sentence each."""
-    is_x86 = machine.lower() in ("x86_64", "amd64")
-    levels = [level for level in LEVELS if is_x86 or level not in X86_LEVELS]
+    levels = [*LEVELS_OF_MACHINES.get(machine.lower(), ()), "portable"]
     faults = [f"the native kernels for {level} were not built" for level in levels if not library_file(level).exists()]
     if not files("forerun.server").joinpath("page.html").is_file():
         faults.append("the server's page.html is not in the package")

@@ -15,7 +15,7 @@ FORERUN_BUILD_LEVELS=$levels CFLAGS="-O1 -g1 -fno-omit-frame-pointer -Werror $sa
 compiler=${CXX:-g++}
 preload="$($compiler -print-file-name=libasan.so) $($compiler -print-file-name=libstdc++.so)"
 # Python frees little when it ends; torch's own memory is not looked into.
-FORERUN_SANITIZED_KERNELS=$folder/forerun/ops/native LD_PRELOAD=$preload \
+FORERUN_TEST_KERNELS=$folder/forerun/ops/native LD_PRELOAD=$preload \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     "$BIN/python" -m pytest tests/ops/native tests/drafters/lookup tests/drafters/neural/test_chains.py \
     tests/models/test_packing.py tests/models/test_batch_invariance.py "$@"

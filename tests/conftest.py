@@ -10,9 +10,9 @@ from forerun.ops.native import library
 
 torch.set_num_threads(1)
 
-# `make sanitize` tests kernels that it has built into a folder of their own.
-if sanitized := os.environ.get("FORERUN_SANITIZED_KERNELS"):
-    library.library_file = lambda level: Path(sanitized, f"libforerun_{level}.so")
+# `make sanitize` and `make test-arm` test kernels that they have built into a folder of their own.
+if folder := os.environ.get("FORERUN_TEST_KERNELS"):
+    library.library_file = lambda level: Path(folder, f"libforerun_{level}.so")
 
 # In CI the same examples each time, so that a red run can be repeated; at a desk new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)

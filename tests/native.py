@@ -15,7 +15,8 @@ from forerun.ops.native.memory import Arena
 
 KERNELS = {level: kernels for level in LEVELS if (kernels := kernels_of_level(level)) is not None}
 FP32, BF16, BF16_CODED, INT8 = (WEIGHT_FORMATS[name] for name in ("fp32", "bf16", "bf16-12bit", "int8"))
-SANITIZED = "FORERUN_SANITIZED_KERNELS" in os.environ  # see conftest.py
+SANITIZED = "ASAN_OPTIONS" in os.environ  # scripts/sanitize_kernels.sh sets it
+EMULATED = "QEMU_LD_PREFIX" in os.environ  # scripts/test_arm.sh sets it
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}  # of activations, keys and values
 
 every_level = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)

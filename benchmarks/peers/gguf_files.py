@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import dense, open_checkpoint
 from forerun.models.config_file import read_config
 
 QUANTIZATIONS = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
@@ -88,7 +88,7 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Ten
             raise ModelError(
                 f"{folder}: got tensor {name!r}; may be {', '.join(NAMES)}; leave llama_cpp and openvino out"
             )
-        tensor = checkpoint.load(name)
+        tensor = dense(checkpoint.load(name))
         if NAMES[own] in heads:
             tensor = order_for_ggml(tensor, heads[NAMES[own]])
         yield f"blk.{layer.group(1)}.{NAMES[own]}" if layer else NAMES[own], tensor

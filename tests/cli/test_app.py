@@ -25,9 +25,10 @@ PAGES = {
     "demo": ("demo",),
     "drafters": ("drafters",),
     "generate": ("generate",),
-    "models": ("models list", "models path", "models pull"),
+    "models": ("models list", "models path", "models prune", "models pull"),
     "pools": ("pools export", "pools import", "pools show"),
     "serve": ("serve",),
+    "train": ("train",),
     "verify": ("verify",),
 }
 
@@ -158,3 +159,37 @@ def test_help_does_not_wait_for_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'huggingface_hub')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_command_does_not_wait_for_the_others() -> None:
+    code = (
+        "import sys; from forerun.cli.app import main; main(['generate', '--help']); "
+        "print(*[name for name in sys.modules if name in ('forerun.cli.bench', 'forerun.cli.serve', 'yaml')], file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr.split() == []
+
+
+PROGRAM = """
+import atexit, sys, threading, time
+from forerun.cli import app
+
+def work(argv=None):
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    atexit.register(print, "exit function")
+    print("command")
+    {end}
+
+app.main = work
+app.program()
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("return 2", 2), ("raise RuntimeError('a bug')", 1), ("return 0", 0)])
+def test_program_ends_with_the_code_of_its_command_after_threads_and_exit_functions(end: str, code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == code
+    assert ended.stdout.split("\n") == ["command", "thread", "exit function", ""]
+    assert ("a bug" in ended.stderr) == ("RuntimeError" in end)

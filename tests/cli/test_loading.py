@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,23 @@ def test_bars_take_every_stage_of_a_pull() -> None:
     with loading.pull_bars() as report:
         for progress in (Progress("wait"), Progress("download", 1, 2), Progress("check", 2, 2), Progress("convert")):
             report(progress)
+
+
+def test_nothing_is_collected_while_a_model_loads_and_what_was_loaded_never_is(
+    pulled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collecting: list[bool] = []
+
+    def make_llm(model: str, **settings: object) -> FakeLLM:
+        collecting.append(gc.isenabled())
+        return FakeLLM()
+
+    monkeypatch.setattr(forerun, "LLM", make_llm)
+    num_frozen = gc.get_freeze_count()
+    try:
+        loading.load_llm("org/name", EngineOptions())
+        assert collecting == [False]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > num_frozen
+    finally:
+        gc.unfreeze()

@@ -68,3 +68,29 @@ def test_pull_as_json_is_one_line(pulled: list[str], capsys: pytest.CaptureFixtu
 def test_unknown_name_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "pull", "smollm2-135"]) == 2
     assert f"did you mean '{NAME}'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def packed(cache: Path) -> Path:
+    """A file of packed weights that is damaged."""
+    path = cache / "packed" / "model-int8-avx2-0123456789abcdef.packed"
+    path.parent.mkdir()
+    path.write_bytes(b"damaged")
+    return path
+
+
+def test_prune_says_what_it_removes_and_why(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "prune"]) == 0
+    assert not packed.exists()
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{packed.name}: 7 bytes removed; it is damaged")
+    assert last == f"0 bytes of packed weights are left in {packed.parent}"
+
+
+def test_prune_as_json_is_one_line(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "prune", "--all", "--json"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    found = json.loads(output)
+    assert (found["folder"], found["bytes_left"]) == (str(packed.parent), 0)
+    assert [(file["name"], file["num_bytes"]) for file in found["removed"]] == [(packed.name, 7)]

@@ -188,9 +188,9 @@ def test_a_model_may_have_no_eos(tmp_path):
     assert eos_token_ids(save_config(tmp_path, model_type="llama", eos_token_id=None)) == frozenset()
 
 
-def test_eos_of_a_gguf_is_that_of_its_metadata(tmp_path):
+def test_eos_of_a_gguf_is_that_of_its_metadata_and_the_end_of_a_text(tmp_path):
     save_tiny_gguf(tmp_path / "tiny.gguf")
-    assert eos_token_ids(tmp_path / "tiny.gguf") == {2}
+    assert eos_token_ids(tmp_path / "tiny.gguf") == {2, 0}
 
 
 @pytest.mark.parametrize("eos", ["</s>", [1.5], -1])

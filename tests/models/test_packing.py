@@ -207,7 +207,7 @@ def test_a_packed_foreign_model_gives_the_logits_of_transformers(kernels, name):
 def test_a_foreign_model_of_narrow_weights_stays_near(kernels, weight_format):
     config = CONFIGS["parallel_residual"]
     expected = make_model(config)(input_ids=TOKEN_IDS[None], use_cache=False).logits[0]
-    plugged = wrap_model(make_model(config, dtype=torch.bfloat16), Packing(kernels, weight_format))
+    plugged = wrap_model(make_model(config).to(torch.bfloat16), Packing(kernels, weight_format))
     found = logits_of(plugged, kernels)
     assert (found - expected).norm() < 0.05 * expected.norm()
 

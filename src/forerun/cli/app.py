@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
+import atexit
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TextIO
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn, TextIO
 
 from cyclopts import App, CycloptsError
 
 import forerun
-from forerun.cli.bench import bench
-from forerun.cli.chat import chat
-from forerun.cli.collect_env import collect_env
-from forerun.cli.demo import demo
-from forerun.cli.drafters import drafters
-from forerun.cli.generate import generate
-from forerun.cli.models import models
-from forerun.cli.pools import pools
-from forerun.cli.serve import serve
-from forerun.cli.train import train
-from forerun.cli.verify import verify
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-COMMANDS: tuple[App | Callable[..., Any], ...] = (
-    bench,
-    chat,
-    collect_env,
-    demo,
-    drafters,
-    generate,
-    models,
-    pools,
-    serve,
-    train,
-    verify,
+COMMANDS = (
+    "bench",
+    "chat",
+    "collect-env",
+    "demo",
+    "drafters",
+    "generate",
+    "models",
+    "pools",
+    "serve",
+    "train",
+    "verify",
 )
+"""The commands: each is an app in a module of its name, which is imported when the command is used or shown."""
 
 
 def build_app() -> App:
@@ -55,19 +45,39 @@ def build_app() -> App:
         version=forerun.__version__,
         suppress_keyboard_interrupt=False,
     )
-    for command in COMMANDS:
-        if isinstance(command, App):
-            app.command(command)
-        else:
-            app.command(command, help_epilogue=_examples(command))
+    for name in COMMANDS:
+        module = name.replace("-", "_")
+        app.command(f"forerun.cli.{module}:{module}", name=name)
     return app
+
+
+def program() -> NoReturn:
+    """Run `main` as a process of its own, which ends at once.
+
+    Python would take torch's half a million objects apart first, which takes more than half as long as its import.
+    """
+    code = 1  # of an exception that `main` lets through
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(end)  # what registers first runs last, after all other threads have ended
+    code = main()
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 2 for a mistake of the user, 130 when interrupted."""
+    words = sys.argv[1:] if argv is None else argv
+    app = build_app()
     with _plain_messages():
         try:
-            code = build_app()(argv, exit_on_error=False, print_error=False, result_action="return_value")
+            if not any(word in COMMANDS for word in words):
+                app.resolved_commands()  # the list of commands shows the first line of each, which is in its module
+            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
         except (CycloptsError, ForerunError) as error:
             return _fail(error)
@@ -83,12 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(error: Exception) -> int:
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return USAGE_ERROR
-
-
-def _examples(command: Callable[..., Any]) -> str:
-    """The examples at the end of a command's docstring, which the help shows last."""
-    _, _, examples = (inspect.getdoc(command) or "").partition("\nExamples:\n")
-    return f"Examples:\n{examples}" if examples else ""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, SamplingOptions
 from forerun.cli.output import Answer, read_answer, speculation_rows
 from forerun.core.outputs import StreamDelta
@@ -32,6 +33,7 @@ HELP = """/help   show this
 Ctrl-C stops an answer."""
 
 
+@command
 def chat(
     model: str,
     /,

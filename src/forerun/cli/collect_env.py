@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.cli.command import command
 from forerun.cli.loading import spinner
 from forerun.cli.options import JsonFlag
 from forerun.models import store
@@ -40,6 +41,7 @@ CPU_FLAGS = frozenset(
 """Instruction sets that decide which kernels can run."""
 
 
+@command
 def collect_env(*, json_output: JsonFlag = False) -> None:
     """Print versions, processor, memory and GPUs, for a bug report.
 

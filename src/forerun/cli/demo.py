@@ -13,6 +13,7 @@ from rich.table import Table
 
 import forerun
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import Origin, StreamDelta
@@ -71,6 +72,7 @@ class Comparison:
         return self.speculated.tokens_per_second / plain if plain else 0.0
 
 
+@command
 def demo(
     model: str = DEFAULT_MODEL,
     /,

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ENGINE = EngineOptions()
 
 
+@command
 def drafters(
     *,
     model: Annotated[str | None, Parameter(name="--for")] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
 from forerun.cli.output import Answer, hide, read_answer, speculation_json
 from forerun.core.outputs import StreamDelta
@@ -21,6 +22,7 @@ StdinFlag = Annotated[bool, Parameter(name="-", negative=(), show_default=False)
 SAMPLING, ENGINE = SamplingOptions(), EngineOptions()
 
 
+@command
 def generate(
     model: str,
     prompt: str | None = None,

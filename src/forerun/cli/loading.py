@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,16 +26,16 @@ LABELS = {"download": "Downloading", "check": "Checking", "convert": "Converting
 def load_llm(model: str, options: EngineOptions) -> LLM:
     """Load a model; a known model that is absent is pulled first."""
     pull_if_needed(model)
-    with spinner(f"Loading {model}"):
+    with spinner(f"Loading {model}"), without_collections():
         return forerun.LLM(model, **options.settings())
 
 
 def load_target(settings: EngineSettings) -> LoadedTarget:
     """Load a model without an engine around it, as `load_llm` does otherwise."""
-    from forerun.build import load_target as load  # torch: only when it is needed
-
     pull_if_needed(settings.model)
-    with spinner(f"Loading {settings.model}"):
+    with spinner(f"Loading {settings.model}"), without_collections():
+        from forerun.build import load_target as load  # torch: only when it is needed
+
         return load(store.resolve_model(settings.model), settings, settings.torch_device)
 
 
@@ -64,6 +65,20 @@ def spinner(text: str) -> Iterator[None]:
         return
     with console.status(text):
         yield
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Import and load without Python's garbage collector, and leave what was made out of later collections.
+
+    All of it stays to the end, half a million objects of torch among it, which the collector would walk again and again.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

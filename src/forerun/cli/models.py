@@ -1,25 +1,26 @@
-"""`forerun models`: pulls and lists known models, and prints their folders."""
+"""`forerun models`: pulls and lists known models, prints their folders, and removes packed weights."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from forerun.cli import loading
 from forerun.cli.options import JsonFlag
+from forerun.errors import ModelError
 from forerun.models import store
 from forerun.models.store import StoredModel
 
 models = App(
     name="models",
-    help="Fetch known models, list them, say where they lie.",
-    help_epilogue="Examples:\n  forerun models list\n  forerun models pull smollm2-135m\n  ls $(forerun models path smollm2-135m)",
+    help="Fetch known models, list them, say where they lie; remove packed weights.",
+    help_epilogue="Examples:\n  forerun models list\n  forerun models pull smollm2-135m\n  ls $(forerun models path smollm2-135m)\n  forerun models prune",
 )
 
 
@@ -49,9 +50,9 @@ def list_models(*, json_output: JsonFlag = False) -> None:
     if json_output:
         print(json.dumps({"models": [_as_json(row) for row in rows]}))
         return
-    table = Table("name", "model", "licence", "size", "state", box=None)
+    table = Table("name", "model", "licence", "size", "state", "weights", box=None)
     for row in rows:
-        table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state)
+        table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state, row.weights)
     Console().print(table)
 
 
@@ -65,6 +66,35 @@ def path(name: str, /, *, json_output: JsonFlag = False) -> None:
     """
     folder = store.model_path(name)
     print(json.dumps({"name": name, "path": str(folder)}) if json_output else folder)
+
+
+@models.command
+def prune(
+    *, everything: Annotated[bool, Parameter(name="--all", negative=())] = False, json_output: JsonFlag = False
+) -> None:
+    """Remove packed weights that no start can use any more: of models that are gone or changed, of another version.
+
+    Packed weights are kept so that a model's next start need not pack them again. Models themselves stay.
+
+    Args:
+        everything: Remove those in use, too; the next start of each model packs its weights again.
+        json_output: Print one line of JSON for machines, and nothing else, on standard output.
+    """
+    from forerun.models.packed_cache import PackedCache  # torch: only when it is needed
+
+    cache = PackedCache.of_environment()
+    try:
+        removed, left = cache.prune(everything=everything), cache.num_bytes
+    except OSError as error:
+        raise ModelError(f"packed weights cannot be removed: {error}") from error
+    if json_output:
+        print(
+            json.dumps({"folder": str(cache.folder), "removed": [asdict(file) for file in removed], "bytes_left": left})
+        )
+        return
+    for file in removed:
+        print(f"{file.name}: {decimal(file.num_bytes)} removed; {file.reason}")
+    print(f"{decimal(left)} of packed weights are left in {cache.folder}")
 
 
 def _as_json(row: StoredModel) -> dict[str, Any]:

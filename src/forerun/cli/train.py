@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.options import JsonFlag
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class TrainingOptions:
 TRAINING = TrainingOptions()
 
 
+@command
 def train(
     model: str,
     /,
@@ -109,7 +111,8 @@ def train(
             estimate = run.estimate()
             _show_estimate(console, estimate)
         if dry_run:
-            print(json.dumps(asdict(estimate)) if json_output else "")
+            if json_output:
+                print(json.dumps(asdict(estimate)))
             return
         measured = run.go()
     if json_output:
@@ -123,7 +126,7 @@ def _show_estimate(console: Console, estimate: Estimate) -> None:
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
         f"disk {decimal(round(estimate.disk_bytes))}; memory about 3 GB for a model of 135M parameters; "
-        f"expected acceptance length {estimate.length:.1f} (greedy, drafts of 3 tokens)"
+        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)"
     )
 
 

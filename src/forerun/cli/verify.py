@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli import loading
+from forerun.cli.command import command
 from forerun.cli.input_files import read_lines
 from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.errors import ConfigError
@@ -22,6 +23,7 @@ ENGINE = EngineOptions()
 FAILED = 1
 
 
+@command
 def verify(
     model: str,
     /,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,22 +44,24 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         num_slots = num_blocks * block_size
-        self.layers = [
-            LayerKV(
-                _zeros((num_slots, spec.num_kv_heads, spec.key_dim), dtype, device),
-                _zeros((num_slots, spec.num_kv_heads, spec.value_dim), dtype, device),
-            )
-            for spec in specs
+        widths = feature_widths or {}
+        shapes: list[tuple[int, ...]] = [
+            (spec.num_kv_heads, dim) for spec in specs for dim in (spec.key_dim, spec.value_dim)
         ]
-        self.features = {
-            name: _zeros((num_slots, width), dtype, device) for name, width in (feature_widths or {}).items()
+        shapes += [(width,) for width in widths.values()]
+        # Those of one shape lie in one tensor, so that all layers of most models are moved at once.
+        self._stacks = {
+            shape: _zeros((count, num_slots, *shape), dtype, device) for shape, count in Counter(shapes).items()
         }
+        rest = {shape: iter(stack) for shape, stack in self._stacks.items()}
+        entries = [next(rest[shape]) for shape in shapes]
+        self.layers = [LayerKV(*entries[2 * layer : 2 * layer + 2]) for layer in range(len(specs))]
+        self.features = dict(zip(widths, entries[2 * len(specs) :], strict=True))
 
     @property
     def num_bytes(self) -> int:
         """Memory of all layers and features; on a CPU it is taken as blocks are first used."""
-        tensors = (*(kv for layer in self.layers for kv in (layer.key, layer.value)), *self.features.values())
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(stack.nbytes for stack in self._stacks.values())
 
     def keep(self, slots: Tensor, features: Mapping[str, Tensor]) -> None:
         """Store a pass's features, name -> [T, width], at the slots [T] of its rows."""
@@ -70,8 +73,8 @@ class KVCache:
 
         All sources are read before any destination is written, so the two may overlap.
         """
-        for entries in (*(kv for layer in self.layers for kv in (layer.key, layer.value)), *self.features.values()):
-            entries.index_copy_(0, destinations, entries.index_select(0, sources))
+        for stack in self._stacks.values():
+            stack.index_copy_(1, destinations, stack.index_select(1, sources))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

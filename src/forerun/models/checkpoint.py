@@ -16,12 +16,15 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.model_folder import find_gguf
+from forerun.ops.block_weight import BlockWeight
 from forerun.ops.layers import Linear
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+WIDENED_AT_ONCE = 1 << 18  # weights of a matrix in blocks: what the processor caches hold
 GIT_LFS_POINTER = b"version https://git-lfs"
+REOPENED_AFTER = 64 << 20  # bytes read
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
 
 Rename = Callable[[str], str]
@@ -39,8 +42,8 @@ class Checkpoint(Protocol):
         """Return the shape of one tensor, without loading it."""
         ...
 
-    def load(self, name: str) -> Tensor:
-        """Load one tensor, on the CPU, in the dtype in which it is stored."""
+    def load(self, name: str) -> Tensor | BlockWeight:
+        """Load one tensor, on the CPU, in the dtype or the blocks in which it is stored."""
         ...
 
 
@@ -66,7 +69,8 @@ class StateDict:
 class SafetensorsCheckpoint:
     """Tensors of one or more safetensors files, memory-mapped while they are read.
 
-    A file is opened again for each tensor: the pages of a mapping that stays open would stay in memory.
+    A file is opened again after each 64 MB: the pages of a mapping that stays open would stay in memory. To open it
+    takes longer than to read a small tensor, since its header lists all of them.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -77,6 +81,8 @@ class SafetensorsCheckpoint:
         """
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._open_path: Path | None = None
+        self._num_read = 0  # bytes, of the file that is open
         for path in files:
             shard = _open(path)
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
@@ -103,11 +109,14 @@ class SafetensorsCheckpoint:
         """
         path = self._files[name]
         try:
-            tensor: Tensor = _open(path).get_tensor(name)
+            if path != self._open_path or self._num_read >= REOPENED_AFTER:
+                self._file, self._open_path, self._num_read = _open(path), path, 0
+            tensor: Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: tensor {name!r} cannot be read ({one_line(error)}); download it again"
             ) from error
+        self._num_read += tensor.nbytes
         return tensor
 
 
@@ -126,7 +135,7 @@ class CheckpointView:
         """See `Checkpoint`."""
         return self._checkpoint.shape(self._stored[name])
 
-    def load(self, name: str) -> Tensor:
+    def load(self, name: str) -> Tensor | BlockWeight:
         """See `Checkpoint`."""
         return self._checkpoint.load(self._stored[name])
 
@@ -160,9 +169,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     gguf = find_gguf(path)
     if gguf is not None:
-        from forerun.models.gguf import load_gguf  # here: importing transformers takes 100 MB
+        from forerun.models.gguf.checkpoint import open_gguf_checkpoint
 
-        return load_gguf(gguf)[1]
+        return open_gguf_checkpoint(gguf)
     if (path / SINGLE_FILE).exists():
         return SafetensorsCheckpoint([path / SINGLE_FILE])
     if (path / INDEX_FILE).exists():
@@ -180,11 +189,18 @@ def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict
 
 
 class WeightReader:
-    """Reads a model's tensors, in its dtype and on its device, and notes which have been read."""
+    """Reads a model's tensors, in its dtype and on its device, and notes which have been read.
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+    Where `needs_matrices` is False, matrices are checked, but stand as tensors without memory, of torch's device "meta":
+    their packed form is at hand.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, needs_matrices: bool = True
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self._needs_matrices = needs_matrices
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
         self._unread = set(self._names)
@@ -203,7 +219,21 @@ class WeightReader:
         Raises:
             ModelError: it is missing or has another shape.
         """
-        return self._load(name, shape).to(self.device, dtype or self.dtype, copy=True)
+        found = self._load(name, shape)
+        if isinstance(found, Tensor):
+            return found.to(self.device, dtype or self.dtype, copy=True)
+        return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """Load one matrix that is packed.
+
+        Raises:
+            ModelError: as `tensor`.
+        """
+        if self._needs_matrices:
+            return self.tensor(name, shape)
+        self._check(name, shape)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
 
     def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
         """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
@@ -211,13 +241,22 @@ class WeightReader:
         Raises:
             ModelError: a part is missing or has another shape.
         """
+        if not self._needs_matrices:
+            return self._unread_linear(names, rows, width=width, bias=bias)
         weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
         for name, end, count in zip(names, accumulate(rows), rows, strict=True):
-            weight[end - count : end].copy_(self._load(f"{name}.weight", (count, width)))
+            _written(self._load(f"{name}.weight", (count, width)), weight[end - count : end])
         if not bias:
             return Linear(weight)
         biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]
         return Linear(weight, torch.cat(biases))
+
+    def _unread_linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
+        for name, count in zip(names, rows, strict=True):
+            self._check(f"{name}.weight", (count, width))
+            if bias:
+                self._check(f"{name}.bias", (count,))
+        return Linear(torch.empty(sum(rows), width, dtype=self.dtype, device="meta"))
 
     def tie(self, name: str, tensor: Tensor) -> None:
         """Accept a stored copy, if there is one, of a weight that the configuration ties to `tensor`.
@@ -225,7 +264,11 @@ class WeightReader:
         Raises:
             ModelError: the copy differs.
         """
-        if name in self._unread and not torch.equal(self.tensor(name, tuple(tensor.shape)), tensor):
+        if name not in self._unread:
+            return
+        if tensor.is_meta:  # the two were compared when they were packed
+            self._check(name, tuple(tensor.shape))
+        elif not torch.equal(self.tensor(name, tuple(tensor.shape)), tensor):
             raise ModelError(
                 f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
             )
@@ -248,7 +291,12 @@ class WeightReader:
                 "use the config.json that belongs to these weights"
             )
 
-    def _load(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
+        self._check(name, shape)
+        return self._checkpoint.load(name)
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note a tensor as read; an error where it is missing or of another shape."""
         if name not in self._names:
             raise ModelError(
                 f"checkpoint: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
@@ -260,7 +308,21 @@ class WeightReader:
                 "use the config.json that belongs to these weights"
             )
         self._unread.discard(name)
-        return self._checkpoint.load(name)
+
+
+def dense(weight: Tensor | BlockWeight) -> Tensor:
+    """The values of a weight, in fp32 if it is in blocks."""
+    return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+
+def _written(weight: Tensor | BlockWeight, values: Tensor) -> Tensor:
+    """Write a weight's values into `values`; of blocks a few outputs at a time, so that no second copy is in memory."""
+    if isinstance(weight, Tensor):
+        return values.copy_(weight)
+    step = max(1, WIDENED_AT_ONCE // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        values[first : first + step] = weight[first : first + step].dequantize()
+    return values
 
 
 def _open_shards(index: Path) -> SafetensorsCheckpoint:

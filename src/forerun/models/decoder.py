@@ -177,8 +177,8 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config)
-    reader = WeightReader(checkpoint, dtype=dtype, device=device)
     if packing is not None and can_pack(config):
+        reader = WeightReader(checkpoint, dtype=dtype, device=device, needs_matrices=packing.needs_weights)
         parts = _native_parts(config, reader, packing)
     elif packing is not None and packing.format.is_quantization:
         raise ModelError(
@@ -187,13 +187,16 @@ def build_decoder(
             f"head_dim={config.head_dim}; leave quantization out"
         )
     else:
+        reader = WeightReader(checkpoint, dtype=dtype, device=device)
         parts = _torch_parts(config, reader)
     reader.finish(config.unused_prefixes)
     return Decoder(config, parts, dtype=dtype, device=device)
 
 
 def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
-    embedding = _read_embedding(config, reader)
+    embedding = reader.tensor(*_embedding_place(config))
+    if config.tied:
+        reader.tie(config.head, embedding)
     head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
@@ -209,15 +212,16 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
 
 def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
     """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
-    table = _read_embedding(config, reader)
     embedding: PackedEmbedding | Embedding
     if config.tied:
-        head = packing.linear(table)
+        table = reader.matrix(*_embedding_place(config))
+        reader.tie(config.head, table)
+        head = packing.linear(table, name="head")
         embedding = PackedEmbedding(head, _rounded(config.embedding_scale, reader.dtype))
+        del table  # frees its memory before the layers are read
     else:
-        head = packing.linear(reader.tensor(config.head, tuple(table.shape)))
-        embedding = Embedding(table, config.embedding_scale, torch.float32)
-    del table  # frees its memory before the layers are read
+        head = packing.linear(reader.matrix(config.head, _embedding_place(config)[1]), name="head")
+        embedding = Embedding(reader.tensor(*_embedding_place(config)), config.embedding_scale, torch.float32)
     rotaries = make_rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,
@@ -231,12 +235,9 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     )
 
 
-def _read_embedding(config: DecoderConfig, reader: WeightReader) -> Tensor:
-    """[vocab_size, hidden_size]"""
-    table = reader.tensor(f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    if config.tied:
-        reader.tie(config.head, table)
-    return table
+def _embedding_place(config: DecoderConfig) -> tuple[str, tuple[int, int]]:
+    """Name and shape of the embedding."""
+    return f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size)
 
 
 def _read_final_norm(config: DecoderConfig, reader: WeightReader) -> RMSNorm:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
-from forerun.models.checkpoint import Checkpoint, open_checkpoint
+from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import decoder_config, supports
+from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
 
@@ -45,7 +46,11 @@ def load_model(
         return load_transformers_model(path, config, dtype=dtype, device=device, packing=packing)
     checkpoint = open_checkpoint(path)
     dtype = dtype or _stored_dtype(config, checkpoint)
-    return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing)
+    if packing is None:
+        return build_decoder(config, checkpoint, dtype=dtype, device=device)
+    model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
+    with PackedCache.of_environment().weights(model) as kept:
+        return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
 
 
 def load_dummy(
@@ -72,7 +77,7 @@ def _stored_dtype(config: HFConfig, checkpoint: Checkpoint) -> torch.dtype:
     """Return the dtype that the configuration names, else that of the weights."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    return checkpoint.load(min(checkpoint.names())).dtype
+    return dense(checkpoint.load(min(checkpoint.names()))).dtype
 
 
 class DummyCheckpoint:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forerun.models.config import DecoderConfig
+from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
@@ -38,9 +39,11 @@ def can_pack(config: DecoderConfig) -> bool:
 class Packing:
     """Packs one model's weights for the kernels in one format."""
 
-    def __init__(self, kernels: Kernels, weight_format: WeightFormat) -> None:
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat, kept: KeptWeights | None = None) -> None:
+        """`kept` has weights that were packed at an earlier start, or keeps those that are packed now."""
         self.kernels = kernels
         self.format = weight_format
+        self._kept = kept or Unkept()
         self._arena = Arena()
 
     @classmethod
@@ -50,9 +53,20 @@ class Packing:
             return cls(kernels, WEIGHT_FORMATS[quantization])
         return cls(kernels, lossless_format(dtype, level=kernels.level))
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Pack a weight [outputs, inputs]."""
-        return PackedLinear(self.kernels, self._pack(weight, bias))
+    def keeping(self, kept: KeptWeights) -> Packing:
+        """The same with other kept weights."""
+        return Packing(self.kernels, self.format, kept)
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether weights are packed; else they are kept already, and none need be read."""
+        return not self._kept.is_complete
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None) -> PackedLinear:
+        """Pack a weight [outputs, inputs], which is kept under `name` if it has one."""
+        if name is None:
+            return PackedLinear(self.kernels, self._pack(weight, bias))
+        return PackedLinear(self.kernels, self._kept_or_packed(name, lambda: Linear(weight, bias)))
 
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
@@ -62,16 +76,20 @@ class Packing:
         """Pack a decoder's layers, one after the other as they come."""
         packed: list[NativeLayer] = []
         for layer in layers:
-            packed.append(self._layer(layer, config))
+            packed.append(self._layer(layer, config, name=f"layer.{len(packed)}"))
             del layer  # before the next is read
-            give_back_freed_memory()
+            if self.needs_weights:
+                give_back_freed_memory()
         return NativeLayers(self.kernels, packed, rotation_of)
 
-    def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
+    def _layer(self, layer: DecoderLayer, config: DecoderConfig, *, name: str) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        names = ("qkv", "output", "gate_up", "down")
-        linears = (_stored(attention.qkv), _stored(attention.output), _interleaved(mlp), _stored(mlp.down))
-        weights = {name: self._pack(linear.weight, linear.bias) for name, linear in zip(names, linears, strict=True)}
+        weights = {
+            "qkv": self._kept_or_packed(f"{name}.qkv", lambda: _stored(attention.qkv)),
+            "output": self._kept_or_packed(f"{name}.output", lambda: _stored(attention.output)),
+            "gate_up": self._kept_or_packed(f"{name}.gate_up", lambda: _interleaved(mlp)),
+            "down": self._kept_or_packed(f"{name}.down", lambda: _stored(mlp.down)),
+        }
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
             places["beside_in"] = layer.beside_in
@@ -103,6 +121,14 @@ class Packing:
         )
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
+
+    def _kept_or_packed(self, name: str, read: Callable[[], Linear]) -> PackedWeight:
+        found = self._kept.find(name)
+        if found is None:
+            linear = read()
+            found = self._pack(linear.weight, linear.bias)
+            self._kept.add(name, found)
+        return found
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
         return self.format.pack(self.kernels, weight, bias, self._arena)

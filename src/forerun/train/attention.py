@@ -129,10 +129,11 @@ class _MergedAttention(torch.autograd.Function):
             log_sum = total.view_as(log_sum)
         ctx.save_for_backward(query, key, value, own_key, own_value, merged, log_sum)
         ctx.scale = scale
-        return merged
+        result: Tensor = merged
+        return result
 
     @staticmethod
-    def backward(ctx: Any, of_merged: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, of_merged: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, own_key, own_value, merged, log_sum = ctx.saved_tensors
         scale = ctx.scale
         of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -90,11 +90,15 @@ def _read_block(target: LoadedTarget, index: int) -> dict[str, Tensor]:
     if target.path is None:
         raise ConfigError("model: was made in memory; forerun train reads a block of it from its files")
     checkpoint = open_checkpoint(target.path)
-    found = {
-        name.removeprefix(prefix): checkpoint.load(name).float()
-        for name in checkpoint.names()
-        if name == FINAL_NORM or (name.startswith(prefix) and name.endswith(".weight"))
-    }
+    found: dict[str, Tensor] = {}
+    for name in checkpoint.names():
+        if name == FINAL_NORM or (name.startswith(prefix) and name.endswith(".weight")):
+            loaded = checkpoint.load(name)
+            if not isinstance(loaded, Tensor):
+                raise ConfigError(
+                    f"model: tensor {name} is stored in blocks of few bits; train for the unquantized model"
+                )
+            found[name.removeprefix(prefix)] = loaded.float()
     if not {"self_attn.q_proj.weight", FINAL_NORM} <= found.keys():
         raise ConfigError(
             f"model: has no tensors {prefix}self_attn.q_proj.weight and so on; give one with Llama's names"

@@ -36,7 +36,7 @@ class _DraftLoss(torch.autograd.Function):
         return torch.tensor(total)
 
     @staticmethod
-    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         of_normed, of_weight = ctx.saved_tensors
         scaled = of_weight * of_loss.to(of_weight.dtype) if ctx.needs_input_grad[1] else None
         return of_normed * of_loss.to(of_normed.dtype), scaled, None, None, None

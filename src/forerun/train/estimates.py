@@ -9,7 +9,7 @@ from forerun.errors import ConfigError
 
 CURVE = ((3e5, 1.1), (1e6, 1.25), (1e7, 1.8), (5e7, 2.1))
 """Tokens that a head was trained on -> acceptance length of greedy chat with drafts of three tokens; between them the
-logarithm counts. Beyond what docs/training.md shows as measured these are guesses."""
+logarithm counts. These are guesses from published heads of larger models: no head of this command is measured yet."""
 
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
 STATE_BYTES = 3 * 4 * 11_000_000  # of a head in training: masters and two moments

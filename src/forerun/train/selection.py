@@ -89,7 +89,11 @@ def select(
         opening = text.token_ids[: text.spans[0][0]].tobytes()
         if opening in openings:
             num_repeated += 1
-        elif excluded and tokenizer is not None and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids))):
+        elif (
+            excluded
+            and tokenizer is not None
+            and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids.tolist())))
+        ):
             num_excluded += 1
         else:
             openings.add(opening)

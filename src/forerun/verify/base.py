@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -36,8 +36,7 @@ class VerifyRequest:
         return [self.draft.token_ids[n] for n in self.draft.path(node)]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The accepted path of a draft and the one token of the target's own that follows it.
 
     `accepted` lists node indices from the root down. `error`, if set, says why this sequence could

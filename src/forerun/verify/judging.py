@@ -52,7 +52,7 @@ class Chance(Protocol):
 
 
 Judge = Callable[[Draft, Target, Chance], Verdict]
-"""Decides which path of one draft stands, and the token after it."""
+"""Decides which path of one draft stands, and the token after it; of an empty draft, what is left is the target's own token."""
 
 
 @dataclass(slots=True)
@@ -71,15 +71,16 @@ class IndependentVerifier:
         self, logits: Tensor, judged: Sequence[VerifyRequest], candidates: Candidates | None = None
     ) -> list[Verdict | None]:
         """Judge every sequence; one whose rules raise gets an error verdict or none yet (see `Verifier`)."""
-        most_likely, sampled = MostLikely(logits, candidates), SampledTokens(logits, judged, self.sampler)
+        most_likely, sampled = MostLikely(logits, candidates), SampledTokens(logits, judged, self.sampler, candidates)
         return [self._verdict(logits, one, most_likely, sampled) for one in judged]
 
     def _verdict(
         self, logits: Tensor, one: VerifyRequest, most_likely: MostLikely, sampled: SampledTokens
     ) -> Verdict | None:
         try:
-            if not one.draft.token_ids and one.rules.is_plain_greedy_at(len(one.output_ids)):
-                return Verdict((), most_likely.token(one.first_row))  # what every judge would say
+            if not one.draft.token_ids:  # every judge takes the target's own token
+                is_plain_greedy = one.rules.is_plain_greedy_at(len(one.output_ids))
+                return Verdict((), most_likely.token(one.first_row) if is_plain_greedy else sampled.token(one, -1))
             target = SequenceTarget(logits, one, most_likely, sampled)
             chance = SeededChance(one.seed, one.position)
             return self.judge(one.draft, target, chance)
@@ -130,10 +131,17 @@ class SampledTokens:
     question. A token further down a draft is drawn when it is asked for: most drafts end before.
     """
 
-    def __init__(self, logits: Tensor, judged: Sequence[VerifyRequest], sampler: RowSampler) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        judged: Sequence[VerifyRequest],
+        sampler: RowSampler,
+        candidates: Candidates | None = None,
+    ) -> None:
         self._logits = logits
         self._judged = judged
         self._sampler = sampler
+        self._candidates = candidates
 
     def token(self, one: VerifyRequest, node: int) -> int:
         """Return the token after `node`, a function of seed, position and text only.
@@ -144,7 +152,7 @@ class SampledTokens:
         """
         drawn = self._first.get(one.first_row) if node < 0 else None
         if drawn is None:
-            (drawn,) = self._sampler.draw(self._logits, [_draw_after(one, node)])
+            (drawn,) = self._sampler.draw(self._logits, [_draw_after(one, node)], candidates=self._candidates)
         if isinstance(drawn, ForerunError):
             raise drawn
         return drawn[0]
@@ -153,11 +161,11 @@ class SampledTokens:
     def _first(self) -> dict[int, Drawn]:
         """What was drawn at the first row of each sequence; a user's processors are not called before they must be."""
         asked = [
-            _draw_after(one, -1)
+            Draw(one.first_row, one.rules, one.output_ids, (), one.seed, one.position)
             for one in self._judged
             if not one.rules.has_processors and not one.rules.is_plain_greedy_at(len(one.output_ids))
         ]
-        drawn = self._sampler.draw(self._logits, asked)
+        drawn = self._sampler.draw(self._logits, asked, candidates=self._candidates)
         return {draw.row: tokens for draw, tokens in zip(asked, drawn, strict=True)}
 
 

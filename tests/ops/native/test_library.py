@@ -15,7 +15,18 @@ import torch
 from forerun.errors import ConfigError
 from forerun.ops.native import library
 from forerun.ops.native.library import LEVELS, VARIABLE, kernels_of_level, library_file, load_kernels
-from tests.native import BF16, BF16_CODED, INT8, KERNELS, SANITIZED, every_level, needs_kernels, packed_linear, threads
+from tests.native import (
+    BF16,
+    BF16_CODED,
+    EMULATED,
+    INT8,
+    KERNELS,
+    SANITIZED,
+    every_level,
+    needs_kernels,
+    packed_linear,
+    threads,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +259,7 @@ def start_threads_in_child(kernels, linear):
 @every_level
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer takes more addresses than the limit leaves")
+@pytest.mark.skipif(EMULATED, reason="the emulator does not keep such limits")
 def test_where_the_system_starts_no_more_threads_a_call_raises_and_a_later_one_computes(kernels):
     linear = packed_linear(kernels, torch.randn(64, 30), weight_format=BF16)
     child = multiprocessing.get_context("fork").Process(target=start_threads_in_child, args=(kernels, linear))

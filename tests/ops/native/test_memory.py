@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import sys
 
 import pytest
 import torch
 
-from forerun.ops.native.memory import CHUNK, Arena
+from forerun.ops.native import memory
+from forerun.ops.native.memory import CHUNK, READ_AT_ONCE, Arena, map_or_read
 
 
 def test_tensors_do_not_overlap():
@@ -34,3 +37,23 @@ def test_a_tensor_outlives_its_arena():
     tensor = Arena().empty((1000,), torch.float32).fill_(7)
     gc.collect()
     assert tensor.eq(7).all()
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("size", [1, READ_AT_ONCE, READ_AT_ONCE + 4097])
+def test_a_file_is_mapped_or_copied_whole(is_copied, size, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_gives_huge_pages", lambda: is_copied)
+    monkeypatch.setattr(memory, "_is_in_huge_pages", lambda mapped, address: False)
+    content = torch.arange(size, dtype=torch.int64).mul_(2654435761).view(torch.uint8)[::8].contiguous()
+    (tmp_path / "file").write_bytes(content.numpy().tobytes())
+    with (tmp_path / "file").open("rb") as stream:
+        found = map_or_read(stream)
+    assert torch.equal(found, content)
+    assert found.data_ptr() % 64 == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how memory is mapped")
+def test_small_pages_are_told_from_huge_ones(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(1000))
+    with (tmp_path / "file").open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert not memory._is_in_huge_pages(mapped, torch.frombuffer(bytearray(1), dtype=torch.uint8).data_ptr())

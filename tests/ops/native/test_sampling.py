@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ForerunError, ModelError, RequestError
+from forerun.ops.candidates import find_candidates
 from forerun.ops.draws import Draw, NumpySampler
 from forerun.ops.grammar import GrammarNotReadyError
 from forerun.ops.native.sampling import NativeSampler, choose_sampler
@@ -67,7 +68,11 @@ def comparable(results):
 def assert_same(logits, draws, *, count=1):
     expected = comparable(NumpySampler().draw(logits, draws, count=count))
     for level, kernels in KERNELS.items():
-        assert comparable(NativeSampler(kernels).draw(logits, draws, count=count)) == expected, level
+        sampler = NativeSampler(kernels)
+        assert comparable(sampler.draw(logits, draws, count=count)) == expected, level
+        for num_candidates in {1, min(3, logits.shape[1])}:
+            known = find_candidates(logits, num_candidates)
+            assert comparable(sampler.draw(logits, draws, count=count, candidates=known)) == expected, level
     return expected
 
 

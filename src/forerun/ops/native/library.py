@@ -31,8 +31,8 @@ from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("avx512bf16", "avx512", "avx2", "portable")
-"""Builds of the kernels, best first; a CPU runs the first whose instructions it has."""
+LEVELS = ("avx512bf16", "avx512", "avx2", "neonbf16", "neon", "portable")
+"""Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has."""
 
 VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""
@@ -58,7 +58,7 @@ PROTOTYPES: dict[str, list[type]] = {
         *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
         *(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
     ],
-    "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
     "settle_text": [POINTER(LiveTextStruct)],

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -14,6 +21,9 @@ from forerun.kv.cache import map_memory
 
 HUGE_PAGE = 2 << 20  # bytes
 CHUNK = 256 << 20  # bytes, reserved at once; the system provides a page when it is first written to
+READ_AT_ONCE = 8 << 20  # bytes
+POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, for which Python has no name
+HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Arena:
@@ -40,6 +50,71 @@ def _chunk(size: int) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return whole[-whole.data_ptr() % HUGE_PAGE :][:size]
+
+
+def map_or_read(stream: IO[bytes]) -> Tensor:
+    """A file's bytes [size] uint8, not to be written to: mapped, or else a copy in huge pages.
+
+    A mapped file is there at once, and processes share its memory. But many file systems have small pages only, which
+    cost a pass an eighth of its time (benchmarks/start_times.py); there a copy is the better one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    whole = _read_only(mapped)
+    if not _gives_huge_pages() or _is_in_huge_pages(mapped, whole.data_ptr()):
+        return whole
+    size = len(mapped)
+    del whole, mapped  # its pages would count beside the copy's
+    return _copy(stream.fileno(), size)
+
+
+def _read_only(mapped: mmap.mmap) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def _gives_huge_pages() -> bool:
+    """Whether the system gives memory in huge pages to those who ask for them."""
+    with suppress(OSError):
+        return "[never]" not in HUGE_PAGES_SETTING.read_text()
+    return False
+
+
+def _is_in_huge_pages(mapped: mmap.mmap, address: int) -> bool:
+    """Whether most of a mapped file lies in huge pages, after all of it was asked for."""
+    with suppress(OSError):  # the kernel is older than the advice
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        mapped.madvise(POPULATE_READ)
+    huge = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if area := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
+            inside = address <= int(area[1], 16) < address + len(mapped)
+        elif inside and line.startswith("FilePmdMapped:"):
+            huge += int(line.split()[1]) << 10
+    return huge > len(mapped) // 2
+
+
+def _copy(file: int, size: int) -> Tensor:
+    """A file's bytes, read by a thread for each core."""
+    whole = _chunk(size)[:size]
+    content = whole.numpy().data
+
+    def read(begin: int) -> None:
+        end = min(begin + READ_AT_ONCE, size)
+        while begin < end:
+            num_read = os.preadv(file, [content[begin:end]], begin)
+            if not num_read:
+                raise OSError("the file became shorter while it was read")
+            begin += num_read
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(read, range(0, size, READ_AT_ONCE)):
+            pass
+    return whole
 
 
 def give_back_freed_memory() -> None:

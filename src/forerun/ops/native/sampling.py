@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import addressof
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.core.batch import Candidates
 from forerun.core.random_bits import MASK
 from forerun.errors import ForerunError
 from forerun.ops.draws import Draw, Drawn, NumpySampler, RowSampler
@@ -32,18 +33,20 @@ class NativeSampler:
         self._kernels = kernels
         self._with_processors = NumpySampler()
 
-    def draw(self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1) -> list[Drawn]:
+    def draw(
+        self, logits: Tensor, draws: Sequence[Draw], *, count: int = 1, candidates: Candidates | None = None
+    ) -> list[Drawn]:
         """See `RowSampler`. Rows whose rules hold processors are drawn in NumPy."""
         results: list[Drawn] = [[]] * len(draws)
-        words: list[tuple[int, ...]] = []
+        words: list[int] = []
         places: list[int] = []  # in `draws`
         edits: list[_EditsInMemory] = []  # their addresses are in `words`
-        for place, one in enumerate(draws):
-            if one.rules.has_processors:
-                results[place] = self._with_processors.draw(logits, [one], count=count)[0]
+        for place, (row, rules, output_ids, path, seed, position) in enumerate(draws):
+            if rules.has_processors:
+                results[place] = self._with_processors.draw(logits, [draws[place]], count=count)[0]
                 continue
             try:
-                changes = one.rules.edits(one.output_ids, one.path)
+                changes = rules.edits(output_ids, path)
             except ForerunError as error:
                 results[place] = error
                 continue
@@ -51,27 +54,34 @@ class NativeSampler:
             if changes is not None:
                 edits.append(_EditsInMemory(changes, logits.shape[1]))
                 address = edits[-1].address
-            words.append((one.row, one.seed & MASK, one.position, _settings_of(one.rules), address))
+            words += (row, seed & MASK, position, _settings_of(rules), address)
             places.append(place)
         if words:
-            for place, drawn in zip(places, self._run(logits, words, count), strict=True):
+            for place, drawn in zip(places, self._run(logits, words, count, candidates), strict=True):
                 results[place] = drawn
         return results
 
-    def _run(self, logits: Tensor, words: list[tuple[int, ...]], count: int) -> list[Drawn]:
-        table = np.array(words, dtype=np.uint64).reshape(-1, DRAW_WORDS)
+    def _run(self, logits: Tensor, words: list[int], count: int, candidates: Candidates | None) -> list[Drawn]:
+        table = array("Q", words)
+        num_draws = len(table) // DRAW_WORDS
         if not logits.is_cpu:  # only the rows that are asked for
-            logits = logits[torch.from_numpy(table[:, 0].astype(np.int64)).to(logits.device)].cpu()
-            table[:, 0] = np.arange(len(table))
+            logits = logits[torch.tensor(table[::DRAW_WORDS].tolist(), device=logits.device)].cpu()
+            table[::DRAW_WORDS] = array("Q", range(num_draws))
+            candidates = None
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             logits = logits.float().contiguous()
-        ids = np.empty((len(table), count), dtype=np.int64)
-        largest = np.empty(len(table), dtype=np.float32)
+        ids, largest = array("q", bytes(8 * num_draws * count)), array("f", bytes(4 * num_draws))
         self._kernels.sample(
-            *(logits.data_ptr(), *logits.shape, table.ctypes.data, len(table), count),
-            *(ids.ctypes.data, largest.ctypes.data),
+            *(logits.data_ptr(), *logits.shape),
+            *((None, 0) if candidates is None else (candidates.logits.data_ptr(), candidates.logits.shape[1])),
+            *(_address(table), num_draws, count, _address(ids), _address(largest)),
         )
-        return [_drawn(row, logit) for row, logit in zip(ids.tolist(), largest.tolist(), strict=True)]
+        rows = range(0, len(ids), count)
+        return [_drawn(ids[first : first + count].tolist(), logit) for first, logit in zip(rows, largest, strict=True)]
+
+
+def _address(values: array[int] | array[float]) -> int:
+    return values.buffer_info()[0]
 
 
 class _SettingsInMemory:

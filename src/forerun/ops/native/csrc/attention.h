@@ -26,6 +26,8 @@ constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched 
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
 constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 1, kValueVectors = 4;
+#elif defined(FORERUN_NEON)
+constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 2, kValueVectors = 2;
 #else
 constexpr int kKeyGroups = 1, kScoreMembers = 2, kValueMembers = 1, kValueVectors = 4;
 #endif
@@ -91,13 +93,14 @@ struct AttentionScratch {
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
-    std::vector<float> outputs;       // [members, padded value_dim]
-    std::vector<int64_t> tree_slots;  // of the rows of this pass that a tree's row sees
+    std::vector<float> outputs;      // [members, padded value_dim]
+    std::vector<int64_t> own_slots;  // of the keys that a tree's rows do not share, one row's after the other's
+    int64_t first_own[kMaxMembers + 1];  // where each row's begin
 
     // Takes all the memory that items of a pass need, so that none is taken, and refused, while they are computed.
     void reserve(int64_t value_dim, int64_t mask_width) {
         outputs.reserve(kMaxMembers * padded_dim(value_dim));
-        tree_slots.reserve(mask_width);
+        own_slots.reserve(kMaxMembers * mask_width);
     }
 };
 
@@ -111,12 +114,11 @@ inline void plan_attention(const Pass& pass, const AttentionShape& shape, std::v
     const int32_t heads = std::min(shape.group(), kMaxMembers);
     for (int64_t s = 0; s < pass.num_sequences; ++s) {
         const Sequence& sequence = pass.sequences[s];
-        const int64_t step = sequence.tree_mask ? 1 : together;  // each node sees other keys
         mask_width = std::max(mask_width, sequence.mask_width);
         // The last rows see the most keys: begun first, they do not keep the others waiting at the end.
-        for (int64_t last = sequence.num_rows; last > 0; last -= step)
+        for (int64_t last = sequence.num_rows; last > 0; last -= together)
             for (int32_t head = 0; head < shape.num_heads; head += std::min(heads, shape.group() - head % shape.group()))
-                items.push_back({&sequence, std::max<int64_t>(0, last - step), last, head / shape.group(), head,
+                items.push_back({&sequence, std::max<int64_t>(0, last - together), last, head / shape.group(), head,
                                  std::min(heads, shape.group() - head % shape.group())});
     }
     for (AttentionScratch& scratch : members) scratch.reserve(shape.value_dim, mask_width);
@@ -152,6 +154,21 @@ inline void transpose_keys(const uint32_t* const (&keys)[kLanes], int num_keys, 
             _mm512_store_si512(out + (word + i + 12) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
         }
     }
+#elif defined(FORERUN_NEON)
+    for (; word + 4 <= num_words; word += 4) {
+        for (int lane = 0; lane < kLanes; lane += 4) {
+            uint32x4_t a[4];
+            for (int i = 0; i < 4; ++i) a[i] = lane + i < num_keys ? vld1q_u32(keys[lane + i] + word) : vdupq_n_u32(0);
+            const uint64x2_t b[4] = {
+                vreinterpretq_u64_u32(vtrn1q_u32(a[0], a[1])), vreinterpretq_u64_u32(vtrn2q_u32(a[0], a[1])),
+                vreinterpretq_u64_u32(vtrn1q_u32(a[2], a[3])), vreinterpretq_u64_u32(vtrn2q_u32(a[2], a[3]))};
+            uint32_t* place = out + word * kLanes + lane;
+            vst1q_u32(place, vreinterpretq_u32_u64(vtrn1q_u64(b[0], b[2])));
+            vst1q_u32(place + kLanes, vreinterpretq_u32_u64(vtrn1q_u64(b[1], b[3])));
+            vst1q_u32(place + 2 * kLanes, vreinterpretq_u32_u64(vtrn2q_u64(b[0], b[2])));
+            vst1q_u32(place + 3 * kLanes, vreinterpretq_u32_u64(vtrn2q_u64(b[1], b[3])));
+        }
+    }
 #endif
     for (; word < num_words; ++word)
         for (int lane = 0; lane < kLanes; ++lane) out[word * kLanes + lane] = lane < num_keys ? keys[lane][word] : 0;
@@ -166,23 +183,33 @@ class AttentionBlock {
           width_(static_cast<int>(padded_dim(shape.value_dim))),
           places_ahead_(static_cast<int>(kRowBytesAhead / (shape.key_dim * static_cast<int64_t>(sizeof(Stored))) + 1)) {}
 
-    // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim].
+    // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim]. The rows of a chain share all keys up
+    // to the last row's, and each ignores those behind its own place. The nodes of a tree share what lies before the tree;
+    // then come each one's ancestors and itself.
     void attend(const AttentionItem& item, Stored* out) {
         item_ = item;
         const Sequence& sequence = *item.sequence;
-        num_members_ = static_cast<int>(item.last_row - item.first_row) * item.num_heads;
-        int64_t num_keys = sequence.num_context + item.last_row;
-        if (sequence.tree_mask) num_keys = sequence.num_unmasked() + list_tree_slots();
-        first_end_ = num_keys - (item.last_row - item.first_row) + 1;
-        const int64_t first_key = first_of(0);
+        const int num_rows = static_cast<int>(item.last_row - item.first_row);
+        num_members_ = num_rows * item.num_heads;
+        num_shared_ = sequence.tree_mask ? sequence.num_unmasked() : sequence.num_context + item.last_row;
+        if (sequence.tree_mask) list_own_slots(num_rows);
+        int64_t first_key = first_of(0), num_keys = num_shared_;
+        for (int row = 0; row < num_rows; ++row) {
+            first_key = std::min(first_key, first_of(row * item.num_heads));
+            num_keys = std::max(num_keys, end_of(row * item.num_heads));
+        }
         begin();
         for (int64_t start = first_key / kTileKeys * kTileKeys; start < num_keys; start += kTileKeys) {
-            const int count = static_cast<int>(std::min<int64_t>(kTileKeys, num_keys - start));
+            const int count = static_cast<int>(std::clamp<int64_t>(num_shared_ - start, 0, kTileKeys));
             find_slots(start, count);
             for (int i = 0; i < places_ahead_; ++i) fetch_place(i, count);
-            score_keys(count);
+            score_keys({0, num_members_, scratch_.slots, 0, count, count});
+            if (sequence.tree_mask)
+                for (int row = 0; row < num_rows; ++row) score_keys(own_keys(row, start, count));
             for (int member = 0; member < num_members_; ++member) weigh_keys(member, start, count);
-            add_values(count);
+            add_values({0, num_members_, scratch_.slots, 0, count, count});
+            if (sequence.tree_mask)
+                for (int row = 0; row < num_rows; ++row) add_values(own_keys(row, start, count));
         }
         for (int member = 0; member < num_members_; ++member) finish(member, out);
     }
@@ -191,8 +218,20 @@ class AttentionBlock {
     static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits
     static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
 
+    // Keys of a tile that some members read together.
+    struct Keys {
+        int first_member, num_members;
+        const int64_t* slots;
+        int first, count;  // where their scores lie within the tile
+        int num_fetched;   // the tile's keys, and after them their values, that are prefetched meanwhile
+    };
+
     // Keys that the member's row sees end here.
-    int64_t end_of(int member) const { return first_end_ + member / item_.num_heads; }
+    int64_t end_of(int member) const {
+        const int64_t row = member / item_.num_heads;
+        if (!item_.sequence->tree_mask) return item_.sequence->num_context + item_.first_row + row + 1;
+        return num_shared_ + scratch_.first_own[row + 1] - scratch_.first_own[row];
+    }
     // Keys that it sees begin here.
     int64_t first_of(int member) const {
         return std::max<int64_t>(item_.sequence->num_hidden, shape_.window ? end_of(member) - shape_.window : 0);
@@ -207,16 +246,27 @@ class AttentionBlock {
         return item_.sequence->blocks[place / pass_.block_size] * pass_.block_size + place % pass_.block_size;
     }
 
-    int64_t list_tree_slots() {
+    void list_own_slots(int num_rows) {
         const Sequence& sequence = *item_.sequence;
-        const uint8_t* sees = sequence.tree_mask + item_.first_row * sequence.mask_width;
-        const int64_t num_before = sequence.mask_width - sequence.num_rows, first = sequence.num_unmasked();
-        scratch_.tree_slots.clear();
-        for (int64_t i = 0; i < num_before; ++i)
-            if (sees[i]) scratch_.tree_slots.push_back(slot_of(first + i));
-        for (int64_t row = 0; row < sequence.num_rows; ++row)
-            if (sees[num_before + row]) scratch_.tree_slots.push_back(pass_.slots[sequence.first_row + row]);
-        return static_cast<int64_t>(scratch_.tree_slots.size());
+        const int64_t num_before = sequence.mask_width - sequence.num_rows;
+        scratch_.own_slots.clear();
+        for (int row = 0; row < num_rows; ++row) {
+            const uint8_t* sees = sequence.tree_mask + (item_.first_row + row) * sequence.mask_width;
+            scratch_.first_own[row] = static_cast<int64_t>(scratch_.own_slots.size());
+            for (int64_t i = 0; i < num_before; ++i)
+                if (sees[i]) scratch_.own_slots.push_back(slot_of(num_shared_ + i));
+            for (int64_t other = 0; other < sequence.num_rows; ++other)
+                if (sees[num_before + other]) scratch_.own_slots.push_back(pass_.slots[sequence.first_row + other]);
+        }
+        scratch_.first_own[num_rows] = static_cast<int64_t>(scratch_.own_slots.size());
+    }
+
+    // Of a row's own keys those in the tile that begins with `num_shared` shared ones.
+    Keys own_keys(int row, int64_t start, int num_shared) const {
+        const int64_t end = scratch_.first_own[row + 1], earlier = std::max<int64_t>(0, start - num_shared_);
+        const int64_t first = std::min(end, scratch_.first_own[row] + earlier);
+        const int count = static_cast<int>(std::min<int64_t>(end - first, kTileKeys - num_shared));
+        return {row * item_.num_heads, item_.num_heads, scratch_.own_slots.data() + first, num_shared, count, 0};
     }
 
     void begin() {
@@ -232,14 +282,11 @@ class AttentionBlock {
 
     void find_slots(int64_t start, int count) {
         const Sequence& sequence = *item_.sequence;
-        const int64_t num_in_blocks = sequence.tree_mask ? std::clamp<int64_t>(sequence.num_unmasked() - start, 0, count) : count;
         int64_t block = start / pass_.block_size, offset = start % pass_.block_size;
-        for (int i = 0; i < num_in_blocks; ++i) {
+        for (int i = 0; i < count; ++i) {
             scratch_.slots[i] = sequence.blocks[block] * pass_.block_size + offset;
             if (++offset == pass_.block_size) offset = 0, ++block;
         }
-        for (int64_t i = num_in_blocks; i < count; ++i)
-            scratch_.slots[i] = scratch_.tree_slots[start + i - sequence.num_unmasked()];
     }
 
     template <int Dims>
@@ -257,40 +304,41 @@ class AttentionBlock {
         for (int64_t dim = 0; dim < dims; dim += kLineDims) __builtin_prefetch(row + dim);
     }
 
-    void score_keys(int count) {
-        const int num_words = shape_.key_dim / kWordDims;
+    void score_keys(const Keys& keys) {
+        const int num_words = shape_.key_dim / kWordDims, end = keys.first_member + keys.num_members;
         auto* transposed = reinterpret_cast<uint32_t*>(scratch_.keys);
-        for (int start = 0; start < count; start += kKeyGroups * kLanes) {
-            const int groups = std::min(kKeyGroups, (count - start + kLanes - 1) / kLanes);
-            for (int i = start; i < std::min(count, start + kKeyGroups * kLanes); ++i) fetch_place(i + places_ahead_, count);
+        for (int start = 0; start < keys.count; start += kKeyGroups * kLanes) {
+            const int count = std::min(kKeyGroups * kLanes, keys.count - start), groups = (count + kLanes - 1) / kLanes;
+            for (int i = start; i < start + count; ++i) fetch_place(i + places_ahead_, keys.num_fetched);
             for (int g = 0; g < groups; ++g)
-                transpose_group(start + g * kLanes, std::min(kLanes, count - start - g * kLanes), num_words,
+                transpose_group(keys.slots + start + g * kLanes, std::min(kLanes, count - g * kLanes), num_words,
                                 transposed + g * kLanes * num_words);
-            for (int member = 0; member < num_members_; member += kScoreMembers) {
-                const int members = std::min(kScoreMembers, num_members_ - member);
-                if (groups == kKeyGroups) {
-                    score_some<kKeyGroups>(members, member, start, transposed, num_words);
+            for (int member = keys.first_member; member < end; member += kScoreMembers) {
+                const int members = std::min(kScoreMembers, end - member);
+                if (count == kKeyGroups * kLanes) {
+                    score_some<kKeyGroups>(members, member, keys.first + start, kLanes, transposed, num_words);
                 } else {
                     for (int g = 0; g < groups; ++g)
-                        score_some<1>(members, member, start + g * kLanes, transposed + g * kLanes * num_words, num_words);
+                        score_some<1>(members, member, keys.first + start + g * kLanes,
+                                      std::min(kLanes, count - g * kLanes), transposed + g * kLanes * num_words, num_words);
                 }
             }
         }
     }
 
-    void transpose_group(int start, int num_keys, int num_words, uint32_t* out) {
+    void transpose_group(const int64_t* slots, int num_keys, int num_words, uint32_t* out) {
         const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.key_dim;
         const uint32_t* keys[kLanes] = {};
         for (int lane = 0; lane < num_keys; ++lane)
-            keys[lane] = reinterpret_cast<const uint32_t*>(key_ + scratch_.slots[start + lane] * stride +
-                                                           item_.kv_head * shape_.key_dim);
+            keys[lane] = reinterpret_cast<const uint32_t*>(key_ + slots[lane] * stride + item_.kv_head * shape_.key_dim);
         transpose_keys(keys, num_keys, num_words, out);
     }
 
+    // Writes the scores of `lanes` keys of each group.
     template <int Groups, int Members = kScoreMembers>
-    void score_some(int members, int first, int start, const uint32_t* transposed, int num_words) {
+    void score_some(int members, int first, int start, int lanes, const uint32_t* transposed, int num_words) {
         if constexpr (Members > 1)
-            if (members < Members) return score_some<Groups, Members - 1>(members, first, start, transposed, num_words);
+            if (members < Members) return score_some<Groups, Members - 1>(members, first, start, lanes, transposed, num_words);
         F16 sums[Members][Groups];
         const Stored* queries[Members];
 #pragma GCC unroll 6
@@ -315,16 +363,17 @@ class AttentionBlock {
         for (int m = 0; m < Members; ++m)
 #pragma GCC unroll 4
             for (int g = 0; g < Groups; ++g)
-                store(scratch_.scores + (first + m) * kTileKeys + start + g * kLanes,
-                      soft_cap(sums[m][g] * splat(shape_.scale), shape_.soft_cap));
+                store_first(scratch_.scores + (first + m) * kTileKeys + start + g * kLanes,
+                            soft_cap(sums[m][g] * splat(shape_.scale), shape_.soft_cap), lanes);
     }
 
-    // Turns a member's scores into weights relative to the highest score so far.
-    void weigh_keys(int member, int64_t start, int count) {
+    // Turns a member's scores into weights relative to the highest score so far; `count` keys of the tile are shared.
+    void weigh_keys(int member, int64_t start, int num_shared) {
         float* scores = scratch_.scores + member * kTileKeys;
-        const int end = static_cast<int>(std::min<int64_t>(count, end_of(member) - start));
+        const int end = static_cast<int>(std::clamp<int64_t>(end_of(member) - start, 0, kTileKeys));
+        const int count = std::max(end, num_shared);
         const int64_t hidden = first_of(member) - start;
-        const int first = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(hidden, count)));
+        const int first = static_cast<int>(std::clamp<int64_t>(hidden, 0, count));
         const F16 nothing = splat(-std::numeric_limits<float>::infinity());
         const int padded = (count + kLanes - 1) / kLanes * kLanes;
         F16 best = nothing;
@@ -352,26 +401,29 @@ class AttentionBlock {
         for (int i = 0; i < padded; i += kLanes) scratch_.sums[member] = scratch_.sums[member] + load(scores + i);
     }
 
-    void add_values(int count) {
-        for (int member = 0; member < num_members_; member += kValueMembers)
+    void add_values(const Keys& keys) {
+        const int end = keys.first_member + keys.num_members;
+        for (int member = keys.first_member; member < end; member += kValueMembers)
             for (int dim = 0; dim < width_; dim += kValueVectors * kLanes)
-                add_some(std::min(kValueMembers, num_members_ - member), member, dim, count);
+                add_some(std::min(kValueMembers, end - member), member, dim, keys);
     }
 
     template <int Members = kValueMembers>
-    void add_some(int members, int first, int dim, int count) {
+    void add_some(int members, int first, int dim, const Keys& keys) {
         if constexpr (Members > 1)
-            if (members < Members) return add_some<Members - 1>(members, first, dim, count);
+            if (members < Members) return add_some<Members - 1>(members, first, dim, keys);
         const int vectors = std::min(kValueVectors, (width_ - dim) / kLanes);
         if (vectors == kValueVectors && dim + kValueVectors * kLanes <= shape_.value_dim)
-            return add_values_of<Members, kValueVectors>(first, dim, count);
-        for (int v = 0; v < vectors; ++v) add_values_of<Members, 1>(first, dim + v * kLanes, count);
+            return add_values_of<Members, kValueVectors>(first, dim, keys);
+        for (int v = 0; v < vectors; ++v) add_values_of<Members, 1>(first, dim + v * kLanes, keys);
     }
 
     template <int Members, int Vectors>
-    void add_values_of(int first, int dim, int count) {
+    void add_values_of(int first, int dim, const Keys& keys) {
         float* outputs = scratch_.outputs.data() + first * width_ + dim;
-        const float* weights = scratch_.scores + first * kTileKeys;
+        const float* weights = scratch_.scores + first * kTileKeys + keys.first;
+        const int64_t* slots = keys.slots;
+        const int count = keys.count;
         const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.value_dim;
         const Stored* values = value_ + item_.kv_head * shape_.value_dim + dim;
         const int lanes = shape_.value_dim - dim;  // fewer than a vector's only where there is one vector
@@ -381,8 +433,8 @@ class AttentionBlock {
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
         for (int i = 0; i < count; ++i) {
-            const Stored* place = values + scratch_.slots[i] * stride;
-            if (i + places_ahead_ < count) fetch<Vectors * kLanes>(values + scratch_.slots[i + places_ahead_] * stride);
+            const Stored* place = values + slots[i] * stride;
+            if (i + places_ahead_ < count) fetch<Vectors * kLanes>(values + slots[i + places_ahead_] * stride);
             F16 value[Vectors];
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v)
@@ -418,7 +470,7 @@ class AttentionBlock {
     const int places_ahead_;
     AttentionItem item_{};
     int num_members_ = 0;
-    int64_t first_end_ = 0;  // keys that the first row sees end here
+    int64_t num_shared_ = 0;  // keys that all rows of the item see, or that end with the last row's
 };
 
 }  // namespace forerun

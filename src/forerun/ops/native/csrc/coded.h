@@ -76,6 +76,25 @@ class HighBytes {
 
   private:
     __m256i bytes_;
+#elif defined(FORERUN_NEON)
+    explicit HighBytes(const uint8_t* table) : bytes_(vld1q_u8(table)) {}
+
+    PairsOfStep decode_step(const uint8_t* step) const {
+        const uint8x16_t names[2] = {vld1q_u8(step), vld1q_u8(step + 16)}, mask = vdupq_n_u8(kNames - 1);
+        const auto pairs = [&](int part, uint8x16_t of_part) {
+            const uint8x16_t low = vld1q_u8(step + kNameBytes + part * 16), high = vqtbl1q_u8(bytes_, of_part);
+            struct {
+                uint16x8_t first, second;
+            } found{vreinterpretq_u16_u8(vzip1q_u8(low, high)), vreinterpretq_u16_u8(vzip2q_u8(low, high))};
+            return found;
+        };
+        const auto a = pairs(0, vandq_u8(names[0], mask)), b = pairs(1, vandq_u8(names[1], mask));
+        const auto c = pairs(2, vshrq_n_u8(names[0], 4)), d = pairs(3, vshrq_n_u8(names[1], 4));
+        return {pairs_of(a.first, b.first, c.first, d.first), pairs_of(a.second, b.second, c.second, d.second)};
+    }
+
+  private:
+    uint8x16_t bytes_;
 #else
     explicit HighBytes(const uint8_t* table) : bytes_(table) {}
 

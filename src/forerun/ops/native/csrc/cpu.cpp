@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "checks.h"
+#include "level.h"
 #include "lookup.h"
 
 #if defined(_WIN32)
@@ -20,7 +21,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 6;
+constexpr int32_t kInterfaceVersion = 7;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -154,7 +155,7 @@ EXPORT const char* forerun_message() { return last_message; }
 // Sets the number of threads; `cpus` [num_threads] are the cores to bind them to, or null.
 EXPORT int32_t forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
     return guarded([&] {
-#if defined(__linux__)
+#if defined(__linux__) || defined(__APPLE__)
         static const int registered = pthread_atfork(nullptr, nullptr, begin_anew);
         (void)registered;
 #endif
@@ -166,29 +167,11 @@ EXPORT int32_t forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
 
 EXPORT int32_t forerun_num_threads() { return process->num_threads; }
 
-// What this build was compiled for, and whether this CPU has it.
-#if defined(__x86_64__) && defined(__AVX512BF16__)
-#define LEVEL "avx512bf16"
-#define RUNS_HERE \
-    __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
-        __builtin_cpu_supports("avx512dq")
-#elif defined(__x86_64__) && defined(__AVX512F__)
-#define LEVEL "avx512"
-#define RUNS_HERE \
-    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-#elif defined(__x86_64__) && defined(__AVX2__)
-#define LEVEL "avx2"
-#define RUNS_HERE __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-#else
-#define LEVEL "portable"
-#define RUNS_HERE true
-#endif
-
 // The name of this build's level.
-EXPORT const char* forerun_level() { return LEVEL; }
+EXPORT const char* forerun_level() { return kLevel; }
 
 // To be asked before anything that computes is called.
-EXPORT int32_t forerun_runs_here() { return RUNS_HERE; }
+EXPORT int32_t forerun_runs_here() { return runs_here(); }
 
 // out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none. out null:
 // it is not stored. Of each row the `num_candidates` (16 at most) highest outputs go to ids and values [num_rows,
@@ -386,8 +369,10 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
 
 // Draws from rows of `logits` [num_rows, vocab_size] fp32: ids [num_draws, count] of each race's first tokens, -1 where there
 // are fewer; largest [num_draws]: each row's largest logit after its edits. Where that is not finite there are no tokens.
-EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t vocab_size, const Draw* draws,
-                              int64_t num_draws, int64_t count, int64_t* ids, float* largest) {
+// candidates [num_rows, num_candidates]: what forerun_linear found in the same logits, or null.
+EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t vocab_size, const float* candidates,
+                              int64_t num_candidates, const Draw* draws, int64_t num_draws, int64_t count, int64_t* ids,
+                              float* largest) {
     return guarded([&] {
         check_rows(num_rows, vocab_size);
         require(vocab_size > 0, "the vocabulary is empty");
@@ -403,7 +388,9 @@ EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t voc
         std::atomic<int64_t> next{0};
         const auto draw_rows = [&](int member) {
             for (int64_t i = next++; i < num_draws; i = next++)
-                largest[i] = draw_from_row(logits, vocab_size, draws[i], count, process->sampling[member], ids + i * count);
+                largest[i] = draw_from_row(logits, vocab_size, draws[i], count,
+                                           candidates ? candidates + draws[i].row * num_candidates : nullptr,
+                                           process->sampling[member], ids + i * count);
         };
         if (num_draws == 1) return draw_rows(0);
         process->team->run(draw_rows);

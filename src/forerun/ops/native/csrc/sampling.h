@@ -63,6 +63,7 @@ struct Kept {
 struct Runner {
     double score;
     int64_t id;
+    float logit;
 };
 
 constexpr int64_t kChunk = 512;  // tokens whose intermediate values stay in the first cache
@@ -71,7 +72,7 @@ constexpr int64_t kBlock = 64;   // tokens whose largest logit is remembered
 // What drawing from one row takes.
 struct SamplingScratch {
     std::vector<float> edited, maxima;
-    std::vector<Kept> kept;
+    std::vector<Kept> kept, ranked;
     std::vector<Runner> runners;
 
     void grow(int64_t vocab_size, int64_t count, bool edits, bool truncates) {
@@ -79,6 +80,7 @@ struct SamplingScratch {
         if (truncates) kept.reserve(vocab_size);
         maxima.resize(2 * (vocab_size / kBlock + 1));
         runners.reserve(count + 1);
+        ranked.reserve(count);
     }
 };
 
@@ -87,9 +89,13 @@ struct SamplingScratch {
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15u;
 constexpr uint64_t kTargetStream = 1;
 
-inline uint64_t mix(uint64_t bits) {
+inline uint64_t mix_leading(uint64_t bits) {
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+    return (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+}
+
+inline uint64_t mix(uint64_t bits) {
+    bits = mix_leading(bits);
     return bits ^ (bits >> 31);
 }
 
@@ -100,6 +106,9 @@ inline uint64_t row_key(uint64_t seed, uint64_t position) {
 }
 
 inline uint64_t noise_bits(uint64_t key, uint64_t id) { return mix(key + kGamma * (id + 1)); }
+
+// The first 31 bits are those of `noise_bits`.
+inline uint64_t leading_bits(uint64_t key, uint64_t id) { return mix_leading(key + kGamma * (id + 1)); }
 
 // --- Functions of core/exact_math.py ----------------------------------------------------------------------------------
 
@@ -145,6 +154,21 @@ inline int64_t weight_of(float value) {
     return std::bit_cast<int64_t>(static_cast<double>(value) + magic) - std::bit_cast<int64_t>(magic);
 }
 
+// The sum of the weights of `kChunk` values. Adding 12 leaves the part of a value above 2^-20 in the lowest bits of a float,
+// rounded, and adding 1.5 * 2^-17 the rest.
+inline int64_t sum_of_weights(const float* values) {
+    constexpr float coarse = 12.0f, fine = 0x1.8p-17f;
+    uint32_t high = 0, low = 0;
+    for (int64_t i = 0; i < kChunk; ++i) {
+        const float rounded = values[i] + coarse;
+        high += std::bit_cast<uint32_t>(rounded);
+        low += std::bit_cast<uint32_t>((values[i] - (rounded - coarse)) + fine);
+    }
+    high -= kChunk * std::bit_cast<uint32_t>(coarse);
+    low -= kChunk * std::bit_cast<uint32_t>(fine);
+    return (static_cast<int64_t>(high) << 20) + static_cast<int32_t>(low);
+}
+
 // What the weights of a nucleus must reach together.
 inline int64_t nucleus_weight(int64_t total, double top_p) {
     const double wanted = std::ceil(static_cast<double>(total) * top_p);
@@ -178,22 +202,21 @@ class RowSampler {
         : row_(row), vocab_size_(vocab_size), settings_(settings), key_(key), scratch_(scratch) {}
 
     // The first `count` tokens of the race to `ids`, -1 where there are fewer. Returns the largest logit; if it is not finite,
-    // NaN where there is any, nothing is drawn.
-    float draw(int64_t count, int64_t* ids) {
+    // NaN where there is any, nothing is drawn. `known_largest`: it, if the caller knows, or null.
+    float draw(int64_t count, int64_t* ids, const float* known_largest) {
         std::fill(ids, ids + count, -1);
-        find_largest();
+        if (known_largest && !needs_maxima())
+            largest_ = *known_largest;
+        else
+            find_largest();
         if (!std::isfinite(largest_)) return largest_;
         if (settings_.temperature == 0.0f) {
             ids[0] = first_of_largest();
             return largest_;
         }
         count_ = static_cast<size_t>(count);
-        scratch_.runners.clear();
-        set_bound();
-        if (truncate())
-            race_kept();
-        else
-            race_all();
+        truncate();
+        race();
         for (size_t i = 0; i < scratch_.runners.size(); ++i) ids[i] = scratch_.runners[i].id;
         return largest_;
     }
@@ -224,6 +247,9 @@ class RowSampler {
         for (int64_t first = block * kBlock; first < end; first += kLanes) work(first);
     }
 
+    // Whether the largest logit of each block is asked for, too.
+    bool needs_maxima() const { return settings_.temperature == 0.0f || settings_.top_k > 0 || settings_.floor > kOut; }
+
     void find_largest() {
         largest_ = kOut;
         uint32_t broken = 0;
@@ -253,45 +279,34 @@ class RowSampler {
 
     // --- truncation: ops/truncation.py ---
 
-    // Finds the tokens that min-p, top-k and top-p leave: gathers them, or, where they may be many, sets the cut and returns
-    // false.
-    bool truncate() {
-        const bool by_rank = settings_.top_k > 0 && settings_.top_k < vocab_size_, by_weight = settings_.top_p < 1.0;
-        if (by_rank) {
+    // Gathers the tokens that min-p and top-k leave, and finds what a nucleus of them weighs: its tokens are known when the
+    // race asks for them.
+    void truncate() {
+        if (settings_.top_k > 0 && settings_.top_k < vocab_size_) {
             keep_from(std::max(settings_.floor, least_of_top_blocks()));
             keep_top_k();
         } else if (settings_.floor > kOut) {
             keep_from(settings_.floor);
-        } else {
-            return by_weight && keep_nucleus_of_all();
         }
-        if (by_weight) keep_nucleus(nucleus_weight(weigh_kept(), settings_.top_p));
-        return true;
+        if (settings_.top_p < 1.0) nucleus_ = is_gathered_ ? weigh_kept() : weigh_all();
     }
 
-    // Gathers the tokens whose scaled logit is at least `floor`, but none that is out; false: there are more than `most`.
-    bool keep_from(float floor, size_t most = SIZE_MAX) {
+    // Gathers the tokens whose scaled logit is at least `floor`, but none that is out.
+    void keep_from(float floor) {
         const F16 least = splat(std::max(floor, std::numeric_limits<float>::lowest()));
+        is_gathered_ = true;
         scratch_.kept.clear();
         for (int64_t block = 0; block < num_blocks(); ++block) {
             if (scaled(scratch_.maxima[block]) < floor) continue;
             each_part(block, [&](int64_t first) {
+                float lanes[kLanes];
                 const F16 part = load_scaled(first);
-                keep_lanes(first, part, ~lanes_above(least, part));
+                store(lanes, part);
+                for (uint32_t found = ~lanes_above(least, part) & 0xffff; found; found &= found - 1) {
+                    const int lane = std::countr_zero(found);
+                    scratch_.kept.push_back({lanes[lane], static_cast<int32_t>(first + lane), 0});
+                }
             });
-            if (scratch_.kept.size() > most) return false;
-        }
-        return true;
-    }
-
-    void keep_lanes(int64_t first, F16 part, uint32_t found) {
-        found &= 0xffff;
-        if (!found) return;
-        float lanes[kLanes];
-        store(lanes, part);
-        for (; found; found &= found - 1) {
-            const int lane = std::countr_zero(found);
-            scratch_.kept.push_back({lanes[lane], static_cast<int32_t>(first + lane), 0});
         }
     }
 
@@ -309,16 +324,16 @@ class RowSampler {
         auto& kept = scratch_.kept;
         if (settings_.top_k >= static_cast<int64_t>(kept.size())) return;
         const auto last = kept.begin() + (settings_.top_k - 1);
-        std::nth_element(kept.begin(), last, kept.end(), is_before);
+        std::nth_element(kept.begin(), last, kept.end(), is_likelier);
         const float floor = last->logit;
         kept.erase(std::remove_if(last + 1, kept.end(), [&](const Kept& one) { return one.logit < floor; }), kept.end());
     }
 
-    static bool is_before(const Kept& one, const Kept& other) {
-        return one.logit > other.logit || (one.logit == other.logit && one.id < other.id);
+    static bool is_likelier(const Kept& one, const Kept& other) {
+        return (one.logit > other.logit) | ((one.logit == other.logit) & (one.id < other.id));
     }
 
-    // The weights of the tokens that were gathered, and their sum.
+    // Weighs the tokens that were gathered; returns what a nucleus of them weighs.
     int64_t weigh_kept() {
         auto& kept = scratch_.kept;
         int64_t total = 0;
@@ -329,12 +344,34 @@ class RowSampler {
             store(lanes, exact_exp(load(lanes)));
             for (size_t i = 0; i < count; ++i) total += kept[first + i].weight = weight_of(lanes[i]);
         }
-        return total;
+        return nucleus_weight(total, settings_.top_p);
     }
 
-    // work(scaled logits, exact_exp of them) of `kChunk` tokens at a time; beyond the vocabulary -inf and 0.
+    // Weighs the whole vocabulary; returns what a nucleus weighs. Where the likely tokens are few and hold it, they are gathered.
+    int64_t weigh_all() {
+        constexpr float likely = -9.0f;  // mostly enough
+        constexpr size_t few = 4096;
+        auto& kept = scratch_.kept;
+        kept.clear();
+        int64_t total = 0, weight_kept = 0;
+        each_chunk([&](int64_t chunk, const float* logits, const float* values) {
+            total += sum_of_weights(values);
+            for (int64_t i = 0; i < kChunk && kept.size() <= few; i += kLanes) {
+                for (uint32_t found = lanes_above(load(logits + i), splat(likely)); found; found &= found - 1) {
+                    const int64_t one = i + std::countr_zero(found);
+                    kept.push_back({logits[one], static_cast<int32_t>(chunk + one), weight_of(values[one])});
+                    weight_kept += kept.back().weight;
+                }
+            }
+        });
+        const int64_t nucleus = nucleus_weight(total, settings_.top_p);
+        is_gathered_ = kept.size() <= few && weight_kept >= nucleus;
+        return nucleus;
+    }
+
+    // work(first token, scaled logits, exact_exp of them) of `kChunk` tokens at a time; beyond the vocabulary -inf and 0.
     template <class Work>
-    void each_chunk(const Work& work) const {
+    void each_chunk(Work work) const {
         float logits[kChunk], values[kChunk];
         for (int64_t first = 0; first < vocab_size_; first += kChunk) {
             int64_t i = 0;
@@ -345,70 +382,49 @@ class RowSampler {
             }
             std::fill(logits + i, logits + kChunk, kOut);
             std::fill(values + i, values + kChunk, 0.0f);
-            work(logits, values);
+            work(first, logits, values);
         }
     }
 
-    // The nucleus of the whole vocabulary, gathered; false: it is beyond the likely tokens, and the cut is set.
-    bool keep_nucleus_of_all() {
-        constexpr float likely = -9.0f;  // mostly enough, and few
-        constexpr size_t few = 4096;
-        int64_t total = 0;
-        each_chunk([&](const float*, const float* values) {
-            for (int64_t i = 0; i < kChunk; ++i) total += weight_of(values[i]);
-        });
-        const int64_t wanted = nucleus_weight(total, settings_.top_p);
-        if (keep_from(likely, few) && weigh_kept() >= wanted) {
-            keep_nucleus(wanted);
-            return true;
+    // The weight of all tokens that are likelier than this one, which is in the nucleus if they do not fill it.
+    int64_t weight_before(const Kept& token) const {
+        int64_t weight = 0;
+        if (is_gathered_) {
+            for (const Kept& one : scratch_.kept) weight += is_likelier(one, token) ? one.weight : 0;
+            return weight;
         }
-        cut_nucleus(wanted);
-        return false;
-    }
-
-    // Finds the last token of a nucleus by the weight in bins of neighbouring logits.
-    void cut_nucleus(int64_t wanted) {
-        constexpr int num_bins = 1920;
-        constexpr float bins_each = 64.0f;  // of a logit: the last begins at -29.98, where weights are 0
-        int64_t bins[num_bins] = {};
-        each_chunk([&](const float* logits, const float* values) {
-            for (int64_t i = 0; i < kChunk; ++i)
-                bins[static_cast<int>(std::min(logits[i] * -bins_each, num_bins - 1.0f))] += weight_of(values[i]);
-        });
-        int bin = 0;
-        for (; bins[bin] < wanted; ++bin) wanted -= bins[bin];
-        const F16 begin = splat(static_cast<float>(bin)), end = splat(static_cast<float>(bin + 1));
-        scratch_.kept.clear();
-        for (int64_t first = 0; first < vocab_size_; first += kLanes) {
-            const F16 part = load_scaled(first), place = part * splat(-bins_each);
-            keep_lanes(first, part, lanes_above(end, place) & ~lanes_above(begin, place));
-        }
-        weigh_kept();
-        keep_nucleus(wanted);
-        last_ = scratch_.kept.back();
-    }
-
-    // Keeps the first of the gathered tokens that together weigh `wanted`; the last of them ends the list.
-    void keep_nucleus(int64_t wanted) {
-        auto& kept = scratch_.kept;
-        int64_t before = 0;  // the weight of the first `low` tokens, which is not enough; that of `high` is
-        auto low = kept.begin(), high = kept.end();
-        while (high - low > 1) {
-            const auto middle = low + (high - low) / 2;
-            std::nth_element(low, middle, high, is_before);
-            int64_t weight = before;
-            for (auto one = low; one != middle; ++one) weight += one->weight;
-            if (weight >= wanted) {
-                high = middle;
-            } else {
-                low = middle;
-                before = weight;
+        each_chunk([&](int64_t chunk, const float* logits, float* values) {
+            const int32_t id = static_cast<int32_t>(std::clamp<int64_t>(token.id - chunk, 0, kChunk));
+            for (int32_t i = 0; i < kChunk; ++i) {
+                const bool is_before = (logits[i] > token.logit) | ((logits[i] == token.logit) & (i < id));
+                values[i] = is_before ? values[i] : 0.0f;
             }
-        }
-        kept.erase(high, kept.end());
+            weight += sum_of_weights(values);
+        });
+        return weight;
     }
 
     // --- the race: ops/race.py ---
+
+    // Runs the race again without the tokens from the likeliest on that won a place and is outside the nucleus, if one did.
+    // Most races need no second run, and nobody has to sort for the nucleus.
+    void race() {
+        auto& runners = scratch_.runners;
+        auto& ranked = scratch_.ranked;
+        for (;;) {
+            runners.clear();
+            set_bound();
+            is_gathered_ ? race_kept() : race_all();
+            if (settings_.top_p >= 1.0) return;
+            ranked.clear();
+            for (const Runner& one : runners) ranked.push_back({one.logit, static_cast<int32_t>(one.id), 0});
+            std::sort(ranked.begin(), ranked.end(), is_likelier);
+            const auto outside = std::partition_point(ranked.begin(), ranked.end(),
+                                                      [&](const Kept& one) { return weight_before(one) < nucleus_; });
+            if (outside == ranked.end()) return;
+            end_ = *outside;
+        }
+    }
 
     // A token's level is at most this: 2^23 (158 + log2 u), where u is the uniform number of its noise. It is read off the
     // bits of a float, whose exponent and mantissa together are nearly a logarithm, and never above it.
@@ -434,7 +450,7 @@ class RowSampler {
         const F16 slope = splat(kLevels / settings_.temperature), largest = splat(largest_);
         float levels[kChunk];
         for (int64_t first = 0; first < vocab_size_; first += kChunk) {
-            for (int64_t i = 0; i < kChunk; ++i) levels[i] = level_of(noise_bits(key_, static_cast<uint64_t>(first + i)));
+            for (int64_t i = 0; i < kChunk; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(first + i)));
             const int64_t end = std::min(vocab_size_, first + kChunk);
             for (int64_t id = first; id < end; id += kLanes) {
                 const F16 logits = load_logits(id);
@@ -444,9 +460,7 @@ class RowSampler {
                                                           : lanes_above(logits, splat(kOut));
                 for (; found; found &= found - 1) {
                     const int64_t one = id + std::countr_zero(found);
-                    const float logit = scaled(row_[one]);
-                    if (logit < last_.logit || (logit == last_.logit && one > last_.id)) continue;
-                    run(logit, one, noise_bits(key_, static_cast<uint64_t>(one)));
+                    run({scaled(row_[one]), static_cast<int32_t>(one), 0});
                 }
             }
         }
@@ -454,15 +468,15 @@ class RowSampler {
 
     void race_kept() {
         for (const Kept& one : scratch_.kept) {
-            const uint64_t bits = noise_bits(key_, static_cast<uint64_t>(one.id));
-            const bool is_late = level_of(bits) > one.logit * kLevels + bound_;
-            if (!is_late || !(is_full() || count_ == 1)) run(one.logit, one.id, bits);
+            const bool is_late = level_of(leading_bits(key_, static_cast<uint64_t>(one.id))) > one.logit * kLevels + bound_;
+            if (!is_late || !(is_full() || count_ == 1)) run(one);
         }
     }
 
     // Puts a token among the first `count` where its score is high enough; of equal ones the lowest id comes first.
-    void run(float logit, int64_t id, uint64_t bits) {
-        const Runner runner{race_score(logit, bits), id};
+    void run(const Kept& token) {
+        if (!is_likelier(token, end_)) return;
+        const Runner runner{race_score(token.logit, noise_bits(key_, static_cast<uint64_t>(token.id))), token.id, token.logit};
         const auto is_ahead = [](const Runner& one, const Runner& other) {
             return one.score > other.score || (one.score == other.score && one.id < other.id);
         };
@@ -480,19 +494,23 @@ class RowSampler {
     const uint64_t key_;
     SamplingScratch& scratch_;
     size_t count_ = 1;
-    Kept last_{kOut, std::numeric_limits<int32_t>::max(), 0};  // where the cut is
+    bool is_gathered_ = false;  // whether all tokens that may be drawn are in scratch_.kept
+    int64_t nucleus_ = 0;       // what a nucleus weighs
+    Kept end_{kOut, 0, 0};      // only likelier tokens run
     float largest_ = kOut;
     float bound_ = 0.0f;
 };
 
-inline float draw_from_row(const float* logits, int64_t vocab_size, const Draw& draw, int64_t count, SamplingScratch& scratch,
-                           int64_t* ids) {
+// `largest`: the row's largest logit before its edits, or null where nobody knows it.
+inline float draw_from_row(const float* logits, int64_t vocab_size, const Draw& draw, int64_t count, const float* largest,
+                           SamplingScratch& scratch, int64_t* ids) {
     const float* row = logits + draw.row * vocab_size;
     if (draw.edits) {
         edit_row(row, vocab_size, *draw.edits, scratch.edited.data());
         row = scratch.edited.data();
+        largest = nullptr;
     }
-    return RowSampler(row, vocab_size, *draw.settings, row_key(draw.seed, draw.position), scratch).draw(count, ids);
+    return RowSampler(row, vocab_size, *draw.settings, row_key(draw.seed, draw.position), scratch).draw(count, ids, largest);
 }
 
 }  // namespace forerun

@@ -18,28 +18,15 @@
 #endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(FORERUN_NEON)
+#include "neon.h"
 #endif
+
+#include "half.h"
 
 namespace forerun {
 
 constexpr int kLanes = 16;
-
-using bf16 = uint16_t;
-
-inline float widen(bf16 value) {
-    const uint32_t bits = static_cast<uint32_t>(value) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-// Round to nearest, ties to even.
-inline bf16 narrow(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40);
-    return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 #if defined(__AVX512F__)
 
@@ -236,7 +223,7 @@ inline Pairs load_pairs(const int8_t* p) {
     return {{even_words(first), even_words(second)}, {odd_words(first), odd_words(second)}};
 }
 
-#else
+#elif !defined(FORERUN_NEON)
 
 constexpr int kMaxRows = 4;
 

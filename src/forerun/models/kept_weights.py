@@ -1,0 +1,124 @@
+"""The packed weights of one model, kept from one start to the next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from forerun.models.packed_file import PackedFile, PackedFileWriter
+from forerun.ops.native.formats.base import PackedWeight
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "FORERUN_PACKED_CACHE_GB"
+"""Environment variable: the most gigabytes that all kept weights may take together; 0 keeps and uses none."""
+
+
+class KeptWeights(Protocol):
+    """The packed weights of one model by name, from one start to the next."""
+
+    is_complete: bool  # all of them are there, and none need be read and packed
+
+    def find(self, name: str) -> PackedWeight | None:
+        """Return the weight of this name, or None: it must be packed."""
+        ...
+
+    def add(self, name: str, weight: PackedWeight) -> None:
+        """Keep a weight that has been packed."""
+        ...
+
+
+class Unkept:
+    """Nothing is there, and nothing is kept."""
+
+    is_complete = False
+
+    def find(self, name: str) -> PackedWeight | None:  # noqa: ARG002
+        """See `KeptWeights`."""
+        return None
+
+    def add(self, name: str, weight: PackedWeight) -> None:
+        """See `KeptWeights`."""
+
+
+@dataclass(slots=True)
+class MappedWeights:
+    """All weights, in a file."""
+
+    file: PackedFile
+    is_complete: bool = field(default=True, init=False)
+
+    def find(self, name: str) -> PackedWeight | None:
+        """See `KeptWeights`."""
+        return self.file[name]
+
+    def add(self, name: str, weight: PackedWeight) -> None:
+        """See `KeptWeights`: it is there already."""
+
+
+class NewWeights(Unkept):
+    """Weights that are packed now, and written to a file that gets its name when all of them are in it.
+
+    The file is of this process alone until then, so of two processes that pack at once each writes one, and the last
+    name stands. Where writing fails, that is said once, and nothing is kept.
+    """
+
+    def __init__(self, path: Path, *, most_bytes: int) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._work = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        self._is_writing = True
+        with self._giving_up():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = self._work.open("xb")
+            self._writer = PackedFileWriter(self._stream)
+
+    def add(self, name: str, weight: PackedWeight) -> None:
+        """See `KeptWeights`."""
+        if self._is_writing:
+            with self._giving_up():
+                self._writer.add(name, weight)
+                if self._writer.num_bytes > self._most_bytes:
+                    raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {VARIABLE}")
+
+    def finish(self, about: Mapping[str, Any]) -> bool:
+        """Give the file its name, once it is on the disk; return whether there is one.
+
+        A model that the kernels cannot compute has added nothing, and gets no file.
+        """
+        if self._is_writing and not self._writer.num_bytes:
+            self.abandon()
+        if self._is_writing:
+            with self._giving_up():
+                self._writer.finish(about)
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
+                self._stream.close()
+                self._work.replace(self._path)
+        return self._is_writing
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._is_writing = False
+        if hasattr(self, "_stream"):
+            with suppress(OSError):
+                self._stream.close()
+            with suppress(OSError):
+                self._work.unlink()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.abandon()
+            logger.warning(
+                "packed weights are not kept, so the next start packs them again: %s; "
+                "set FORERUN_CACHE to a folder with space that you may write, or turn the cache off with %s=0",
+                *(error, VARIABLE),
+            )

@@ -1,0 +1,249 @@
+"""The cache of packed weights: what one start packs, later ones map.
+
+It is a folder of files, one for each model, weight format and level of the kernels. A file's name ends in a digest of
+all that its content depends on, so that a file which fits no more is not found. It goes when room is needed, the least
+recently used first, or by `forerun models prune`.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.errors import ConfigError
+from forerun.models.fingerprint import WEIGHTS, samples_of
+from forerun.models.kept_weights import VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
+from forerun.models.model_folder import CONFIG_FILE
+from forerun.models.packed_file import PackedFile, PackedFileError, read_table
+from forerun.models.store import cache_folder
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GB = 32.0
+SUFFIX = ".packed"
+LEAST_BYTES = 32 << 20  # of a model's files: less is packed as soon as mapped
+SPARE_BYTES = 1 << 30  # that stay free on the disk
+ABANDONED_SECONDS = 3600.0  # since the last write to a file that has not got its name yet
+CODE_FOLDERS = ("models", "ops")  # of this package: they say what is packed, and how
+SPLIT_GGUF = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedModel:
+    """What packed weights are of: a model's files at `path`, a format and a level of the kernels."""
+
+    path: Path
+    format: str
+    level: str
+    dtype: str
+
+    def key(self) -> dict[str, Any]:
+        """All that the packed weights depend on, as JSON."""
+        return {
+            "source": _identity(self.path),
+            "format": self.format,
+            "level": self.level,
+            "dtype": self.dtype,
+            "code": _code(self.level),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedFile:
+    """A file that was removed."""
+
+    name: str
+    num_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCache:
+    """The folder, and how much may be in it.
+
+    folder: of the files. most_bytes: of all of them together; 0: the cache is not used. least_bytes: of a model's own
+    files; smaller models are not kept.
+    """
+
+    folder: Path
+    most_bytes: int
+    least_bytes: int = LEAST_BYTES
+
+    @classmethod
+    def of_environment(cls) -> PackedCache:
+        """The cache of this user.
+
+        Raises:
+            ConfigError: the environment variable is no size.
+        """
+        given = os.environ.get(VARIABLE) or DEFAULT_GB
+        try:
+            most_bytes = int(float(given) * 1e9)
+        except (ValueError, OverflowError):
+            most_bytes = -1
+        if most_bytes < 0:
+            raise ConfigError(f"{VARIABLE}: got {given!r}; must be a number of gigabytes, 0 for no cache")
+        return cls(folder=cache_folder() / "packed", most_bytes=most_bytes)
+
+    @contextmanager
+    def weights(self, model: PackedModel) -> Iterator[KeptWeights]:
+        """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block."""
+        files = _weight_files(model.path)
+        num_bytes = sum(file.stat().st_size for file in files)
+        if not self.most_bytes or num_bytes < self.least_bytes:
+            yield Unkept()
+            return
+        key = model.key()
+        path = self.folder / _file_name(model, key)
+        found = _open(path, key)
+        if found is not None:
+            yield MappedWeights(found)
+            return
+        if not self._has_room(num_bytes):
+            yield Unkept()
+            return
+        new = NewWeights(path, most_bytes=self.most_bytes)
+        try:
+            yield new
+        except BaseException:
+            new.abandon()
+            raise
+        if new.finish({"key": key, "path": str(model.path.absolute())}):
+            self._make_room(path)
+
+    def prune(self, *, everything: bool = False) -> list[PrunedFile]:
+        """Remove files that no start can use any more, or all of them.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        removed: list[PrunedFile] = []
+        for path in (*self._files(), *self._works()):
+            reason = "all are removed" if everything else _uselessness(path)
+            if reason is not None:
+                removed.append(PrunedFile(name=path.name, num_bytes=path.stat().st_size, reason=reason))
+                path.unlink()
+        return removed
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in (*self._files(), *self._works()))
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether the disk has room for about so many bytes; said where it has not."""
+        folder = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        free = shutil.disk_usage(folder).free
+        if free >= num_bytes + SPARE_BYTES:
+            return True
+        logger.warning(
+            "packed weights are not kept, so the next start packs them again: %s has only %.1f GB free; make room "
+            "(forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache off with %s=0",
+            *(folder, free / 1e9, VARIABLE),
+        )
+        return False
+
+    def _make_room(self, newest: Path) -> None:
+        """Remove the files that were used least recently, until the others fit, and what killed processes left."""
+        with suppress(OSError):  # another process removes them too
+            for path in self._works():
+                if _uselessness(path):
+                    path.unlink()
+            files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
+            surplus = sum(path.stat().st_size for path in files) - self.most_bytes
+            for path in files:
+                if surplus > 0 and path != newest:
+                    surplus -= path.stat().st_size
+                    path.unlink()
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob(f"[!.]*{SUFFIX}"))
+
+    def _works(self) -> list[Path]:
+        """Files that have not got their names yet."""
+        return sorted(self.folder.glob(f".*{SUFFIX}.*"))
+
+
+def _open(path: Path, key: Mapping[str, Any]) -> PackedFile | None:
+    """A file of packed weights, noted as used now; None where there is none, or it is damaged or of another key."""
+    if not path.exists():
+        return None
+    try:
+        if read_table(path)["about"]["key"] != key:
+            return None
+        found = PackedFile(path)
+    except (OSError, PackedFileError) as error:
+        logger.warning("packed weights cannot be used, and are packed again: %s", error)
+        return None
+    with suppress(OSError):  # a folder that may only be read
+        os.utime(path)
+    return found
+
+
+def _uselessness(path: Path) -> str | None:
+    """Why no start can use a file of the folder; None if one can."""
+    if path.name.startswith("."):
+        idle = time.time() - path.stat().st_mtime
+        return "it was never finished" if idle > ABANDONED_SECONDS else None
+    try:
+        about = read_table(path)["about"]
+        key, source = about["key"], Path(about["path"])
+    except (PackedFileError, KeyError):
+        return "it is damaged, or of another version of forerun"
+    if not source.exists():
+        return f"its model is gone: {source}"
+    if key["code"] != _code(key["level"]):
+        return "it is of another version of forerun"
+    return None if key["source"] == _identity(source) else f"its model has changed: {source}"
+
+
+def _file_name(model: PackedModel, key: Mapping[str, Any]) -> str:
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in model.path.absolute().name).lstrip(".")[:80]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{name}-{model.format}-{model.level}-{digest}{SUFFIX}"
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files of a model's weights; of a GGUF that is split, all parts."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.suffix in WEIGHTS)
+    split = SPLIT_GGUF.fullmatch(path.name)
+    return sorted(path.parent.glob(f"{glob.escape(split[1])}-*-of-{split[2]}.gguf")) if split else [path]
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """Which weights and configuration a model has: sizes, times and samples of its files, as JSON."""
+    files = {
+        file.name: [file.stat().st_size, file.stat().st_mtime_ns, samples_of(file).hex()]
+        for file in _weight_files(path)
+    }
+    config = path / CONFIG_FILE
+    if config.exists():
+        files[CONFIG_FILE] = [hashlib.sha256(config.read_bytes()).hexdigest()]
+    return files
+
+
+@functools.cache
+def _code(level: str) -> str:
+    """A digest of the code that packs: its version, and names, sizes and times of its files, the built kernels among them."""
+    package = Path(forerun.__file__).parent
+    digest = hashlib.sha256(f"{forerun.__version__} {level}".encode())
+    for folder in CODE_FOLDERS:
+        for file in sorted((package / folder).rglob("*.*")):
+            if file.suffix == ".py" or f"libforerun_{level}." in file.name:
+                status = file.stat()
+                digest.update(f"{file.relative_to(package)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

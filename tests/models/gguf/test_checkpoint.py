@@ -1,0 +1,137 @@
+"""Weights of GGUF files under the decoder's names."""
+
+import contextlib
+import sys
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from forerun.errors import ModelError
+from forerun.models.checkpoint import WeightReader, open_checkpoint
+from forerun.models.gguf import tensors as tensors_module
+from forerun.models.gguf.checkpoint import firsts_before_seconds
+from forerun.ops.block_weight import BlockWeight
+from tests.tiny_gguf import HEADS, save_tiny_gguf
+
+CPU = torch.device("cpu")
+DOWN, QUERY = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The checkpoint of a file in fp32, and the file's tensors by GGUF name."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tensors = save_tiny_gguf(path)
+    return open_checkpoint(path), tensors
+
+
+@pytest.fixture(scope="module")
+def in_blocks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tensors = save_tiny_gguf(path, quantized=True)
+    return open_checkpoint(path), tensors
+
+
+def test_weights_are_the_files_under_the_decoders_names(stored):
+    checkpoint, tensors = stored
+    assert torch.equal(checkpoint.load(DOWN), torch.from_numpy(tensors["blk.1.ffn_down.weight"]))
+
+
+def test_tied_embeddings_are_one_tensor(stored):
+    assert "lm_head.weight" not in stored[0].names()
+
+
+def test_queries_and_keys_have_the_first_of_each_pair_before_the_second(stored):
+    checkpoint, tensors = stored
+    rows = torch.from_numpy(tensors["blk.0.attn_q.weight"])
+    expected = rows.view(HEADS, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+    assert torch.equal(checkpoint.load(QUERY), expected)
+
+
+def test_the_order_of_rows_keeps_to_the_heads():
+    assert firsts_before_seconds(12, 2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+
+
+def test_matrices_stay_in_blocks(in_blocks):
+    checkpoint, tensors = in_blocks
+    found = checkpoint.load(DOWN)
+    assert isinstance(found, BlockWeight)
+    assert (found.format, found.shape) == ("Q8_0", checkpoint.shape(DOWN))
+    packed = gguf.quantize(tensors["blk.1.ffn_down.weight"], gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(found.data.numpy(), packed)
+
+
+def test_rows_of_blocks_are_ordered_as_rows_of_floats_are(in_blocks):
+    checkpoint, tensors = in_blocks
+    packed = gguf.quantize(tensors["blk.0.attn_q.weight"], gguf.GGMLQuantizationType.Q8_0)
+    values = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
+    assert torch.equal(checkpoint.load(QUERY).dequantize(), values[firsts_before_seconds(len(values), HEADS)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_are_read_as_dense_weights_of_the_models_dtype(in_blocks, dtype, monkeypatch):
+    monkeypatch.setattr("forerun.models.checkpoint.WIDENED_AT_ONCE", 100)  # several steps
+    reader = WeightReader(in_blocks[0], dtype=dtype, device=CPU)
+    expected = in_blocks[0].load(DOWN).dequantize().to(dtype)
+    assert torch.equal(reader.tensor(DOWN, tuple(expected.shape)), expected)
+    name = DOWN.removesuffix(".weight")
+    joined = reader.linear([name, name], [32, 32], width=64, bias=False).weight
+    assert torch.equal(joined, torch.cat([expected, expected]))
+
+
+def test_the_mapped_file_is_never_written_to(stored):
+    reader = WeightReader(stored[0], dtype=torch.float32, device=CPU)
+    shape = stored[0].shape(DOWN)
+    before = stored[0].load(DOWN).clone()
+    reader.tensor(DOWN, shape).zero_()
+    assert torch.equal(stored[0].load(DOWN), before)
+
+
+def save_types(path, kind):
+    """A file whose one matrix is of a type, and its values by the gguf package."""
+    number = gguf.GGMLQuantizationType[kind]
+    weights, size = gguf.GGML_QUANT_SIZES[number]
+    random = np.random.default_rng(1)
+    blocks = random.integers(0, 120, (4, 2 * size), dtype=np.uint8)  # no scale is infinite
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=number)
+    writer.add_head_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return torch.from_numpy(gguf.dequantize(blocks, number).astype(np.float32)).view(4, 2 * weights)
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ2_0"])
+def test_types_without_kernels_are_widened_by_the_gguf_package(tmp_path, kind, caplog):
+    tensors_module._say_widened.cache_clear()
+    values = save_types(tmp_path / "x.gguf", kind)
+    checkpoint = open_checkpoint(tmp_path / "x.gguf")
+    assert torch.equal(checkpoint.load("model.layers.0.mlp.up_proj.weight"), values)
+    assert f"weights of type {kind} are widened" in caplog.text
+
+
+def test_types_without_kernels_are_named_where_the_gguf_package_is_missing(tmp_path, monkeypatch):
+    save_types(tmp_path / "x.gguf", "IQ2_S")
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    with pytest.raises(ModelError, match="type IQ2_S, which is read with the package gguf; run 'pip install gguf'"):
+        open_checkpoint(tmp_path / "x.gguf").load("model.layers.0.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize("kind", ["Q8_K", "Q8_1"])
+def test_types_that_nothing_reads_are_named(tmp_path, kind):
+    with contextlib.suppress(NotImplementedError):  # of the values; the file is there
+        save_types(tmp_path / "x.gguf", kind)
+    with pytest.raises(ModelError, match=f"type {kind}, which cannot be read"):
+        open_checkpoint(tmp_path / "x.gguf").load("model.layers.0.mlp.up_proj.weight")
+
+
+def test_a_file_that_was_cut_after_it_was_opened_is_an_error(tmp_path):
+    save_tiny_gguf(tmp_path / "tiny.gguf")
+    checkpoint = open_checkpoint(tmp_path / "tiny.gguf")
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="cannot be read"):
+        checkpoint.load(DOWN)

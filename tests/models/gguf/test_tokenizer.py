@@ -1,0 +1,217 @@
+"""Tokenizers built from GGUF metadata give what transformers' give."""
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+from transformers import AutoTokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from forerun.errors import ModelError
+from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
+from forerun.models.tokenizer_files import parts_of
+from tests.gguf_bytes import ARRAY, F32, STRING, U32, Key, gguf_bytes
+from tests.tiny_gguf import add_tiny_sizes, add_tiny_tokenizer
+
+ODD = [
+    "▁",
+    " ",
+    "  ",
+    "\n",
+    "\n\n1",
+    "  12",
+    "'ll",
+    "é",
+    "e\u0301",
+    "日本",
+    "🙂",
+    "\t",
+    "<s>",
+    "</s>",
+    "<0x41>",
+    "the",
+    "he",
+    "ＡＢ",
+    "½",
+    "CamelCase",
+]
+TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(ODD)).map("".join))
+PIECES = ["▁", *"thesaéin日", "▁t", "he", "▁the", "in", "▁s", "an", "the", "▁▁", "▁▁▁▁"]
+
+
+def save(path, *, architecture="llama", kind="gpt2", pre=None, **changes):
+    """A file with a tokenizer and without tensors; `changes` are more of GGUFWriter's tokenizer keys by name."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    add_tiny_sizes(writer)
+    if kind == "gpt2":
+        add_tiny_tokenizer(writer, path.parent / "words")
+    else:
+        add_pieces(writer, kind, gemma=architecture == "gemma3")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    for name, value in changes.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def add_pieces(writer, kind, *, gemma):
+    """A SentencePiece vocabulary: special tokens, bytes, then pieces with the better score the earlier."""
+    types = gguf.TokenType
+    special = ["<pad>", "</s>", "<s>", "<unk>"] if gemma else ["<unk>", "<s>", "</s>"]
+    spaces = [
+        piece.replace("▁", " ") if gemma and piece.strip("▁") == "" and len(piece) > 1 else piece for piece in PIECES
+    ]
+    words = special + [f"<0x{byte:02X}>" for byte in range(256)] + spaces + ["<think>"]
+    kinds = [types.CONTROL] * len(special) + [types.BYTE] * 256 + [types.NORMAL] * len(PIECES) + [types.USER_DEFINED]
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * (len(special) + 256) + [-float(i // 2) for i in range(len(PIECES))] + [0.0])
+    writer.add_token_types(kinds)
+    for role in ("bos", "eos", "unk"):
+        getattr(writer, f"add_{role}_token_id")(words.index({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}[role]))
+
+
+def theirs(path):
+    return Tokenizer(parts_of(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)))
+
+
+@pytest.fixture(scope="module", params=["llama", "phi3", "gemma3"])
+def pair(request, tmp_path_factory):
+    """Our SentencePiece tokenizer and transformers'."""
+    path = save(tmp_path_factory.mktemp("gguf") / "x.gguf", architecture=request.param, kind="llama")
+    return load_tokenizer(path), theirs(path)
+
+
+@settings(max_examples=200)
+@given(text=TEXTS)
+def test_pieces_encode_and_decode_as_in_transformers(pair, text):
+    ours, others = pair
+    ids = ours.encode(text)
+    assert ids == others.encode(text)
+    assert ours.decode(ids, skip_special_tokens=False) == others.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", sorted(GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()))
+def test_words_are_cut_as_in_transformers(name):
+    split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), "isolated")
+    theirs = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    ours = PRE_TOKENIZERS[name].pre_tokenizer()
+
+    @given(text=TEXTS)
+    @settings(max_examples=60)
+    def check(text):
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+
+    check()
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@given(text=TEXTS)
+@settings(max_examples=20)
+def test_no_text_is_lost_whatever_the_pre_tokenizer(tmp_path_factory, name, text):
+    tokenizer = tokenizer_named(tmp_path_factory, name)
+    if not PRE_TOKENIZERS[name].composes:
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def tokenizer_named(tmp_path_factory, name, _kept={}):  # noqa: B006 (one for each name)
+    if name not in _kept:
+        _kept[name] = load_tokenizer(save(tmp_path_factory.mktemp("gguf") / "x.gguf", pre=name, add_bos_token=False))
+    return _kept[name]
+
+
+def test_digits_are_single_words_where_the_vocabulary_was_trained_so():
+    cut = PRE_TOKENIZERS["smollm"].pre_tokenizer().pre_tokenize_str("a  12")
+    assert [word for word, _ in cut] == ["a", "ĠĠ", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins", "ends"),
+    [
+        ({}, False, False),
+        ({"pre": "llama-bpe"}, True, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False, False),
+        ({"add_bos_token": True, "add_eos_token": True}, True, True),
+        ({"kind": "llama"}, True, False),
+        ({"kind": "llama", "add_bos_token": False}, False, False),
+    ],
+)
+def test_texts_begin_and_end_as_the_file_says(tmp_path, changes, begins, ends):
+    tokenizer = load_tokenizer(save(tmp_path / "x.gguf", **changes))
+    ids = tokenizer.encode("he")
+    assert (ids[0] == tokenizer.bos_token_id, ids[-1] == tokenizer.eos_token_id) == (begins, ends)
+    assert tokenizer.encode("he", add_special_tokens=False) == ids[begins : len(ids) - ends]
+
+
+def test_a_text_begins_with_a_space_unless_the_file_says_no(tmp_path):
+    with_space = load_tokenizer(save(tmp_path / "a.gguf", kind="llama"))
+    without = load_tokenizer(save(tmp_path / "b.gguf", kind="llama", add_space_prefix=False))
+    assert [with_space.token_text(i) for i in with_space.encode("the", add_special_tokens=False)] == ["the"]
+    assert with_space.encode("the") != without.encode("the")
+    assert without.decode(without.encode(" the"), skip_special_tokens=True) == " the"
+
+
+def test_control_and_user_defined_tokens_are_found_in_texts(tmp_path):
+    tokenizer = load_tokenizer(save(tmp_path / "x.gguf", kind="llama"))
+    ids = tokenizer.encode("<s>the<think></s>", add_special_tokens=False)
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids[-2:] == [tokenizer.tokens["<think>"], tokenizer.eos_token_id]
+    assert tokenizer.tokens["<think>"] not in tokenizer.special_token_ids
+
+
+def test_the_chat_template_is_the_files(tmp_path):
+    tokenizer = load_tokenizer(save(tmp_path / "x.gguf"))
+    assert "<|im_start|>" in tokenizer.chat_template
+
+
+def test_several_chat_templates_keep_their_names(tmp_path):
+    templates = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    tokenizer = load_tokenizer(save(tmp_path / "x.gguf", kind="llama", chat_template=templates))
+    assert tokenizer.chat_template == {"default": "a", "tool_use": "b"}
+
+
+@pytest.mark.parametrize("kind", ["t5", "bert", "rwkv", "gemma4"])
+def test_other_kinds_are_named(tmp_path, kind):
+    with pytest.raises(ModelError, match=f"of the kind '{kind}', which cannot be built; may be gpt2, llama"):
+        load_tokenizer(save(tmp_path / "x.gguf", kind=kind))
+
+
+def test_an_unknown_pre_tokenizer_is_named_with_the_nearest(tmp_path):
+    with pytest.raises(ModelError, match=r"pre-tokenizer 'lama-bpe' is not known; .*did you mean 'llama-bpe'"):
+        load_tokenizer(save(tmp_path / "x.gguf", pre="lama-bpe"))
+
+
+def test_a_token_outside_the_vocabulary_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"eos_token_id: got 5000; must be below"):
+        load_tokenizer(save_two_words(tmp_path, Key("tokenizer.ggml.eos_token_id", U32, 5000)))
+
+
+def test_merges_of_unknown_tokens_are_an_error(tmp_path):
+    with pytest.raises(ModelError, match="its tokenizer cannot be built"):
+        load_tokenizer(save_two_words(tmp_path, Key("tokenizer.ggml.merges", ARRAY, ["a c"], STRING)))
+
+
+def test_a_score_for_each_piece_is_needed(tmp_path):
+    with pytest.raises(ModelError, match="has 2 tokens, but 3 scores"):
+        load_tokenizer(save_two_words(tmp_path, kind="llama", scores=[0.0, 0.0, 0.0]))
+
+
+def save_two_words(tmp_path, *keys, kind="gpt2", scores=()):
+    """A file whose vocabulary is a and b."""
+    merges = (
+        []
+        if any(key.name.endswith("merges") for key in keys) or scores
+        else [Key("tokenizer.ggml.merges", ARRAY, [], STRING)]
+    )
+    found = [Key("general.architecture", STRING, "llama"), Key("tokenizer.ggml.model", STRING, kind)]
+    found += [Key("tokenizer.ggml.tokens", ARRAY, ["a", "b"], STRING), *merges, *keys]
+    if scores:
+        found.append(Key("tokenizer.ggml.scores", ARRAY, scores, F32))
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_bytes(found))
+    return path

