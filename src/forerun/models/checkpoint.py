@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.model_folder import find_gguf
-from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear
 
 SINGLE_FILE = "model.safetensors"
@@ -191,15 +191,22 @@ def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict
 class WeightReader:
     """Reads a model's tensors, in its dtype and on its device, and notes which have been read.
 
-    Where `needs_matrices` is False, matrices are checked, but stand as tensors without memory, of torch's device "meta":
-    their packed form is at hand.
+    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are. Where `needs_matrices` is
+    False, matrices are checked, but stand as tensors without memory, of torch's device "meta": their packed form is at hand.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, needs_matrices: bool = True
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps_blocks: bool = False,
+        needs_matrices: bool = True,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self._keeps_blocks = keeps_blocks
         self._needs_matrices = needs_matrices
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
@@ -224,18 +231,26 @@ class WeightReader:
             return found.to(self.device, dtype or self.dtype, copy=True)
         return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """Load one matrix that is packed.
+    def table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """Load one matrix whose rows are looked up, in blocks if it is stored so and blocks are kept.
+
+        Raises:
+            ModelError: as `tensor`.
+        """
+        return self._kept(self._load(name, shape))
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """Load one matrix that is packed, in blocks if it is stored so and blocks are kept.
 
         Raises:
             ModelError: as `tensor`.
         """
         if self._needs_matrices:
-            return self.tensor(name, shape)
+            return self.table(name, shape)
         self._check(name, shape)
         return torch.empty(shape, dtype=self.dtype, device="meta")
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
+    def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear | BlockLinear:
         """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
 
         Raises:
@@ -243,13 +258,20 @@ class WeightReader:
         """
         if not self._needs_matrices:
             return self._unread_linear(names, rows, width=width, bias=bias)
+        biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True) if bias]
+        joined_bias = torch.cat(biases) if bias else None
+        parts = ((name, self._load(f"{name}.weight", (count, width))) for name, count in zip(names, rows, strict=True))
+        first = next(parts)[1]
+        if self._keeps_blocks and isinstance(first, BlockWeight):
+            joined = join_weights([first, *(self._kept(part) for _, part in parts)])
+            assert not isinstance(joined, Tensor)
+            return BlockLinear(joined, joined_bias)
         weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
-        for name, end, count in zip(names, accumulate(rows), rows, strict=True):
-            _written(self._load(f"{name}.weight", (count, width)), weight[end - count : end])
-        if not bias:
-            return Linear(weight)
-        biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]
-        return Linear(weight, torch.cat(biases))
+        _written(first, weight[: rows[0]])
+        del first
+        for end, count, (_, part) in zip(accumulate(rows[1:], initial=rows[0]), rows[1:], parts, strict=False):
+            _written(part, weight[end : end + count])
+        return Linear(weight, joined_bias)
 
     def _unread_linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
         for name, count in zip(names, rows, strict=True):
@@ -258,17 +280,17 @@ class WeightReader:
                 self._check(f"{name}.bias", (count,))
         return Linear(torch.empty(sum(rows), width, dtype=self.dtype, device="meta"))
 
-    def tie(self, name: str, tensor: Tensor) -> None:
-        """Accept a stored copy, if there is one, of a weight that the configuration ties to `tensor`.
+    def tie(self, name: str, weight: Tensor | BlockWeight) -> None:
+        """Accept a stored copy, if there is one, of a matrix that the configuration ties to `weight`.
 
         Raises:
             ModelError: the copy differs.
         """
         if name not in self._unread:
             return
-        if tensor.is_meta:  # the two were compared when they were packed
-            self._check(name, tuple(tensor.shape))
-        elif not torch.equal(self.tensor(name, tuple(tensor.shape)), tensor):
+        if isinstance(weight, Tensor) and weight.is_meta:  # the two were compared when they were packed
+            self._check(name, tuple(weight.shape))
+        elif not torch.equal(dense(self._kept(self._load(name, weight.shape))), dense(weight)):
             raise ModelError(
                 f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
             )
@@ -290,6 +312,14 @@ class WeightReader:
                 f"checkpoint: got surplus tensor {surplus[0]!r}{more}; the configuration has no place for it; "
                 "use the config.json that belongs to these weights"
             )
+
+    def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """A matrix as the model keeps it."""
+        if isinstance(found, Tensor):
+            return found.to(self.device, self.dtype, copy=True)
+        if self._keeps_blocks:
+            return found
+        return _written(found, torch.empty(found.shape, dtype=self.dtype, device=self.device))
 
     def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
         self._check(name, shape)

@@ -178,7 +178,13 @@ def build_decoder(
     """
     config = decoder_config(hf_config)
     if packing is not None and can_pack(config):
-        reader = WeightReader(checkpoint, dtype=dtype, device=device, needs_matrices=packing.needs_weights)
+        reader = WeightReader(
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            keeps_blocks=packing.keeps_blocks,
+            needs_matrices=packing.needs_weights,
+        )
         parts = _native_parts(config, reader, packing)
     elif packing is not None and packing.format.is_quantization:
         raise ModelError(
@@ -213,15 +219,20 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
 def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
     """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
     embedding: PackedEmbedding | Embedding
+    scale = _rounded(config.embedding_scale, reader.dtype)
     if config.tied:
         table = reader.matrix(*_embedding_place(config))
         reader.tie(config.head, table)
         head = packing.linear(table, name="head")
-        embedding = PackedEmbedding(head, _rounded(config.embedding_scale, reader.dtype))
+        embedding = PackedEmbedding(head, scale)
         del table  # frees its memory before the layers are read
     else:
         head = packing.linear(reader.matrix(config.head, _embedding_place(config)[1]), name="head")
-        embedding = Embedding(reader.tensor(*_embedding_place(config)), config.embedding_scale, torch.float32)
+        found = reader.table(*_embedding_place(config))
+        if isinstance(found, Tensor):
+            embedding = Embedding(found, config.embedding_scale, torch.float32)
+        else:
+            embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
     return DecoderParts(
         embedding=embedding,

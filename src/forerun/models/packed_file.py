@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from forerun.ops.native.formats import WEIGHT_FORMATS
+from forerun.ops.native.formats import STORED_FORMATS
 from forerun.ops.native.formats.base import PackedWeight
 from forerun.ops.native.memory import HUGE_PAGE, map_or_read
 
@@ -159,7 +159,7 @@ def _weight(record: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:
     """The twin of `_record`."""
     if isinstance(record, dict) and "format" in record:
         content = {name: _weight(value, tensor) for name, value in record.items() if name != "format"}
-        return PackedWeight(format=WEIGHT_FORMATS[record["format"]], **content)
+        return PackedWeight(format=STORED_FORMATS[record["format"]], **content)
     if isinstance(record, dict):
         return tensor(record)
     if isinstance(record, list):

@@ -33,7 +33,7 @@ class BlockGroups:
 
     def values(self) -> Tensor:
         """scale * code + offset: [n, weights] fp32"""
-        codes = self.codes.unflatten(1, (self.scale.shape[1], -1))
+        codes = torch.unflatten(self.codes, 1, (self.scale.shape[1], -1))
         values = self.scale[..., None] * codes.float()
         return (values if self.offset is None else values + self.offset[..., None]).flatten(1)
 
@@ -100,8 +100,8 @@ def _split_q5_1(blocks: Tensor) -> BlockGroups:
 
 def _split_q2_k(blocks: Tensor) -> BlockGroups:
     steps, packed = blocks[:, :16], blocks[:, 16:80]
-    scale, minimum = _halfs(blocks, 80, 84).split(1, dim=1)
-    codes = _bits(packed.unflatten(1, (2, 32)), 2).flatten(1)
+    scale, minimum = torch.split(_halfs(blocks, 80, 84), 1, dim=1)
+    codes = _bits(torch.unflatten(packed, 1, (2, 32)), 2).flatten(1)
     return BlockGroups(_signed(codes), scale * (steps & 15).float(), -(minimum * (steps >> 4).float()))
 
 
@@ -111,36 +111,36 @@ def _split_q3_k(blocks: Tensor) -> BlockGroups:
     high_bits = _bits(steps[:, 8:], 2).flatten(1)
     scale = _halfs(blocks, 108, 110) * _signed(low_bits | high_bits << 4, 32).float()
     third_bits = _bits(high, 1).flatten(1) << 2
-    codes = _bits(packed.unflatten(1, (2, 32)), 2).flatten(1) | third_bits
+    codes = _bits(torch.unflatten(packed, 1, (2, 32)), 2).flatten(1) | third_bits
     return BlockGroups(_signed(codes, 4), scale)
 
 
 def _steps_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The 6-bit steps of eight scales and eight minima: [n, 12] -> twice [n, 8] fp32"""
-    first, second, rest = packed.split(4, dim=1)
+    first, second, rest = torch.split(packed, 4, dim=1)
     scales = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], dim=1)
     minima = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], dim=1)
     return scales.float(), minima.float()
 
 
 def _groups_of_k(blocks: Tensor, codes: Tensor) -> BlockGroups:
-    scale, minimum = _halfs(blocks, 0, 4).split(1, dim=1)
+    scale, minimum = torch.split(_halfs(blocks, 0, 4), 1, dim=1)
     scales, minima = _steps_of_k(blocks[:, 4:16])
     return BlockGroups(_signed(codes), scale * scales, -(minimum * minima))
 
 
 def _split_q4_k(blocks: Tensor) -> BlockGroups:
-    return _groups_of_k(blocks, _nibbles(blocks[:, 16:].unflatten(1, (4, 32))).flatten(1))
+    return _groups_of_k(blocks, _nibbles(torch.unflatten(blocks[:, 16:], 1, (4, 32))).flatten(1))
 
 
 def _split_q5_k(blocks: Tensor) -> BlockGroups:
-    low = _nibbles(blocks[:, 48:].unflatten(1, (4, 32))).flatten(1)
+    low = _nibbles(torch.unflatten(blocks[:, 48:], 1, (4, 32))).flatten(1)
     return _groups_of_k(blocks, low | _bits(blocks[:, 16:48], 1).flatten(1) << 4)
 
 
 def _split_q6_k(blocks: Tensor) -> BlockGroups:
-    low = _nibbles(blocks[:, :128].unflatten(1, (2, 64))).flatten(1)
-    high = _bits(blocks[:, 128:192].unflatten(1, (2, 32)), 2).flatten(1)
+    low = _nibbles(torch.unflatten(blocks[:, :128], 1, (2, 64))).flatten(1)
+    high = _bits(torch.unflatten(blocks[:, 128:192], 1, (2, 32)), 2).flatten(1)
     steps = blocks[:, 192:208].contiguous().view(torch.int8).float()
     return BlockGroups(_signed(low | high << 4, 32), _halfs(blocks, 208, 210) * steps)
 
@@ -157,13 +157,18 @@ def _split_iq4_xs(blocks: Tensor) -> BlockGroups:
     high = _bits(blocks[:, 2:4], 2).transpose(1, 2).flatten(1)
     low = torch.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], dim=-1).flatten(1)
     steps = _signed(low | high << 4, 32).float()
-    codes = _nibbles(blocks[:, 8:].unflatten(1, (8, 16))).flatten(1)
+    codes = _nibbles(torch.unflatten(blocks[:, 8:], 1, (8, 16))).flatten(1)
     return BlockGroups(_named(codes, NORMAL_FLOAT_4), _halfs(blocks, 0, 2) * steps)
 
 
 def _split_mxfp4(blocks: Tensor) -> BlockGroups:
     exponent = blocks[:, :1].float() - 128  # one less than E8M0 has it, since the codes' values are doubled
     return BlockGroups(_named(_nibbles(blocks[:, 1:]), HALVES_OF_E2M1), torch.ldexp(torch.ones(()), exponent))
+
+
+def _split_groups16(blocks: Tensor) -> BlockGroups:
+    scale, offset = torch.split(blocks[:, :8].contiguous().view(torch.float32), 1, dim=1)
+    return BlockGroups(blocks[:, 8:].contiguous().view(torch.int8), scale, offset)
 
 
 _ROWS = (
@@ -180,7 +185,9 @@ _ROWS = (
     BlockFormat(name="IQ4_NL", weights=32, bytes=18, group=32, split=_split_iq4_nl),
     BlockFormat(name="IQ4_XS", weights=256, bytes=136, group=32, split=_split_iq4_xs),
     BlockFormat(name="MXFP4", weights=32, bytes=17, group=32, split=_split_mxfp4),
+    BlockFormat(name="GROUPS16", weights=16, bytes=24, group=16, split=_split_groups16),
 )
 
 BLOCK_FORMATS: dict[str, BlockFormat] = {row.name: row for row in _ROWS}
-"""Every block format by its name, GGUF's."""
+"""Every block format by its name, GGUF's; and GROUPS16, which holds the weights of every other: an fp32 scale, an fp32 offset
+and sixteen int8 codes."""

@@ -47,7 +47,7 @@ def test_values_that_a_file_leaves_out_are_llama_cpps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [(0, torch.float32), (1, torch.float16), (30, torch.bfloat16), (8, torch.float32)]
+    ("kind", "dtype"), [(0, torch.float32), (1, torch.float16), (30, torch.bfloat16), (8, torch.bfloat16)]
 )
 def test_the_float_type_is_that_of_the_matrices(tmp_path, kind, dtype):
     tensors = [Tensor("token_embd.weight", [32, 8], kind), *TENSORS[1:]]

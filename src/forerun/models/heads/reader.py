@@ -20,6 +20,7 @@ from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.models.packing import Packing, can_pack
+from forerun.ops.block_weight import BlockLinear
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
@@ -76,7 +77,7 @@ class HeadReader:
         read = self.weights.linear([name], [outputs], width=inputs, bias=f"{name}.bias" in self.weights)
         return self.packed(read)
 
-    def packed(self, linear: Linear) -> Product:
+    def packed(self, linear: Linear | BlockLinear) -> Product:
         """Pack a matrix for the kernels, if there are any."""
         return self._packing.linear(linear.weight, linear.bias) if self._packing else linear
 

@@ -15,6 +15,24 @@ inline float widen(bf16 value) {
     return wide;
 }
 
+// A number of IEEE 754's 16 bits.
+struct fp16 {
+    uint16_t bits;
+};
+
+inline float widen(fp16 value) {
+    constexpr float rebias = 5.192296858534828e33f;  // 2^112, between the exponents' biases
+    uint32_t bits = (value.bits & 0x7fffu) << 13;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    wide *= rebias;
+    std::memcpy(&bits, &wide, sizeof bits);
+    if ((value.bits & 0x7c00u) == 0x7c00u) bits |= 0x7f800000u;  // infinity, NaN
+    bits |= (value.bits & 0x8000u) << 16;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
 // Round to nearest, ties to even.
 inline bf16 narrow(float value) {
     uint32_t bits;

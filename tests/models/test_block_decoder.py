@@ -1,0 +1,102 @@
+"""Decoders whose matrices stay in blocks: what they compute, and that they are never widened."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forerun.models.decoder import build_decoder
+from forerun.models.loader import DummyCheckpoint
+from forerun.models.packing import Packing
+from forerun.ops.native.attention import NativeAttention
+from tests.blocks import tame_blocks
+from tests.models.paged_run import PagedRun
+from tests.models.random_decoders import CPU
+from tests.models.state_dict import InMemoryCheckpoint
+from tests.native import BF16, FP32, INT8, KERNELS, every_level, generator, needs_kernels
+from tests.tiny_models import tiny_config
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MIXES = {
+    "one format": {},
+    "values in another": {"v_proj": "Q6_K"},
+    "ups in another": {"up_proj": "Q6_K"},
+    "dense values": {"v_proj": None},
+}
+
+
+def block_source(formats, *, tied):
+    """Configuration and checkpoint of a Llama whose matrices are Q4_K, or as `formats` says by projection."""
+    config = tiny_config("LlamaForCausalLM", **SIZES, tie_word_embeddings=tied)
+    shapes = DummyCheckpoint(config, dtype=torch.float32)
+    tensors = {}
+    for seed, name in enumerate(sorted(shapes.names())):
+        shape = shapes.shape(name)
+        kind = formats.get(name.split(".")[-2], "Q8_0" if "o_proj" in name else "Q4_K")
+        if len(shape) == 1 or kind is None:
+            tensors[name] = torch.randn(shape, generator=generator(seed)) * 0.05 + (len(shape) == 1)
+        else:
+            tensors[name] = tame_blocks(kind, *shape, seed=seed, size=2e-4)  # so that attention spreads
+    return config, InMemoryCheckpoint(tensors)
+
+
+def dense_source(config, checkpoint):
+    """The same with every matrix as its values."""
+    dense = {name: x if isinstance(x, torch.Tensor) else x.dequantize() for name, x in checkpoint.tensors.items()}
+    return config, InMemoryCheckpoint(dense)
+
+
+def native(kernels, source, weight_format):
+    dtype = weight_format.activations
+    return build_decoder(*source, dtype=dtype, device=CPU, packing=Packing(kernels, weight_format))
+
+
+def logits_of(model, kernels, cuts):
+    """Logits of sixteen tokens, fed in parts."""
+    run = PagedRun(model, attention=NativeAttention(kernels))
+    token_ids = torch.randint(3, 60, [16], generator=generator(0))
+    return torch.cat([run.feed(part).logits for part in token_ids.split(cuts)])
+
+
+@every_level
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_decoder_on_blocks_computes_what_their_values_say(kernels, mix, tied):
+    source = block_source(MIXES[mix], tied=tied)
+    found = logits_of(native(kernels, source, BF16), kernels, [16])
+    exact = logits_of(native(kernels, dense_source(*source), FP32), kernels, [16])
+    assert torch.cosine_similarity(found.flatten(), exact.flatten(), dim=0) > 0.995  # rows are rounded to bf16
+
+
+@every_level
+def test_logits_on_blocks_are_the_same_bits_however_a_text_is_cut(kernels):
+    model = native(kernels, block_source(MIXES["values in another"], tied=True), BF16)
+    whole = logits_of(model, kernels, [16])
+    assert torch.equal(logits_of(model, kernels, [1] * 16), whole)
+    assert torch.equal(logits_of(model, kernels, [9, 1, 6]), whole)
+
+
+@needs_kernels
+def test_blocks_take_no_more_memory_than_their_file():
+    kernels = next(iter(KERNELS.values()))
+    config, checkpoint = block_source({}, tied=True)
+    model = native(kernels, (config, checkpoint), BF16)
+    stored = sum(
+        x.nbytes for name, x in checkpoint.tensors.items() if not isinstance(x, torch.Tensor) and "embed" not in name
+    )
+    assert sum(layer.num_bytes for layer in model.layers.layers) <= 1.06 * stored
+
+
+@needs_kernels
+def test_blocks_are_widened_for_int8_and_for_fp32():
+    kernels = next(iter(KERNELS.values()))
+    source = block_source({}, tied=True)
+    exact = logits_of(native(kernels, dense_source(*source), FP32), kernels, [16])
+    assert torch.equal(logits_of(native(kernels, source, FP32), kernels, [16]), exact)
+    assert torch.cosine_similarity(logits_of(native(kernels, source, INT8), kernels, [16]), exact).min() > 0.99
