@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.ops.attention.paged import attend_dense
-from forerun.train.attention import UnrolledAttention
+from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention
 
 NUM_TEXTS, NUM_ROWS, HEADS, KV_HEADS, DIM = 2, 7, 4, 2, 6
 SCALE = DIM**-0.5
@@ -53,3 +53,24 @@ def test_layers_keep_apart():
     found = attend(1, *(part.flatten(0, 1) for part in second), scale=SCALE)
     alone = UnrolledAttention(NUM_TEXTS)(1, *(part.flatten(0, 1) for part in second), scale=SCALE)
     torch.testing.assert_close(found, alone)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("num_passes", [1, 2, 4])
+def test_flash_attention_and_its_gradients_are_those_of_its_naive_twin(num_kv_heads, num_passes):
+    source = torch.Generator().manual_seed(num_passes)
+
+    def drawn(num_rows, heads):
+        return torch.randn(3 * num_rows, heads, 16, generator=source).requires_grad_()
+
+    sizes = [13 - index for index in range(num_passes)]
+    passes = [(drawn(size, 6), drawn(size, num_kv_heads), drawn(size, num_kv_heads)) for size in sizes]
+    leaves = [tensor for one in passes for tensor in one]
+    results = []
+    for attention in (UnrolledAttention, FlashUnrolledAttention):
+        attend = attention(3)
+        outputs = [attend(0, *one, scale=0.3) for one in passes]
+        loss = sum((output * output.cos()).sum() for output in outputs)
+        results.append([*outputs, *torch.autograd.grad(loss, leaves)])
+    for naive, flash in zip(*results, strict=True):
+        torch.testing.assert_close(flash, naive, rtol=1e-4, atol=1e-5)

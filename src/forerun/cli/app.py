@@ -29,6 +29,7 @@ COMMANDS = (
     "models",
     "pools",
     "serve",
+    "train",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,95 @@ class UnrolledAttention:
     def _by_text(self, rows: Tensor) -> Tensor:
         """[B * R, heads, dim] -> [B, R, heads, dim]"""
         return rows.reshape(self._num_texts, -1, *rows.shape[1:])
+
+
+class FlashUnrolledAttention:
+    """`UnrolledAttention` without its matrices of scores, for texts in CPU memory; windows and caps are not covered."""
+
+    def __init__(self, num_texts: int) -> None:
+        self._num_texts = num_texts
+        self._keys: dict[int, list[Tensor]] = {}  # by layer; of each pass [B, num_heads, R, dim]
+        self._values: dict[int, list[Tensor]] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        assert (window, soft_cap, sinks) == (None, None, None), "heads that are begun here have none"
+        num_heads = query.shape[1]
+        keys, values = self._keys.setdefault(layer, []), self._values.setdefault(layer, [])
+        keys.append(self._by_text(key, num_heads))
+        values.append(self._by_text(value, num_heads))
+        query = self._by_text(query, num_heads)
+        num_rows = query.shape[2]
+        text = [part[0][:, :, :num_rows] for part in (keys, values)]
+        own = [torch.stack([later[:, :, :num_rows] for later in part[1:]]) for part in (keys, values) if part[1:]]
+        attended: Tensor = _MergedAttention.apply(query, *text, *(own or (None, None)), scale)  # type: ignore[no-untyped-call]
+        return attended.transpose(1, 2).reshape(self._num_texts * num_rows, num_heads, -1)
+
+    def _by_text(self, rows: Tensor, num_heads: int) -> Tensor:
+        """[B * R, heads, dim] -> [B, num_heads, R, dim]"""
+        by_text = rows.reshape(self._num_texts, -1, *rows.shape[1:]).transpose(1, 2)
+        return by_text.repeat_interleave(num_heads // rows.shape[1], dim=1)
+
+
+class _MergedAttention(torch.autograd.Function):
+    """Causal attention to a text, merged with attention of each row to its own later keys [n, B, heads, R, dim].
+
+    Softmax over both is that over the text alone, weighted by the sums of exponentials. In the backward pass the text's
+    share follows from the merged output and sum alone (FlashAttention, arXiv 2205.14135).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        own_key: Tensor | None,
+        own_value: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        merged, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, True, scale=scale
+        )
+        if own_key is not None and own_value is not None:
+            scores = (query * own_key).sum(-1, dtype=torch.float32) * scale  # [n, B, heads, R]
+            text_sum = log_sum.view(scores.shape[1:])
+            total = torch.logaddexp(text_sum, scores.logsumexp(0))
+            wide = merged.float() * (text_sum - total).exp()[..., None]
+            merged = (wide + ((scores - total).exp()[..., None] * own_value).sum(0)).to(query.dtype)
+            log_sum = total.view_as(log_sum)
+        ctx.save_for_backward(query, key, value, own_key, own_value, merged, log_sum)
+        ctx.scale = scale
+        result: Tensor = merged
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, of_merged: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, own_key, own_value, merged, log_sum = ctx.saved_tensors
+        scale = ctx.scale
+        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            of_merged.contiguous(), query, key, value, merged, log_sum, 0.0, True, scale=scale
+        )
+        if own_key is None:
+            return of_query, of_key, of_value, None, None, None
+        weights = ((query * own_key).sum(-1, dtype=torch.float32) * scale - log_sum.view(query.shape[:-1])).exp()
+        mean = (of_merged * merged).sum(-1, dtype=torch.float32)
+        of_scores = weights * ((of_merged * own_value).sum(-1, dtype=torch.float32) - mean) * scale
+        of_scores = of_scores[..., None].to(query.dtype)
+        of_query = of_query + (of_scores * own_key).sum(0)
+        of_own_value = weights[..., None].to(query.dtype) * of_merged
+        return of_query, of_key, of_value, of_scores * query, of_own_value, None
 
 
 class BlockAttention:

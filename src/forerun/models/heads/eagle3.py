@@ -237,9 +237,13 @@ class Eagle3Head:
         """See `DraftHead`."""
         return self._norm(outputs) if self.flags.norm_output else outputs
 
+    def normed(self, outputs: Tensor) -> Tensor:
+        """Apply the final norm: outputs [R, hidden_size] -> what the LM head multiplies, [R, hidden_size]."""
+        return self._norm(outputs)
+
     def logits(self, outputs: Tensor) -> Tensor:
         """See `DraftHead`."""
-        logits = self._head(self._norm(outputs))
+        logits = self._head(self.normed(outputs))
         return logits if self.flags.logit_scale == 1.0 else logits * self.flags.logit_scale
 
 

@@ -1,0 +1,174 @@
+"""`forerun train`: makes a drafter for a model, from nothing but the model."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from forerun.cli import loading
+from forerun.cli.command import command
+from forerun.cli.options import JsonFlag
+
+if TYPE_CHECKING:
+    from forerun.train.estimates import Estimate
+    from forerun.train.measuring import Measurement
+    from forerun.train.run import Report, StageReport
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+def parse_duration(_hint: type[float], tokens: Sequence[object]) -> float:
+    """Parse a duration such as 3h, 90m or 1h30m to seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = str(getattr(tokens[0], "value", tokens[0]))
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        raise ValueError(f"got {text!r}; write e.g. 3h, 90m or 1h30m")
+    return sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What a run is made of; the fields of `RunSettings` besides the model and the folder."""
+
+    method: str = "eagle3"
+    """The kind of head: eagle3."""
+    prompts: Path | None = None
+    """Prompts that the model answers, a .jsonl or .txt file; by default it invents the user's part too."""
+    magpie: int | None = None
+    """Conversations to invent; by default as many as there is time for."""
+    budget: Annotated[float | None, Parameter(converter=parse_duration)] = None
+    """Time that all may take, e.g. 3h or 90m."""
+    epochs: float | None = None
+    """Times that each text is trained on; by default as often as there is time for."""
+    exclude: tuple[Path, ...] = ()
+    """Files of evaluation prompts: conversations that share eight words in a row with one are left out."""
+    draft_vocab_size: int = 8192
+    """Tokens that the head can draft, the most frequent ones of what the model wrote."""
+    learning_rate: float = 1e-3
+    """The highest learning rate."""
+    layout: str = "speculators"
+    """How the head is stored: speculators (vLLM serves it) or specforge."""
+    seed: int = 0
+    """Seed of conversations, of the first weights and of the order of texts."""
+
+
+TRAINING = TrainingOptions()
+
+
+@command
+def train(
+    model: str,
+    /,
+    *,
+    output: Path,
+    dry_run: Flag = False,
+    json_output: JsonFlag = False,
+    training: TrainingOptions = TRAINING,
+) -> None:
+    """Train a head that drafts for a model, on texts that the model writes itself.
+
+    Stages: write (the model has conversations), mask (what of them is learnt), train, measure (held-out conversations,
+    drafted in the engine), package. Whatever interrupts it, the same command goes on where it was.
+
+    Args:
+        model: A folder, a known name (see "forerun models list") or a hub id org/name, of a chat model.
+        output: Folder for the head; its subfolder "training" holds what is needed to go on.
+        dry_run: Write and train for a minute, say what the run will take and give, and keep nothing.
+        json_output: Print one line of JSON for machines, and nothing else, on standard output.
+
+    Examples:
+        forerun train smollm2-135m --output head --budget 3h --dry-run
+        forerun train smollm2-135m --output head --budget 3h
+        forerun train smollm2-135m --output head --magpie 20000 --epochs 3 --exclude mt_bench.jsonl
+        forerun generate smollm2-135m "Hello" --speculative-config.method eagle3 --speculative-config.model head
+    """
+    loading.pull_if_needed(model)
+    from forerun.train.run import RunSettings, TrainingRun  # torch: only when it is needed
+
+    options = {field.name: getattr(training, field.name) for field in fields(training)}
+    settings = RunSettings(model=model, output=output, **options)
+    console = Console(stderr=True, highlight=False)
+    with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
+        run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
+        if dry_run or not run.folder.progress.seconds:
+            estimate = run.estimate()
+            _show_estimate(console, estimate)
+        if dry_run:
+            if json_output:
+                print(json.dumps(asdict(estimate)))
+            return
+        measured = run.go()
+    if json_output:
+        print(json.dumps({"head": str(output), **measured.to_json()}))
+    else:
+        _show(Console(highlight=False), output, measured)
+
+
+def _show_estimate(console: Console, estimate: Estimate) -> None:
+    console.print(
+        f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
+        f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
+        f"disk {decimal(round(estimate.disk_bytes))}; memory about 3 GB for a model of 135M parameters; "
+        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)"
+    )
+
+
+def _show(console: Console, output: Path, measured: Measurement) -> None:
+    for one in measured.at:
+        shares = " ".join(f"{share:.0%}" for share in one.per_position)
+        console.print(f"temperature {one.temperature:g}: acceptance length {one.length:.2f}, per position {shares}")
+    if measured.speed_up is not None:
+        console.print(f"{measured.draft_ms:.2f} ms per drafted token, {measured.speed_up:.2f} times as fast as without")
+    console.print(f"head: {output}")
+
+
+def _hours(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+@contextmanager
+def stage_bars(console: Console) -> Iterator[Report]:
+    """Show one bar per stage on stderr; where that is no terminal, a line every minute."""
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        yield _BarPerStage(bars, console)
+
+
+class _BarPerStage:
+    """Draws the progress of a run; each stage has a bar, which stops when the next begins."""
+
+    def __init__(self, bars: Progress, console: Console) -> None:
+        self._bars, self._console = bars, console
+        self._tasks: dict[str, TaskID] = {}
+        self._said = 0.0
+
+    def __call__(self, report: StageReport) -> None:
+        if report.stage not in self._tasks:
+            for task in self._tasks.values():
+                self._bars.stop_task(task)
+            self._tasks[report.stage] = self._bars.add_task(report.stage, total=report.total, note="")
+            self._said = 0.0
+        self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, note=report.note)
+        now = self._bars.get_time()
+        if not self._console.is_terminal and now - self._said > 60:
+            share = f"{report.done / report.total:.0%} " if report.total else ""
+            self._console.print(f"{report.stage} {share}{report.note}")
+            self._said = now

@@ -1,0 +1,89 @@
+"""The loss of drafted logits, with its gradient in the same sweep: no tensor of all rows and all tokens is kept in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ROWS = 128  # of logits in fp32 at a time
+HYBRID_DECAY = 3.0  # of the divergence's share as acceptance rises
+
+
+class _DraftLoss(torch.autograd.Function):
+    """The sum of `loss_and_gradient` over rows; the gradient is computed together with the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, normed: Tensor, weight: Tensor, wanted: Tensor, is_hybrid: bool, measured: Tensor | None
+    ) -> Tensor:
+        total = 0.0
+        needs_weight = ctx.needs_input_grad[1]
+        of_normed, of_weight = torch.empty_like(normed), torch.zeros(weight.shape if needs_weight else 0)
+        for first in range(0, len(normed), CHUNK_ROWS):
+            rows = slice(first, first + CHUNK_ROWS)
+            logits = (normed[rows] @ weight.T).float()
+            if measured is not None:
+                measured += measure(logits, wanted[rows])
+            losses, gradient = loss_and_gradient(logits, wanted[rows].float(), is_hybrid=is_hybrid)
+            total += losses.sum().item()
+            gradient = gradient.to(normed.dtype)
+            of_normed[rows] = gradient @ weight
+            if needs_weight:
+                of_weight += gradient.T @ normed[rows]
+        ctx.save_for_backward(of_normed, of_weight.to(weight.dtype))
+        return torch.tensor(total)
+
+    @staticmethod
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
+        of_normed, of_weight = ctx.saved_tensors
+        scaled = of_weight * of_loss.to(of_weight.dtype) if ctx.needs_input_grad[1] else None
+        return of_normed * of_loss.to(of_normed.dtype), scaled, None, None, None
+
+
+def draft_loss(
+    normed: Tensor, weight: Tensor, wanted: Tensor, *, is_hybrid: bool, measured: Tensor | None = None
+) -> Tensor:
+    """Compute the loss of a head's rows, summed over them.
+
+    Args:
+        normed: what the LM head multiplies, [R, width].
+        weight: the LM head, [V, width].
+        wanted: the target's probabilities of the tokens that can be drafted, [R, V], not renormalised over them.
+        is_hybrid: whether the loss is the acceptance-directed hybrid.
+        measured: [2] float64, to which `measure` of all rows is added; None measures nothing.
+    """
+    loss: Tensor = _DraftLoss.apply(normed, weight, wanted, is_hybrid, measured)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def loss_and_gradient(logits: Tensor, wanted: Tensor, *, is_hybrid: bool) -> tuple[Tensor, Tensor]:
+    """Compute the losses of rows [R] and their gradient by the logits [R, V], all fp32.
+
+    Where a target gives the drafted vocabulary p [V], which sums to m <= 1, and a head q = softmax(logits) [V]:
+    the loss is -sum(p log q), and in the hybrid form (LK, arXiv 2602.23881) w of that plus (1 - w)(1 - a), with
+    a = sum(min(p, q)), the chance that a draft from q is accepted, and w = exp(-3 a), taken as constant.
+    """
+    log_odds = logits.log_softmax(-1)
+    losses = -torch.linalg.vecdot(wanted, log_odds)
+    odds = log_odds.exp_()
+    mass = wanted.sum(-1, keepdim=True)
+    if not is_hybrid:
+        return losses, odds.mul_(mass).sub_(wanted)
+    # where a head's chance is below the target's it is accepted in full, and raising it raises acceptance
+    below = torch.where(odds < wanted, odds, 0.0)
+    sum_below = below.sum(-1, keepdim=True)
+    accepted = torch.minimum(wanted, odds).sum(-1)
+    share = (-HYBRID_DECAY * accepted).exp()
+    gradient = odds.mul(share[:, None] * mass + (1 - share)[:, None] * sum_below)
+    gradient.addcmul_(wanted, share[:, None], value=-1.0).addcmul_(below, (1 - share)[:, None], value=-1.0)
+    return share * losses + (1 - share) * (1 - accepted), gradient
+
+
+def measure(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Sum over rows: the chance that a draft is accepted at temperature 1, and whether both first choices are equal; [2] float64."""
+    wanted = wanted.float()
+    accepted = torch.minimum(wanted, logits.softmax(-1)).sum()
+    equal = (logits.argmax(-1) == wanted.argmax(-1)).sum()
+    return torch.stack([accepted, equal]).double()

@@ -1,0 +1,269 @@
+"""Trains one EAGLE-3 head in steps that can be interrupted between any two of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from forerun.errors import ConfigError
+from forerun.models.base import LoadedTarget
+from forerun.models.checkpoint import StateDict
+from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
+from forerun.train.attention import FlashUnrolledAttention
+from forerun.train.draft_loss import draft_loss
+from forerun.train.observer import ObservedTexts, Observer
+from forerun.train.recipes import from_tensors
+from forerun.train.selection import LearnedText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """How a head is trained: AdamW with a linear warm-up and a cosine decay; the losses of `draft_loss`.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    num_steps: int
+    batch_tokens: int = 8192  # of a step, prompts included
+    pass_tokens: int = 4096  # computed at once, at most, padding included
+    num_passes: int = 3  # tokens that are drafted from a place
+    unrolled_every: int = 2  # of so many groups of texts one is drafted from with all passes, the others with the first
+    measured_every: int = 10  # steps
+    decay: float = 0.8  # weight of each later one
+    learning_rate: float = 1e-3
+    warm_up: float = 0.03  # share of the steps
+    least_rate: float = 0.02  # share of the learning rate at the end
+    hybrid_share: float = 1 / 3  # of the steps, at the end, that have the hybrid loss
+    betas: tuple[float, float] = (0.9, 0.95)
+    most_grad_norm: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "batch_tokens", "pass_tokens", "num_passes", "learning_rate", "most_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; must be above 0")
+
+    def rate(self, step: int) -> float:
+        """Return the factor of the learning rate at step `step`."""
+        warm = max(1, round(self.warm_up * self.num_steps))
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / self.num_steps))
+        return min((step + 1) / warm, self.least_rate + (1 - self.least_rate) * cosine)
+
+    def is_hybrid(self, step: int) -> bool:
+        """Return whether step `step` has the hybrid loss."""
+        return step >= (1 - self.hybrid_share) * self.num_steps
+
+
+@dataclass(slots=True, kw_only=True)
+class StepReport:
+    """What a step measured on its own texts, before it changed the head: means over learned places, by depth of the draft.
+
+    `acceptance` is the chance that a drafted token is accepted at temperature 1, `agreement` the share of places where
+    head and target have the same first choice among the tokens that can be drafted; both are empty in most steps.
+    """
+
+    step: int
+    num_tokens: int
+    loss: float
+    acceptance: list[float]
+    agreement: list[float]
+
+
+class HeadTrainer:
+    """A head in training: fp32 masters and the optimiser's moments; products are computed in the target's dtype."""
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        content: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        texts: Sequence[LearnedText],
+        settings: HeadSettings,
+    ) -> None:
+        self.settings = settings
+        self.content = dict(content)
+        self.step = 0
+        self.num_tokens = 0  # trained on so far, each time they were
+        # on the kernels its products would have no gradients; the target itself stays on them
+        self._target = replace(target, kernels=None)
+        self._texts = texts
+        self._masters = {
+            name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()
+        }
+        self._trained = [tensor for tensor in self._masters.values() if tensor.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0, fused=True
+        )
+        self._build = from_tensors(Eagle3Head, canonical_name)
+        head = self._head()
+        assert head.target_ids is not None, "the head drafts a part of the vocabulary"
+        self._observer = Observer(target, head.needs, head.target_ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the head's tensors as they are now, fp32."""
+        return {name: tensor.detach() for name, tensor in self._masters.items()}
+
+    def run_step(self) -> StepReport:
+        """Train on the next batch."""
+        settings = self.settings
+        batch = self._batch(self.step)
+        parts = list(_parts(batch, most_tokens=settings.pass_tokens))
+        unrolled = [(index + self.step) % settings.unrolled_every == 0 for index in range(len(parts))]
+        num_places = torch.zeros(settings.num_passes)  # by pass
+        for part, is_unrolled in zip(parts, unrolled, strict=True):
+            num_places[: settings.num_passes if is_unrolled else 1] += sum(len(text.places) for text in part)
+        weights = settings.decay ** torch.arange(settings.num_passes) / num_places.clamp(min=1)
+        is_measured = self.step % settings.measured_every == 0
+        measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64)
+        total = 0.0
+        for part, is_unrolled in zip(parts, unrolled, strict=True):
+            of_part = weights[: settings.num_passes if is_unrolled else 1]
+            loss = self._loss(self._observer.observe(part), of_part, measured if is_measured else None)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        clip_grad_norm_(self._trained, settings.most_grad_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = settings.learning_rate * settings.rate(self.step)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.step += 1
+        num_tokens = sum(len(text.token_ids) for text in batch)
+        self.num_tokens += num_tokens
+        means = (measured / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
+        return StepReport(step=self.step, num_tokens=num_tokens, loss=total, acceptance=means[0], agreement=means[1])
+
+    def save(self, path: Path) -> None:
+        """Save all that training goes on from; the file is either the old one or the new one, whole.
+
+        Raises:
+            ConfigError: the disk is full or gone.
+        """
+        tensors = self.tensors()
+        for index, (name, tensor) in enumerate(self._masters.items()):
+            state = self._optimizer.state.get(tensor, {})
+            tensors |= {f"{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in state}
+            del index
+        metadata = {"step": str(self.step), "num_tokens": str(self.num_tokens)}
+        write_tensors(tensors, path, metadata)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a file of `save`.
+
+        Raises:
+            ConfigError: it is damaged or of another head.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata, names = file.metadata() or {}, set(file.keys())
+                self.step, self.num_tokens = int(metadata["step"]), int(metadata["num_tokens"])
+                for name, master in self._masters.items():
+                    master.data.copy_(file.get_tensor(name))
+                    if f"exp_avg/{name}" in names:
+                        self._optimizer.state[master] = {
+                            "step": torch.tensor(float(self.step)),
+                            "exp_avg": file.get_tensor(f"exp_avg/{name}").clone(),
+                            "exp_avg_sq": file.get_tensor(f"exp_avg_sq/{name}").clone(),
+                        }
+        except Exception as error:
+            raise ConfigError(
+                f"{path}: cannot be resumed from ({error}); delete it to train from the beginning"
+            ) from error
+
+    def _head(self) -> Eagle3Head:
+        head: Eagle3Head = self._build(self.content, StateDict(self._masters), self._target)
+        return head
+
+    def _loss(self, observed: ObservedTexts, weights: Tensor, measured: Tensor | None) -> Tensor:
+        """Sum the losses at learned places of a pass for each of `weights` (training-time test, arXiv 2503.01840).
+
+        What is measured is added to `measured`, if it is given.
+        """
+        head, settings = self._head(), self.settings
+        num_texts, length = observed.token_ids.shape
+        attend = FlashUnrolledAttention(num_texts)
+        weight = self._masters["lm_head.weight"].to(self._target.model.dtype)
+        states = head.fuse([observed.features[name].flatten(0, 1) for name in head.needs]).view(num_texts, length, -1)
+        loss = torch.zeros(())
+        for index in range(min(len(weights), length - 1)):
+            num_rows = length - 1 - index
+            # row r reads token r + 1 + index and predicts what follows it
+            token_ids = observed.token_ids[:, 1 + index :]
+            positions = torch.arange(index, index + num_rows).repeat(num_texts)
+            outputs = head.forward(token_ids.flatten(), states[:, :num_rows].flatten(0, 1), positions, attend)
+            is_reached = observed.places > index
+            rows = (observed.rows * num_rows + observed.places - 1 - index)[is_reached]
+            wanted = observed.wanted if bool(is_reached.all()) else observed.wanted[is_reached]
+            of_pass = draft_loss(
+                head.normed(outputs[rows]),
+                weight,
+                wanted,
+                is_hybrid=settings.is_hybrid(self.step),
+                measured=None if measured is None else measured[index],
+            )
+            loss = loss + weights[index] * of_pass
+            states = head.states(outputs).view(num_texts, num_rows, -1)
+        return loss
+
+    def _batch(self, step: int) -> list[LearnedText]:
+        """The texts of a step, a function of the seed and the number of the step."""
+        while step >= self._num_planned:
+            self._plan_epoch()
+        return [self._texts[index] for index in self._planned[step - self._first_planned]]
+
+    _num_planned = 0
+    _first_planned = 0
+    _epoch = 0
+    _planned: list[list[int]]
+
+    def _plan_epoch(self) -> None:
+        """Divide all texts, in another random order each time, into batches of about `batch_tokens`."""
+        order = torch.randperm(
+            len(self._texts), generator=torch.Generator().manual_seed(self.settings.seed * 1000 + self._epoch)
+        )
+        batches: list[list[int]] = [[]]
+        room = self.settings.batch_tokens
+        for index in order.tolist():
+            if room <= 0:
+                batches.append([])
+                room = self.settings.batch_tokens
+            batches[-1].append(index)
+            room -= len(self._texts[index].token_ids)
+        self._planned, self._epoch = batches, self._epoch + 1
+        self._first_planned, self._num_planned = self._num_planned, self._num_planned + len(batches)
+
+
+def _parts(batch: Sequence[LearnedText], *, most_tokens: int) -> Iterator[list[LearnedText]]:
+    """Divide a batch into texts of similar length that have at most `most_tokens` together, padding included."""
+    part: list[LearnedText] = []
+    for text in sorted(batch, key=lambda text: len(text.token_ids)):
+        if part and len(text.token_ids) * (len(part) + 1) > most_tokens:
+            yield part
+            part = []
+        part.append(text)
+    yield part
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file beside the one that is there, which it then replaces.
+
+    Raises:
+        ConfigError: the disk is full or gone.
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, dict(metadata))
+        os.replace(unfinished, path)
+    except Exception as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

@@ -1,0 +1,142 @@
+"""Measures a head where it will be used: held-out prompts, drafted and verified in the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import SpeculationStats
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.models.base import LoadedTarget
+
+NUM_DRAFTED = 3  # tokens of each draft
+NUM_TIMED = 4  # prompts that are answered alone, with and without drafts, to compare times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """How drafts of `NUM_DRAFTED` tokens fared at one temperature.
+
+    Attributes:
+        temperature: of the answers.
+        length: tokens of a step, the target's own included.
+        per_position: share of drafts whose token at each position was accepted.
+        num_steps: steps that were counted.
+    """
+
+    temperature: float
+    length: float
+    per_position: list[float]
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a head is worth on this machine.
+
+    Attributes:
+        num_tokens: tokens that it had been trained on, each time they were.
+        at: acceptance, by temperature.
+        draft_ms: milliseconds that a drafted token takes, one sequence at a time; None if that was not measured.
+        speed_up: greedy tokens per second with drafts / without, one sequence at a time; None likewise.
+    """
+
+    num_tokens: int
+    at: list[Acceptance]
+    draft_ms: float | None = None
+    speed_up: float | None = None
+
+    @property
+    def length(self) -> float:
+        """The acceptance length by which heads are compared: the mean over temperatures."""
+        return sum(one.length for one in self.at) / len(self.at)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Measurement:
+        """Read what `to_json` gave."""
+        return cls(**{**content, "at": [Acceptance(**one) for one in content["at"]]})
+
+
+def measure_head(
+    target: LoadedTarget,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    settings: EngineSettings,
+    num_tokens: int,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    max_tokens: int = 128,
+) -> Measurement:
+    """Answer prompts with the head's drafts, all of `NUM_DRAFTED` tokens, and count what is accepted.
+
+    Args:
+        target: the loaded target.
+        folder: of the head.
+        prompts: token ids that were not trained on.
+        settings: of the engine.
+        num_tokens: tokens that the head was trained on, for the record.
+        temperatures: of the answers.
+        max_tokens: tokens of an answer.
+
+    Raises:
+        ConfigError: there is no prompt.
+        ModelError: the head cannot be loaded.
+    """
+    if not prompts:
+        raise ConfigError("measure: no conversation was held out; write more of them")
+    asked = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": NUM_DRAFTED}
+    llm = LLM.from_target(target, settings, resolve_speculative(asked))
+    at = []
+    for temperature in temperatures:
+        llm.reset_stats()
+        params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
+        llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        at.append(_acceptance(temperature, llm.stats.speculation))
+    return Measurement(num_tokens=num_tokens, at=at)
+
+
+def measure_times(
+    target: LoadedTarget,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    measured: Measurement,
+    *,
+    settings: EngineSettings,
+    max_tokens: int = 128,
+) -> Measurement:
+    """Add to a measurement what a drafted token costs and how much sooner an answer comes, one after the other."""
+    asked = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": NUM_DRAFTED}
+    drafting = LLM.from_target(target, settings, resolve_speculative(asked))
+    plain = LLM.from_target(target, settings, SpeculativeConfig())
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    seconds = {id(drafting): 0.0, id(plain): 0.0}
+    for prompt in prompts[:NUM_TIMED]:
+        for llm in (drafting, plain):  # in turn, since the machine's speed drifts
+            begin = time.perf_counter()
+            llm.generate([list(prompt)], params, use_tqdm=False)
+            seconds[id(llm)] += time.perf_counter() - begin
+    stats = drafting.stats
+    num_drafted = max(1, stats.speculation.num_draft_tokens)
+    return replace(
+        measured, draft_ms=1e3 * stats.times.draft / num_drafted, speed_up=seconds[id(plain)] / seconds[id(drafting)]
+    )
+
+
+def _acceptance(temperature: float, stats: SpeculationStats) -> Acceptance:
+    return Acceptance(
+        temperature=temperature,
+        length=stats.acceptance_length or 1.0,
+        per_position=stats.acceptance_per_position,
+        num_steps=stats.num_steps,
+    )

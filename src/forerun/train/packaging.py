@@ -1,0 +1,127 @@
+"""Writes a trained head in a published layout, with a model card that says what it was made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError
+from forerun.models.heads.eagle3 import canonical_name
+from forerun.models.model_folder import CONFIG_FILE
+from forerun.train.head_trainer import write_tensors
+from forerun.train.measuring import NUM_DRAFTED, Measurement
+
+LAYOUTS = ("speculators", "specforge")
+
+OUTSIDE_LAYER = ("architectures", "draft_vocab_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
+"""Keys of config.json that do not describe the head's layer."""
+
+
+def save_head(
+    folder: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, layout: str, target: str
+) -> None:
+    """Write config.json and model.safetensors, floats in bf16.
+
+    Args:
+        folder: where to; it is made.
+        content: config.json in the authors' layout.
+        tensors: the head's, in the authors' layout.
+        layout: one of `LAYOUTS`.
+        target: name or path of the target, for those who load the head by itself.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    rounded = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
+    if layout == "speculators":
+        rounded = {canonical_name(name): tensor for name, tensor in rounded.items()}
+        content = _speculators_config(content, target=target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output: cannot make {folder} ({error}); give a place that can be written") from error
+    write_tensors(rounded, folder / "model.safetensors", {"format": "pt"})
+    write_text(folder / CONFIG_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def _speculators_config(content: Mapping[str, Any], *, target: str) -> dict[str, Any]:
+    """Return config.json in speculators' layout."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": NUM_DRAFTED,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+        **{name: content[name] for name in OUTSIDE_LAYER[1:]},
+        "target_hidden_size": None,
+        "norm_before_fc": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "transformer_layer_config": {name: value for name, value in content.items() if name not in OUTSIDE_LAYER},
+    }
+
+
+def model_card(*, target: str, command: str, facts: Mapping[str, object], measured: Measurement | None) -> str:
+    """Write the model card: what the head is for, how it came to be, what it was measured to be worth."""
+    lines = [
+        f"# EAGLE-3 head for {target}",
+        "",
+        f"It drafts for {target} only. Made by `{command}` of forerun; use it with",
+        "`--speculative-config.method eagle3 --speculative-config.model FOLDER`, or with `vllm serve` in the layout of speculators.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in facts.items()),
+        "",
+    ]
+    if measured is not None:
+        lines += [
+            f"Drafts of {NUM_DRAFTED} tokens for conversations that were held out:",
+            "",
+            "| temperature | acceptance length | accepted at each position |",
+            "|---|---|---|",
+            *(
+                f"| {one.temperature:g} | {one.length:.2f} | {' '.join(f'{share:.0%}' for share in one.per_position)} |"
+                for one in measured.at
+            ),
+            "",
+        ]
+        if measured.speed_up is not None and measured.draft_ms is not None:
+            lines += [
+                f"On the machine of the training a drafted token took {measured.draft_ms:.2f} ms, and greedy text of one "
+                f"sequence came {measured.speed_up:.2f} times as fast as without drafts.",
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file beside the one that is there, which it then replaces.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

@@ -1,0 +1,380 @@
+"""One training run from nothing but a model to a head: five stages, each of which can be interrupted and goes on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from forerun.build import load_target
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import SpeculativeConfig
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.models.fingerprint import fingerprint_of_files
+from forerun.models.store import resolve_model
+from forerun.models.tokenizer import Tokenizer
+from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
+from forerun.train.copied_block import begin_from_block
+from forerun.train.estimates import Estimate, Rates
+from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.measuring import Measurement, measure_head, measure_times
+from forerun.train.packaging import LAYOUTS, model_card, save_head, write_text
+from forerun.train.run_folder import RunFolder
+from forerun.train.selection import Selection, read_excluded, select
+from forerun.train.stage_clock import StageClock
+from forerun.train.texts import TextFile
+from forerun.train.writing import WritingLimits, write_texts
+
+WRITE_SHARE, TRAIN_SHARE = 0.35, 0.58
+"""Shares of the time budget; the rest is for measuring."""
+
+LEAST_BUDGET = 120.0  # seconds: less trains nothing
+LEAST_STEPS = 20
+MOST_EPOCHS = 8.0
+SECONDS_PER_SAVE = 120.0
+HEADS_KEPT_AT = (0.5, 0.75, 1.0)  # of the steps
+NUM_MEASURED = 32  # held-out conversations
+PROBE_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What `forerun train` is asked for; see there.
+
+    Raises:
+        ConfigError: settings do not fit each other.
+    """
+
+    model: str
+    output: Path
+    method: str = "eagle3"
+    prompts: Path | None = None
+    magpie: int | None = None
+    budget: float | None = None  # seconds
+    epochs: float | None = None
+    exclude: tuple[Path, ...] = ()
+    draft_vocab_size: int = 8192
+    layout: str = "speculators"
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method != "eagle3":
+            raise ConfigError(
+                f"--method: got {self.method!r}; may be eagle3; forerun.train.trainer.train_head trains the others"
+            )
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"--layout: got {self.layout!r}; may be {', '.join(LAYOUTS)}")
+        if self.prompts is not None and self.magpie is not None:
+            raise ConfigError("--prompts and --magpie are both given; keep one")
+        if self.magpie is not None and self.magpie < 1:
+            raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError(f"--epochs: got {self.epochs:g}; must be above 0")
+        if self.budget is None and self.epochs is None:
+            raise ConfigError("--budget: is missing; say how long it may take, e.g. 3h, or give --magpie and --epochs")
+        if self.budget is None and self.prompts is None and self.magpie is None:
+            raise ConfigError("--magpie: without --budget say how many conversations, e.g. --magpie 20000")
+        if self.budget is not None and self.budget < LEAST_BUDGET:
+            raise ConfigError(
+                f"--budget: got {self.budget:.0f} seconds, in which nothing can be trained; give at least {LEAST_BUDGET:.0f}s"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """How far a stage is: `done` of `total` (None: unknown), and one phrase on how it goes."""
+
+    stage: str
+    done: float
+    total: float | None
+    note: str = ""
+
+
+Report = Callable[[StageReport], None]
+
+
+class TrainingRun:
+    """The stages of a run over its folder; `go` runs those that are not complete."""
+
+    def __init__(self, settings: RunSettings, report: Report) -> None:
+        """Load the target and open the folder.
+
+        Raises:
+            ForerunError: the model, the prompts or the folder cannot be used; nothing has been run then.
+        """
+        self.settings, self._report = settings, report
+        path = resolve_model(settings.model)
+        self._engine = EngineSettings(
+            model=settings.model, device="cpu", max_model_len=WritingLimits().most_conversation
+        )
+        self._excluded = read_excluded(settings.exclude)
+        self.plans: Plans = (
+            InventedConversations(count=settings.magpie, seed=settings.seed)
+            if settings.prompts is None
+            else read_conversations(settings.prompts)
+        )
+        self.target = load_target(path, self._engine, torch.device("cpu"))
+        self._limits = WritingLimits(most_conversation=min(1024, self.target.model.max_model_len))
+        self._engine = replace(self._engine, max_model_len=self._limits.most_conversation)
+        ChatMarks.read(self.tokenizer)
+        self.folder = RunFolder(settings.output, self._identity(path))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        if self.target.tokenizer is None:
+            raise ConfigError("model: has no tokenizer; give a chat model")
+        return self.target.tokenizer
+
+    def go(self) -> Measurement:
+        """Run the stages that are not complete and return the best head's measurement."""
+        if not self.folder.is_done("write"):
+            self.write()
+        selection = self.mask()
+        if not self.folder.is_done("train"):
+            self.train(selection)
+        if not self.folder.is_done("measure"):
+            self.measure(selection)
+        return self.package(selection)
+
+    def write(self, *, most_seconds: float | None = None) -> None:
+        """Let the target write texts until all conversations are had or the time is up."""
+        settings = self.settings
+        share = None if settings.budget is None else WRITE_SHARE * settings.budget
+        allowed = min((s for s in (most_seconds, share) if s is not None), default=None)
+        clock = StageClock(self.folder, "write")
+        llm = LLM.from_target(self.target, self._engine, SpeculativeConfig())
+
+        with clock, TextFile(self.folder.texts) as file:
+
+            def goes_on() -> bool:
+                seconds = clock.tick()
+                is_timed = allowed is not None
+                self._report(
+                    StageReport(
+                        stage="write",
+                        done=min(seconds, allowed or seconds) if is_timed else len(file.texts),
+                        total=allowed if is_timed else self.plans.count,
+                        note=f"{len(file.texts)} conversations, {file.num_written / 1e6:.2f}M tokens of answers",
+                    )
+                )
+                return allowed is None or seconds < allowed
+
+            write_texts(
+                llm.engine,
+                self.tokenizer,
+                self.plans,
+                file,
+                seed=settings.seed,
+                limits=self._limits,
+                goes_on=goes_on,
+            )
+        if most_seconds is None:
+            self.folder.finish("write")
+
+    def mask(self) -> Selection:
+        """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
+        with TextFile(self.folder.texts) as file:
+            selection = select(
+                file.texts,
+                vocab_size=self.target.model.vocab_size,
+                num_draft=self.settings.draft_vocab_size,
+                always=self.target.eos_token_ids,
+                tokenizer=self.tokenizer,
+                excluded=self._excluded,
+            )
+        note = (
+            f"{len(selection.learned)} conversations, {selection.num_places / 1e6:.2f}M places to learn, draft vocabulary "
+            f"covers {selection.coverage:.1%}; left out: {selection.num_empty} empty, {selection.num_repeated} repeated, "
+            f"{selection.num_excluded} excluded"
+        )
+        self._report(StageReport(stage="mask", done=1, total=1, note=note))
+        return selection
+
+    def train(self, selection: Selection) -> None:
+        """Train the head, and keep it at several places on the way."""
+        clock = StageClock(self.folder, "train")
+        progress = self.folder.progress
+        with clock:
+            if progress.num_steps is None:
+                progress.num_steps = self._plan_steps(selection)
+                self.folder.save()
+            trainer = self.trainer(selection, num_steps=progress.num_steps)
+            if self.folder.state.exists():
+                trainer.resume(self.folder.state)
+            kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
+            saved = time.monotonic()
+            note = ""
+            while trainer.step < progress.num_steps:
+                step = trainer.run_step()
+                if step.agreement:
+                    shares = " ".join(f"{share:.0%}" for share in step.agreement)
+                    note = f"loss {step.loss:.2f}, same first choice {shares}, {trainer.num_tokens / 1e6:.2f}M tokens"
+                seconds = clock.tick()
+                rate = f"{trainer.num_tokens / seconds:.0f} tokens/s" if seconds else ""
+                self._report(
+                    StageReport(stage="train", done=trainer.step, total=progress.num_steps, note=f"{note}, {rate}")
+                )
+                if trainer.step in kept_at:
+                    self._keep(trainer)
+                if time.monotonic() - saved > SECONDS_PER_SAVE or trainer.step == progress.num_steps:
+                    trainer.save(self.folder.state)
+                    clock.note()
+                    saved = time.monotonic()
+        self.folder.finish("train")
+
+    def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
+        """A trainer at its beginning."""
+        content, tensors = begin_from_block(self.target, torch.from_numpy(selection.draft_ids), seed=self.settings.seed)
+        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
+        return HeadTrainer(self.target, content, tensors, selection.learned, settings)
+
+    def measure(self, selection: Selection) -> None:
+        """Measure the heads that were kept, in the engine."""
+        steps = self.folder.saved_steps()
+        prompts = [text.token_ids[: text.spans[0][0]].tolist() for text in selection.held_out[:NUM_MEASURED]]
+        with StageClock(self.folder, "measure"):
+            for index, step in enumerate(steps):
+                self._report(StageReport(stage="measure", done=index, total=len(steps), note=f"head of step {step}"))
+                if str(step) in self.folder.progress.measured:
+                    continue
+                measured = measure_head(
+                    self.target,
+                    self.folder.head(step),
+                    prompts,
+                    settings=self._engine,
+                    num_tokens=self._tokens_at(step),
+                )
+                self._note(step, measured)
+            best = self.best_step()
+            if self.folder.measured[best].speed_up is None:
+                self._note(
+                    best,
+                    measure_times(
+                        self.target,
+                        self.folder.head(best),
+                        prompts,
+                        self.folder.measured[best],
+                        settings=self._engine,
+                    ),
+                )
+        self.folder.finish("measure")
+
+    def best_step(self) -> int:
+        """The step of the head with the largest measured acceptance length."""
+        measured = self.folder.measured
+        return max(measured, key=lambda step: (measured[step].length, step))
+
+    def package(self, selection: Selection) -> Measurement:
+        """Put the best head into the output folder."""
+        best = self.best_step()
+        measured = self.folder.measured[best]
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(self.folder.head(best) / name, self.folder.output / name)
+        facts = {
+            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(resolve_model(self.settings.model))[:16]}",
+            "texts": f"{len(selection.learned)} conversations of the target's own, {selection.num_places} tokens learnt",
+            "prompts": "invented by the target" if self.settings.prompts is None else self.settings.prompts.name,
+            "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
+            "draft vocabulary": f"{len(selection.draft_ids)} tokens, {selection.coverage:.1%} of what is learnt",
+            "torch": torch.__version__,
+        }
+        command = f"forerun train {self.settings.model} --method {self.settings.method}"
+        card = model_card(target=Path(self.settings.model).name, command=command, facts=facts, measured=measured)
+        write_text(self.folder.output / "README.md", card)
+        self._report(StageReport(stage="package", done=1, total=1, note=str(self.folder.output)))
+        return measured
+
+    def estimate(self, *, seconds: float = 15.0) -> Estimate:
+        """Write and train for some seconds to say what the run will take; what is written is kept."""
+        if not self.folder.is_done("write"):
+            before = self._written()
+            begin = time.monotonic()
+            self.write(most_seconds=self.folder.progress.seconds.get("write", 0.0) + seconds)
+            writing = (self._written() - before) / (time.monotonic() - begin)
+        else:
+            writing = self._written() / max(1e-9, self.folder.progress.seconds["write"])
+        selection = self._probe_selection()
+        training = self._training_rate(selection)
+        with TextFile(self.folder.texts) as file:
+            num_answered = sum(bool(text.spans) for text in file.texts)
+            per_text = self._written() / max(1, num_answered)
+            overhead = sum(len(text.token_ids) for text in file.texts) / max(1, self._written())
+        return Estimate.of(
+            Rates(writing=writing, training=training, per_text=per_text, overhead=overhead),
+            budget=self.settings.budget,
+            count=self.plans.count,
+            epochs=self.settings.epochs,
+            shares=(WRITE_SHARE, TRAIN_SHARE),
+            most_epochs=MOST_EPOCHS,
+        )
+
+    def _probe_selection(self) -> Selection:
+        with TextFile(self.folder.texts) as file:
+            return select(
+                file.texts,
+                vocab_size=self.target.model.vocab_size,
+                num_draft=self.settings.draft_vocab_size,
+                always=self.target.eos_token_ids,
+            )
+
+    def _written(self) -> int:
+        with TextFile(self.folder.texts) as file:
+            return file.num_written
+
+    def _plan_steps(self, selection: Selection) -> int:
+        """How many steps are trained: the epochs asked for, or as many as there is time for."""
+        per_step = HeadSettings(num_steps=1).batch_tokens
+        epochs = self.settings.epochs
+        if epochs is None:
+            assert self.settings.budget is not None, "a run has epochs or a budget"
+            spent = sum(self.folder.progress.seconds.values())
+            left = max(0.0, (WRITE_SHARE + TRAIN_SHARE) * self.settings.budget - spent)
+            epochs = min(MOST_EPOCHS, left * self._training_rate(selection) / selection.num_tokens)
+        num_steps = round(epochs * selection.num_tokens / per_step)
+        if num_steps < LEAST_STEPS:
+            raise ConfigError(
+                f"--budget: what is left of it is enough for {num_steps} steps of {per_step} tokens, and at least "
+                f"{LEAST_STEPS} are needed to train anything; give more time or more conversations"
+            )
+        return num_steps
+
+    def _training_rate(self, selection: Selection) -> float:
+        """Tokens that are trained in a second, from some steps of a head that is thrown away."""
+        probe = self.trainer(selection, num_steps=1000)
+        probe.run_step()  # memory is taken
+        begin, before = time.monotonic(), probe.num_tokens
+        for _ in range(PROBE_STEPS):
+            probe.run_step()
+        return (probe.num_tokens - before) / (time.monotonic() - begin)
+
+    def _keep(self, trainer: HeadTrainer) -> None:
+        folder = self.folder.head(trainer.step)
+        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self.settings.model)
+        write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
+
+    def _tokens_at(self, step: int) -> int:
+        return int((self.folder.head(step) / "tokens.txt").read_text())
+
+    def _note(self, step: int, measured: Measurement) -> None:
+        self.folder.progress.measured[str(step)] = measured.to_json()
+        self.folder.save()
+
+    def _identity(self, path: Path) -> dict[str, object]:
+        settings = self.settings
+        return {
+            "fingerprint": fingerprint_of_files(path),
+            "method": settings.method,
+            "prompts": None if settings.prompts is None else str(settings.prompts.resolve()),
+            "magpie": settings.magpie,
+            "draft_vocab_size": settings.draft_vocab_size,
+            "layout": settings.layout,
+            "learning_rate": settings.learning_rate,
+            "seed": settings.seed,
+        }

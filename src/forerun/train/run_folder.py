@@ -1,0 +1,118 @@
+"""The folder of a training run: what its stages have kept, so that each goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.train.measuring import Measurement
+from forerun.train.packaging import write_text
+
+WORK = "training"  # subfolder of the output
+STAGES = ("write", "mask", "train", "measure", "package")
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        seconds: spent in each stage.
+        done: stages that are complete.
+        num_steps: of training, once that has begun.
+        measured: measurements of heads, by the head's step.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+    num_steps: int | None = None
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+class RunFolder:
+    """The files of a run: `training/` in the output folder holds what is needed to go on, and may be deleted at the end."""
+
+    def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
+        """Open a run's folder, or begin one.
+
+        Args:
+            output: the folder of the head.
+            identity: the settings that a run cannot change on the way.
+
+        Raises:
+            ConfigError: the folder is of a run with other settings, holds something else, or cannot be written.
+        """
+        self.output, self.work = output, output / WORK
+        self.texts, self.state, self.heads = (
+            self.work / "texts.bin",
+            self.work / "state.safetensors",
+            self.work / "heads",
+        )
+        self._progress_file = self.work / "progress.json"
+        settings_file = self.work / "settings.json"
+        if settings_file.exists():
+            _check_same(json.loads(settings_file.read_text(encoding="utf-8")), dict(identity), output)
+        elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise ConfigError(f"--output: {output} exists and is no folder of a training run; give another")
+        else:
+            try:
+                self.heads.mkdir(parents=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"--output: cannot make {output} ({error}); give a place that can be written"
+                ) from error
+            write_text(settings_file, json.dumps(dict(identity), indent=2) + "\n")
+        self.progress = self._load()
+
+    def head(self, step: int) -> Path:
+        """The folder of the head as it was after a step."""
+        return self.heads / f"step-{step:06}"
+
+    def saved_steps(self) -> list[int]:
+        """The steps after which a head was kept, ascending."""
+        found = self.heads.glob("step-*/model.safetensors")
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+    def spend(self, stage: str, seconds: float) -> None:
+        """Note that a stage took so much more time."""
+        self.progress.seconds[stage] = self.progress.seconds.get(stage, 0.0) + seconds
+        self.save()
+
+    def finish(self, stage: str) -> None:
+        """Note that a stage is complete."""
+        self.progress.done.append(stage)
+        self.save()
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage is complete."""
+        return stage in self.progress.done
+
+    @property
+    def measured(self) -> dict[int, Measurement]:
+        """Measurements, by the head's step."""
+        return {int(step): Measurement.from_json(content) for step, content in self.progress.measured.items()}
+
+    def save(self) -> None:
+        """Keep the progress."""
+        write_text(self._progress_file, json.dumps(asdict(self.progress), indent=2) + "\n")
+
+    def _load(self) -> Progress:
+        if not self._progress_file.exists():
+            return Progress()
+        try:
+            return Progress(**json.loads(self._progress_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"{self._progress_file}: cannot be read ({error}); delete it") from error
+
+
+def _check_same(stored: Mapping[str, Any], given: Mapping[str, Any], output: Path) -> None:
+    other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
+    if other:
+        found = ", ".join(f"{name} {stored.get(name)!r} instead of {given.get(name)!r}" for name in sorted(other))
+        raise ConfigError(
+            f"--output: {output} is of a run with {found}; give the same command to go on, or another folder"
+        )

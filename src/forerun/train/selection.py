@@ -1,0 +1,197 @@
+"""What is learnt of the texts: which of them, which of their places, and which tokens the head can draft."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import ConfigError
+from forerun.models.tokenizer import Tokenizer
+from forerun.train.texts import WrittenText
+
+NGRAM = 8  # words in a row that a text must not share with an excluded file
+MOST_PERIOD = 32  # tokens of what is repeated in a loop
+LEAST_COVERAGE = 0.95
+NUM_ALWAYS = 3  # ids from 0 that are always drafted: the special tokens of most vocabularies
+HELD_OUT_EVERY = 32  # conversations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedText:
+    """A text and the places at which a head learns what the target predicts for the next one."""
+
+    token_ids: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The texts of a run, divided, and what was left out.
+
+    `draft_ids` [V] are the tokens that the head can draft, ascending; `coverage` is their share of what is learnt.
+    """
+
+    learned: Sequence[LearnedText]
+    held_out: Sequence[WrittenText]
+    draft_ids: NDArray[np.int64]
+    coverage: float
+    num_empty: int
+    num_repeated: int
+    num_excluded: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the texts that are learnt from, prompts included."""
+        return sum(len(text.token_ids) for text in self.learned)
+
+    @property
+    def num_places(self) -> int:
+        """Places at which something is learnt."""
+        return sum(len(text.places) for text in self.learned)
+
+
+def select(
+    texts: Iterable[WrittenText],
+    *,
+    vocab_size: int,
+    num_draft: int,
+    always: Iterable[int] = (),
+    tokenizer: Tokenizer | None = None,
+    excluded: frozenset[tuple[str, ...]] = frozenset(),
+) -> Selection:
+    """Select what is learnt, a function of the set of texts: their order in the file does not matter.
+
+    Args:
+        texts: what the target wrote.
+        vocab_size: of the target.
+        num_draft: how many tokens the head can draft.
+        always: tokens that are drafted however rare they are, such as those that end a text.
+        tokenizer: decodes texts to compare them with `excluded`.
+        excluded: n-grams of words; texts with one of them are left out.
+
+    Raises:
+        ConfigError: nothing is left to learn from, or too few of its tokens can be drafted.
+    """
+    ordered = sorted(texts, key=lambda text: text.number)
+    kept: list[WrittenText] = []
+    openings: set[bytes] = set()
+    num_empty = num_repeated = num_excluded = 0
+    for text in ordered:
+        if not text.spans:
+            num_empty += 1
+            continue
+        opening = text.token_ids[: text.spans[0][0]].tobytes()
+        if opening in openings:
+            num_repeated += 1
+        elif (
+            excluded
+            and tokenizer is not None
+            and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids.tolist())))
+        ):
+            num_excluded += 1
+        else:
+            openings.add(opening)
+            kept.append(text)
+    held_out = [text for index, text in enumerate(kept) if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    learned = [
+        LearnedText(token_ids=text.token_ids.astype(np.int64), places=_places(text))
+        for index, text in enumerate(kept)
+        if index % HELD_OUT_EVERY != HELD_OUT_EVERY - 1
+    ]
+    learned = [text for text in learned if len(text.places)]
+    if not learned:
+        raise ConfigError(
+            f"texts: none is left to learn from ({len(ordered)} written, {num_empty} without an answer, {num_repeated} "
+            f"repeated, {num_excluded} excluded); write more"
+        )
+    draft_ids, coverage = _draft_vocabulary(learned, vocab_size=vocab_size, num_draft=num_draft, always=always)
+    return Selection(
+        learned=learned,
+        held_out=held_out,
+        draft_ids=draft_ids,
+        coverage=coverage,
+        num_empty=num_empty,
+        num_repeated=num_repeated,
+        num_excluded=num_excluded,
+    )
+
+
+def ngrams(text: str) -> set[tuple[str, ...]]:
+    """Return all runs of `NGRAM` words of a text, in lower case and without punctuation."""
+    words = re.findall(r"\w+", text.lower())
+    return set(zip(*(words[first:] for first in range(NGRAM)), strict=False))
+
+
+def read_excluded(paths: Sequence[Path]) -> frozenset[tuple[str, ...]]:
+    """Read the n-grams of files of prompts: all strings of a .json or .jsonl file, all lines of any other.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    found: set[tuple[str, ...]] = set()
+    for path in paths:
+        try:
+            for line in path.read_text(encoding="utf-8").splitlines():
+                strings = _strings(json.loads(line)) if path.suffix in (".json", ".jsonl") and line.strip() else [line]
+                for string in strings:
+                    found |= ngrams(string)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--exclude: cannot read {path} ({error}); give a .jsonl or text file") from None
+    return frozenset(found)
+
+
+def loops(token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the tokens of a text from the third time on that the same few tokens are repeated, [S]."""
+    found = np.zeros(len(token_ids), dtype=bool)
+    for period in range(1, min(MOST_PERIOD, len(token_ids) - 1) + 1):
+        is_equal = token_ids[period:] == token_ids[:-period]
+        index = np.arange(len(is_equal))
+        last_other = np.maximum.accumulate(np.where(is_equal, -1, index))
+        found[period:] |= index - last_other > max(2 * period, 8)
+    return found
+
+
+def _places(text: WrittenText) -> NDArray[np.int64]:
+    """Return the places of answers whose next token is of the same answer too, without loops."""
+    token_ids = text.token_ids.astype(np.int64)
+    is_learned = np.zeros(len(token_ids), dtype=bool)
+    for start, end in text.spans:
+        is_learned[start : end - 1] = True
+    is_learned[:-1] &= ~loops(token_ids)[1:]
+    return is_learned.nonzero()[0]
+
+
+def _draft_vocabulary(
+    learned: Sequence[LearnedText], *, vocab_size: int, num_draft: int, always: Iterable[int]
+) -> tuple[NDArray[np.int64], float]:
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for text in learned:
+        counts += np.bincount(text.token_ids[text.places + 1], minlength=vocab_size)
+    if num_draft >= vocab_size:
+        return np.arange(vocab_size), 1.0
+    fixed = np.unique([*range(NUM_ALWAYS), *always])
+    order = np.argsort(-counts, kind="stable")
+    others = order[~np.isin(order, fixed)][: max(0, num_draft - len(fixed))]
+    draft_ids = np.sort(np.concatenate([fixed, others]))[:num_draft]
+    coverage = float(counts[draft_ids].sum() / counts.sum())
+    if coverage < LEAST_COVERAGE:
+        raise ConfigError(
+            f"--draft-vocab-size: {num_draft} tokens are {coverage:.1%} of what the target wrote; "
+            f"at least {LEAST_COVERAGE:.0%} are needed; give more"
+        )
+    return draft_ids, coverage
+
+
+def _strings(value: object) -> list[str]:
+    """All strings in a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [string for item in value for string in _strings(item)] if isinstance(value, list) else []

@@ -1,0 +1,149 @@
+"""Training lowers the loss of its formula, begins from a copy of a block, and goes on after an interruption to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerun.errors import ConfigError
+from forerun.models.checkpoint import StateDict, renamed
+from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
+from forerun.models.heads.reader import HeadReader
+from forerun.train.copied_block import begin_from_block
+from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.objectives import unrolled_loss
+from forerun.train.selection import LearnedText
+from forerun.train.target import Batch, observe
+from tests.engines import tiny_target
+from tests.train.target_folder import chat_model, chat_model_folder
+
+DRAFT_IDS = torch.arange(0, 264, 2)
+
+
+def learned(count=24, length=30):
+    source = torch.Generator().manual_seed(3)
+    return [
+        LearnedText(
+            token_ids=torch.randint(250, (length + i % 5,), generator=source).numpy(), places=np.arange(6, length)
+        )
+        for i in range(count)
+    ]
+
+
+def trainer(**changes):
+    settings = HeadSettings(
+        **({"num_steps": 6, "batch_tokens": 200, "pass_tokens": 100, "measured_every": 1} | changes)
+    )
+    return HeadTrainer(chat_model(), *begin_from_block(chat_model(), DRAFT_IDS, seed=0), learned(), settings)
+
+
+def test_a_head_begins_as_a_copy_of_the_last_block():
+    content, tensors = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
+    stored = load_file(chat_model_folder() / "model.safetensors")
+    prefix = f"model.layers.{chat_model().model.num_layers - 1}."
+    width = content["hidden_size"]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        found = tensors[f"midlayer.self_attn.{name}.weight"]
+        assert torch.equal(found[:, width:], stored[f"{prefix}self_attn.{name}.weight"].float())
+    assert torch.equal(tensors["midlayer.mlp.down_proj.weight"], stored[f"{prefix}mlp.down_proj.weight"].float())
+    assert torch.equal(tensors["norm.weight"], stored["model.norm.weight"].float())
+    assert (tensors["d2t"] + torch.arange(len(DRAFT_IDS))).tolist() == DRAFT_IDS.tolist()
+    assert tensors["lm_head.weight"].shape == (len(DRAFT_IDS), width)
+
+
+def test_a_model_without_files_is_refused():
+    with pytest.raises(ConfigError, match="was made in memory"):
+        begin_from_block(tiny_target(), torch.arange(40), seed=0)
+
+
+def test_training_lowers_the_loss_and_changes_every_tensor():
+    training = trainer(num_steps=25, learning_rate=5e-3)
+    before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+    reports = [training.run_step() for _ in range(25)]
+    assert reports[-1].loss < reports[0].loss
+    for name, tensor in training.tensors().items():
+        if tensor.is_floating_point():
+            assert not torch.equal(tensor, before[name]), name
+            assert tensor.isfinite().all(), name
+    assert len(reports[0].acceptance) == len(reports[0].agreement) == 3
+
+
+def test_the_loss_is_that_of_the_unrolled_formula_where_nothing_lies_outside_the_draft_vocabulary():
+    training = trainer()
+    batch = observe(chat_model(), [text.token_ids.tolist() for text in learned(2)], frozenset(training._head().needs))
+    head = training._head()
+    is_text = torch.zeros_like(batch.is_text)
+    for row, text in enumerate(learned(2)):
+        is_text[row, text.places] = True
+    outside = torch.ones(264, dtype=torch.bool).index_fill(0, DRAFT_IDS, value=False)
+    logits = batch.logits.masked_fill(outside, float("-inf"))
+    whole = Batch(
+        token_ids=batch.token_ids,
+        is_text=is_text,
+        features={name: rows.to(head.dtype) for name, rows in batch.features.items()},
+        logits=logits,
+    )
+    expected = unrolled_loss(head, whole, num_passes=3, decay=0.8)
+    observed = training._observer.observe(learned(2))
+    wanted = observed.wanted / observed.wanted.sum(-1, keepdim=True)
+    counts = torch.tensor([float(sum(len(text.places) for text in learned(2)))] * 3)
+    found = training._loss(replace(observed, wanted=wanted), 0.8 ** torch.arange(3) / counts, None)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
+
+
+def test_an_interrupted_run_ends_in_the_same_head(tmp_path):
+    whole = trainer()
+    for _ in range(6):
+        whole.run_step()
+    first = trainer()
+    for _ in range(4):
+        first.run_step()
+    first.save(tmp_path / "state.safetensors")
+    second = trainer()
+    second.resume(tmp_path / "state.safetensors")
+    assert (second.step, second.num_tokens) == (first.step, first.num_tokens)
+    for _ in range(2):
+        second.run_step()
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(second.tensors()[name], tensor), name
+
+
+def test_a_state_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match="cannot be resumed from"):
+        trainer().resume(path)
+
+
+def test_the_engine_computes_the_trainers_logits():
+    training = trainer()
+    training.run_step()
+    content, tensors = training.content, training.tensors()
+    served = Eagle3Head(HeadReader(content, renamed(StateDict(tensors), canonical_name), chat_model()))
+    (text,) = learned(1)
+    observed = training._observer.observe([text])
+    features = [observed.features[name][0].float() for name in served.needs]
+    normed = training._head().normed(training._head().fuse([rows.to(chat_model().model.dtype) for rows in features]))
+    expected = normed.float() @ tensors["lm_head.weight"].T
+    found = served.logits(served.fuse(features))
+    torch.testing.assert_close(found, expected.detach(), rtol=0.1, atol=0.05 * expected.abs().max().item())
+
+
+def test_every_epoch_takes_each_text_once():
+    training = trainer(batch_tokens=100)
+    orders = []
+    for _ in range(3):
+        training._plan_epoch()
+        orders.append([index for batch in training._planned for index in batch])
+        assert sorted(orders[-1]) == list(range(24))
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize("name", ["num_steps", "batch_tokens", "num_passes", "learning_rate"])
+def test_settings_out_of_range_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name}: got 0; must be above 0"):
+        HeadSettings(**({"num_steps": 1} | {name: 0}))

@@ -1,0 +1,84 @@
+"""A whole run gives a head that drafts; interrupted in any stage it goes on, and mistakes are said before anything runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun import LLM, SamplingParams
+from forerun.errors import ConfigError
+from forerun.train.run import RunSettings, TrainingRun
+from tests.native import needs_kernels
+from tests.train.target_folder import chat_model_folder
+
+
+class TornDownError(Exception):
+    """Stands for whatever interrupts a run."""
+
+
+def settings(tmp_path, **changes):
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"Question {number}?"} for number in range(64)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    defaults = {"prompts": path, "epochs": 12.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
+    return RunSettings(model=str(chat_model_folder()), output=tmp_path / "head", **(defaults | changes))
+
+
+def stop_in(stage):
+    def report(found):
+        if found.stage == stage:
+            raise TornDownError
+
+    return report
+
+
+@needs_kernels
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path, layout):
+    asked = settings(tmp_path, layout=layout)
+    for stage in ("write", "mask", "train", "measure", "package"):
+        with pytest.raises(TornDownError):
+            TrainingRun(asked, stop_in(stage)).go()
+    measured = TrainingRun(asked, lambda found: None).go()
+    assert [one.temperature for one in measured.at] == [0.0, 1.0]
+    assert measured.speed_up is not None
+    assert (tmp_path / "head" / "README.md").read_text().startswith("# EAGLE-3 head for")
+    config = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
+    drafting, plain = (LLM(str(chat_model_folder()), max_model_len=128, speculative_config=c) for c in (config, None))
+    params = SamplingParams(temperature=1.0, seed=0, max_tokens=40)
+    texts = [llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for llm in (drafting, plain)]
+    assert texts[0] == texts[1]
+    assert drafting.stats.speculation.num_draft_tokens > 0
+
+
+@needs_kernels
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    TrainingRun(settings(tmp_path), lambda found: None)
+    with pytest.raises(ConfigError, match="seed 0 instead of 1; give the same command to go on"):
+        TrainingRun(settings(tmp_path, seed=1), lambda found: None)
+
+
+@needs_kernels
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "mine").write_text("x")
+    with pytest.raises(ConfigError, match="is no folder of a training run"):
+        TrainingRun(settings(tmp_path), lambda found: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "medusa"}, "--method: got 'medusa'"),
+        ({"layout": "x"}, "--layout: got 'x'"),
+        ({"magpie": 5}, "--prompts and --magpie are both given"),
+        ({"epochs": None}, "--budget: is missing"),
+        ({"epochs": 0.0}, "--epochs: got 0"),
+        ({"prompts": None}, "without --budget say how many"),
+        ({"budget": 5.0}, "in which nothing can be trained"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, **changes)

@@ -1,0 +1,109 @@
+"""What is learnt: answers without loops, once each, none of an excluded file, with a vocabulary that covers them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.train.selection import loops, ngrams, read_excluded, select
+from forerun.train.texts import WrittenText
+
+
+class Words:
+    """Every token is a word."""
+
+    def decode(self, ids):
+        return " ".join(f"word{token}" for token in ids)
+
+
+def text(number, ids, *spans):
+    return WrittenText(number=number, temperature=0.0, token_ids=np.array(ids, dtype=np.uint32), spans=spans)
+
+
+def several(count, *, length=12):
+    chance = random.Random(0)
+    return [text(n, [n, *(chance.randrange(90) for _ in range(length))], (3, length)) for n in range(count)]
+
+
+def selected(texts, **changes):
+    return select(texts, **({"vocab_size": 97, "num_draft": 97} | changes))
+
+
+def test_places_are_those_of_answers_whose_next_token_is_of_the_answer_too():
+    (learned,) = selected([text(0, range(20), (4, 8), (12, 15))]).learned
+    assert learned.places.tolist() == [4, 5, 6, 12, 13]
+
+
+def test_the_order_of_texts_does_not_matter():
+    texts = several(100)
+    one, two = selected(texts), selected(texts[::-1])
+    assert [t.token_ids.tolist() for t in one.learned] == [t.token_ids.tolist() for t in two.learned]
+    assert [t.number for t in one.held_out] == [t.number for t in two.held_out]
+    assert len(one.held_out) == 3
+
+
+def test_what_is_held_out_is_not_learnt():
+    found = selected(several(100))
+    held_out = {one.token_ids[0] for one in found.held_out}
+    assert held_out.isdisjoint(one.token_ids[0] for one in found.learned)
+    assert len(held_out) + len(found.learned) == 100
+
+
+def test_empty_and_repeated_texts_are_left_out_and_counted():
+    texts = [text(0, [5, 6, 7, 8, 9], (2, 5)), text(1, []), text(2, [5, 6, 1, 2, 3], (2, 5)), text(3, range(9), (4, 9))]
+    found = selected(texts)
+    assert (len(found.learned), found.num_empty, found.num_repeated) == (2, 1, 1)
+    assert found.learned[0].token_ids.tolist() == [5, 6, 7, 8, 9]
+
+
+def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_path):
+    texts = several(10)
+    shared = Words().decode(texts[4].token_ids[2:10].tolist())
+    path = tmp_path / "evaluation.jsonl"
+    path.write_text(json.dumps({"turns": ["other", shared.upper() + "!"]}) + "\n")
+    found = selected(texts, tokenizer=Words(), excluded=read_excluded([path]))
+    assert found.num_excluded == 1
+    assert 4 not in {one.token_ids[0] for one in found.learned}
+    path.write_text(json.dumps({"prompt": shared.rpartition(" ")[0]}))  # seven words
+    assert selected(texts, tokenizer=Words(), excluded=read_excluded([path])).num_excluded == 0
+
+
+def test_an_excluded_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--exclude: cannot read"):
+        read_excluded([tmp_path / "missing.txt"])
+
+
+def test_ngrams_ignore_case_and_punctuation():
+    assert ngrams("A b, c d e f g h") == ngrams("a B c d: e f g H!") == {tuple("abcdefgh")}
+    assert ngrams("too few words") == set()
+
+
+def test_loops_begin_at_the_third_time():
+    ids = np.array([9, 8, *[1, 2, 3, 4] * 5, 7])
+    assert loops(ids).nonzero()[0].tolist() == list(range(2 + 3 * 4, 2 + 5 * 4))
+    assert not loops(np.arange(50)).any()
+
+
+def test_the_vocabulary_is_of_the_most_frequent_learnt_tokens_and_those_that_are_always_drafted():
+    ids = [50] * 5 + [60, *[20, 30] * 10, 40]  # what the prompt repeats does not count
+    found = selected([text(0, [7, *chosen], (6, 27)) for chosen in (ids, ids[::-1])][:1], num_draft=7, always=[11])
+    assert set(found.draft_ids.tolist()) > {0, 1, 2, 11, 20, 30}
+    assert 50 not in found.draft_ids
+    assert found.draft_ids.tolist() == sorted(found.draft_ids)
+    assert found.coverage == 1.0
+
+
+def test_a_vocabulary_that_covers_too_little_is_refused():
+    with pytest.raises(ConfigError, match=r"--draft-vocab-size: 5 tokens are .*; at least 95% are needed"):
+        selected(several(20), num_draft=5)
+
+
+def test_nothing_left_to_learn_is_said_with_the_reasons():
+    short = [1, 2, 3]  # whose answer of one token teaches nothing
+    texts = [text(0, []), text(1, short, (2, 3)), text(2, short, (2, 3))]
+    with pytest.raises(ConfigError, match=r"none is left to learn from .3 written, 1 without an answer, 1 repeated"):
+        selected(texts)
