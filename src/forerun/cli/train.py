@@ -57,7 +57,7 @@ class TrainingOptions:
     """Time that all may take, e.g. 3h or 90m."""
     epochs: float | None = None
     """Times that each text is trained on; by default as often as there is time for."""
-    exclude: tuple[Path, ...] = ()
+    exclude: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
     """Files of evaluation prompts: conversations that share eight words in a row with one are left out."""
     draft_vocab_size: int = 8192
     """Tokens that the head can draft, the most frequent ones of what the model wrote."""
