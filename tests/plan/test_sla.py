@@ -8,29 +8,29 @@ from forerun.errors import ConfigError
 from forerun.plan.sla import Sla, parse_sla
 
 limits = st.none() | st.floats(1e-6, 1e4)
-slas = st.builds(Sla, ttft=st.floats(1e-6, 1e4), tpot=limits, gap=limits, e2e=limits, attainment=st.floats(0.01, 0.999))
+slas = st.builds(Sla, ttft=st.floats(1e-6, 1e4), tpot=limits, icl=limits, e2el=limits, attainment=st.floats(0.01, 0.999))
 
 
 @given(slas)
 def test_an_sla_is_read_from_its_json(sla: Sla) -> None:
     again = Sla.from_json(sla.to_json())
     assert again.attainment == sla.attainment
-    for name in ("ttft", "tpot", "gap", "e2e"):
+    for name in ("ttft", "tpot", "icl", "e2el"):
         assert getattr(again, name) == pytest.approx(getattr(sla, name))
 
 
 def test_units_are_read() -> None:
     assert parse_sla("ttft=500ms,itl=50ms") == Sla(ttft=0.5, tpot=0.05)
-    sla = parse_sla("ttft = 1.5 s, tpot=20us, e2e=3s, gap=1ms, attainment=0.9")
-    assert (sla.ttft, sla.gap, sla.e2e, sla.attainment) == (1.5, 1e-3, 3.0, 0.9)
+    sla = parse_sla("ttft = 1.5 s, tpot=20us, e2el=3s, icl=1ms, attainment=0.9")
+    assert (sla.ttft, sla.icl, sla.e2el, sla.attainment) == (1.5, 1e-3, 3.0, 0.9)
     assert sla.tpot == pytest.approx(20e-6)
 
 
 def test_a_request_attains_the_sla_only_within_all_limits() -> None:
     sla = Sla(ttft=1.0, tpot=0.1)
-    assert sla.is_met(ttft=1.0, tpot=0.1, gap=9.0, e2e=9.0)
-    assert not sla.is_met(ttft=1.1, tpot=0.1, gap=0.0, e2e=0.0)
-    assert not sla.is_met(ttft=1.0, tpot=0.11, gap=0.0, e2e=0.0)
+    assert sla.is_met(ttft=1.0, tpot=0.1, icl=9.0, e2el=9.0)
+    assert not sla.is_met(ttft=1.1, tpot=0.1, icl=0.0, e2el=0.0)
+    assert not sla.is_met(ttft=1.0, tpot=0.11, icl=0.0, e2el=0.0)
 
 
 @pytest.mark.parametrize(

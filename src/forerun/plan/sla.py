@@ -9,7 +9,7 @@ from typing import Any
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.assignments import parse_assignments
 
-LATENCIES = ("ttft", "tpot", "gap", "e2e")
+LATENCIES = ("ttft", "tpot", "icl", "e2el")
 DEFAULT_ATTAINMENT = 0.95
 
 
@@ -18,9 +18,9 @@ class Sla:
     """Limits in seconds that a request must keep; None: no limit. A request attains the SLA if it keeps all.
 
     `ttft` is the time from a request's arrival to its first token. `tpot` is the request's mean time per token after
-    that, (e2e - ttft) / (tokens - 1): vLLM's TPOT, and what Dynamo and aiperf call inter-token latency. `gap` is the mean
-    time between two messages of its stream: with speculation a message holds several tokens, so gap is above tpot.
-    `e2e` is the time from arrival to the last token. `attainment` is the share of requests that must attain it.
+    that, (e2el - ttft) / (tokens - 1): vLLM's TPOT, and what Dynamo and aiperf call inter-token latency. `icl` is the mean
+    time between two messages of its stream: with speculation a message holds several tokens, so icl is above tpot.
+    `e2el` is the time from arrival to the last token. `attainment` is the share of requests that must attain it.
 
     Raises:
         ConfigError: a limit or the attainment is out of range, or there is no limit at all.
@@ -28,8 +28,8 @@ class Sla:
 
     ttft: float | None = None
     tpot: float | None = None
-    gap: float | None = None
-    e2e: float | None = None
+    icl: float | None = None
+    e2el: float | None = None
     attainment: float = DEFAULT_ATTAINMENT
 
     def __post_init__(self) -> None:
@@ -42,10 +42,10 @@ class Sla:
         if not 0.0 < self.attainment < 1.0:
             raise ConfigError(f"sla: got attainment={self.attainment:g}; must be above 0 and below 1")
 
-    def is_met(self, *, ttft: float, tpot: float, gap: float, e2e: float) -> bool:
+    def is_met(self, *, ttft: float, tpot: float, icl: float, e2el: float) -> bool:
         """Whether a request of these times, in seconds, attains the SLA."""
-        times = (ttft, tpot, gap, e2e)
-        limits = (self.ttft, self.tpot, self.gap, self.e2e)
+        times = (ttft, tpot, icl, e2el)
+        limits = (self.ttft, self.tpot, self.icl, self.e2el)
         return all(limit is None or time <= limit for time, limit in zip(times, limits, strict=True))
 
     def to_json(self) -> dict[str, float | None]:
@@ -68,7 +68,7 @@ class Sla:
 
 
 def parse_sla(text: str) -> Sla:
-    """Parse "ttft=500ms,itl=50ms", optionally with gap, e2e and attainment; itl and tpot are the same.
+    """Parse "ttft=500ms,itl=50ms", optionally with icl, e2el and attainment; itl and tpot are the same.
 
     Raises:
         ConfigError: the text is no such list, or a number is out of range.
