@@ -20,7 +20,9 @@ from tests.engines import VOCAB_SIZE, tiny_llm
 NUM_TOKENS = 24
 SETTINGS = {"max_num_seqs": 24, "max_num_batched_tokens": 48, "max_model_len": 128, "block_size": 4}
 NUM_BLOCKS = 40  # so few that sequences are preempted
-ARRIVALS = [0.0] * 10 + [0.002 * i for i in range(50)]  # of requests, in seconds: some at once, then one after the other
+ARRIVALS = [0.0] * 10 + [
+    0.002 * i for i in range(50)
+]  # of requests, in seconds: some at once, then one after the other
 
 CONFIGS = {
     "plain": None,
@@ -78,7 +80,9 @@ def real_run(config):
             clock.now = max(clock.now, upcoming[0][1])
         while upcoming and upcoming[0][1] <= clock.now:
             number, _ = upcoming.pop(0)
-            sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, seed=request_seed(0, number))
+            sampling = SamplingParams(
+                temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, seed=request_seed(0, number)
+            )
             engine.add_request(str(number), PROMPTS[number], sampling)
         outputs |= {one.request_id: one.outputs[0].token_ids for one in engine.step().finished}
     return outputs, measured, engine

@@ -98,9 +98,17 @@ class Replica:
                 record.chunks.append((now, len(delta.token_ids)))
         for last, count in since.items():
             self.gaps.add(now - last, count)
-        parts = self.engine.parts
-        scheduler, pool = parts.scheduler, parts.pool
-        self.steps.add(now, now - start, len(scheduler.running), self.num_waiting, pool.num_blocks - pool.num_free)
+        pool = self.engine.parts.pool
+        num_running = len(self.engine.parts.scheduler.running) + len(output.finished)
+        self.steps.add(
+            end=now,
+            seconds=now - start,
+            num_running=num_running,
+            num_waiting=self.num_waiting,
+            num_chunks=len(output.deltas),
+            num_tokens=sum([len(delta.token_ids) for delta in output.deltas]),
+            num_used_blocks=pool.num_blocks - pool.num_free,
+        )
         last_tokens = {delta.request_id: delta.token_ids for delta in output.deltas if delta.finish_reason}
         ended = []
         for finished in output.finished:
