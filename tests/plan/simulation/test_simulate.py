@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.simulation import SimulationSettings
+from forerun.engine.simulation import SimulatedEngine, SimulationSettings, linear_decode_seconds
 from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
 from forerun.executor.simulated_text import ConditionalAcceptance
 from forerun.plan.load import Load
-from forerun.plan.simulation.fleet import Fleet, Transfer
+from forerun.plan.simulation.fleet import Fleet, FleetRun, Transfer
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests, with_arrivals
 from forerun.plan.simulation.routing import ROUTING
 from forerun.plan.simulation.simulate import simulate
@@ -75,6 +75,73 @@ def test_every_request_gets_its_tokens_in_time_order_and_the_same_seed_gives_the
         assert all(begin <= end for begin, end in zip(log.ends, log.ends[1:], strict=False))
     assert sum(sum(log.num_tokens) for log in result.steps) == result.num_output_tokens
     assert as_bytes(run()) == as_bytes(result)
+
+
+class EqualTexts:
+    """The same text whatever the request: equal prompts share blocks of their answers too."""
+
+    def tokens(self, spec, start, end):
+        return [place % 7 for place in range(start, end)]
+
+
+def seconds_by_shape(num_sequences, num_context_tokens):
+    return 0.004 + 0.0001 * num_sequences + 1e-7 * num_context_tokens / 3
+
+
+def seconds_of_plan(plan):
+    num_context = sum(planned.start for planned in plan.sequences)
+    return seconds_by_shape(len(plan.sequences), num_context) + 1e-4 * (len(plan.rows.token_ids) - len(plan.sequences))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    FLEETS,
+    st.integers(0, 99),
+    st.sampled_from([30, 45, 300]),
+    st.sampled_from([2, 3, 6]),
+    st.sampled_from([None, EqualTexts()]),
+    st.sampled_from([1, 20, 200]),
+)
+def test_taking_steps_together_changes_nothing(fleet, seed, num_blocks, max_num_seqs, texts, rate):
+    requests = synthetic_requests(
+        Load(rate=rate, isl=30, osl=40, isl_cv=0.7, osl_cv=0.5, prefix_hit_rate=0.6), 20, seed=seed
+    )
+
+    def run(decode_seconds):
+        engine = SimulationSettings(
+            num_blocks=num_blocks,
+            block_size=8,
+            max_model_len=240,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=32,
+            texts=texts,
+            step_seconds=seconds_of_plan,
+            decode_seconds=decode_seconds,
+        )
+        one = FleetRun(fleet, engine, lambda: FixedLength(num_speculative_tokens=0), seed=seed, keeps_chunks=True)
+        records = one.run(requests)
+        replicas = [*one.replicas, *one.prefill_replicas]
+        pools = [replica.engine.parts.pool for replica in replicas]
+        return (
+            records,
+            [(replica.steps, replica.gaps, replica.engine.stats, replica.engine.state) for replica in replicas],
+            [
+                (list(pool._free_cached), pool._free_uncached, pool.num_evictions, pool._cache._block_by_digest)
+                for pool in pools
+            ],
+            [replica.engine._num_executed for replica in replicas],
+        )
+
+    assert run(seconds_by_shape) == run(None)
+
+
+def test_most_steps_of_a_busy_engine_are_taken_together(monkeypatch):
+    engine = SimulationSettings(decode_seconds=linear_decode_seconds)
+    taken, step = [], SimulatedEngine.step
+    monkeypatch.setattr(SimulatedEngine, "step", lambda self: taken.append(1) or step(self))
+    result = simulate(engine, equal_requests(30, every=0.05, num_output=100))
+    assert len(taken) == 60, "each request has a step that reads its prompt, and one that ends it"
+    assert sum(one.num_steps for one in result.replicas) > 300
 
 
 def test_another_seed_gives_other_drafts():
