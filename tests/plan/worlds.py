@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.serving_policies import EngineModel
@@ -47,7 +48,7 @@ class Rates:
 
     def variance(self, k: int) -> float:
         reached = [*self._reached(k), 0.0]
-        pmf = [(tokens, here - after) for tokens, (here, after) in enumerate(zip(reached, reached[1:]), start=1)]
+        pmf = [(tokens, here - after) for tokens, (here, after) in enumerate(pairwise(reached), start=1)]
         mean = sum(tokens * share for tokens, share in pmf)
         return sum((tokens - mean) ** 2 * share for tokens, share in pmf)
 

@@ -6,6 +6,7 @@ the load-dependent queue is the birth-death chain of the same book, 3.1. Times i
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
+@functools.lru_cache(maxsize=4096)
 def erlang_c(num_servers: int, offered: float) -> float:
     """The chance that an arrival of a Poisson process waits, as all servers are busy.
 
