@@ -123,7 +123,7 @@ def plan_fleet(
     if most_engines is not None and most_engines < least:
         raise ConfigError(f"budget: got {most_engines} engines; must be at least {least} for {' or '.join(layouts)}")
     policies = serving_policies(engine, [None, *speculations], load)
-    search = _Search(engine, load, sla, transfer)
+    search = FleetSearch(engine, load, sla, transfer)
     budget = most_engines or MOST_REPLICAS
     found = search.fewest(policies, layouts, budget)
     if found is not None:
@@ -133,7 +133,7 @@ def plan_fleet(
     return FleetAnswer(plan=best, is_feasible=False, needed=beyond.num_engines if beyond else None)
 
 
-class _Search:
+class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
     def __init__(self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer) -> None:
@@ -175,7 +175,11 @@ class _Search:
             return predict(self._engine, policy, self._load, self._load.rate / counts).attainment(self._sla)
 
         count = least_count(lambda counts: attainment(counts) >= self._sla.attainment, most)
-        return None if count is None else self._aggregated(policy, count)
+        return None if count is None else self.at(policy, 0, count)
+
+    def at(self, policy: ServingPolicy, prefill: int, replicas: int) -> FleetPlan:
+        """So many engines, whether they attain the SLA or not; `prefill` 0: aggregated."""
+        return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
 
     def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
         at = predict(self._engine, policy, self._load, np.array([self._load.rate / count]))
@@ -195,8 +199,8 @@ class _Search:
 
     def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
         if layout is Layout.AGGREGATED or most == 1:
-            return self._aggregated(policy, most)
-        tried = [self._apart(policy, count, most - count) for count in _spread(1, most - 1)]
+            return self.at(policy, 0, most)
+        tried = [self.at(policy, count, most - count) for count in _spread(1, most - 1)]
         return max(tried, key=lambda one: one.attainment)
 
     def _fewest_apart(self, policy: ServingPolicy, most: int) -> FleetPlan | None:
@@ -220,7 +224,7 @@ class _Search:
             decode = self._fewest_decode(policy, first, limit)
             num_vain += 1
             if decode is not None:
-                best, num_vain = self._apart(policy, first, decode), 0
+                best, num_vain = self.at(policy, first, decode), 0
             first += 1
         return best
 

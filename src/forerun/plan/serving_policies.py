@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -119,6 +119,13 @@ class ServingPolicy:
         """The largest K of any batch size."""
         return int(self._at[1].max())
 
+    def for_load(self, engine: EngineModel, load: Load) -> ServingPolicy:
+        """The same settings under a load of other lengths: steps take longer with more context, and fewer may fit."""
+        places = engine.num_places(load, self.max_draft_tokens)
+        limit = max(1, min(self.max_num_seqs, places))
+        table = step_table(engine.step_times, self.speculation, max_batch_size=limit, context=mean_context(load))
+        return replace(self, max_num_seqs=limit, table=table)
+
     @property
     def schedule(self) -> Schedule:
         """K by batch size."""
@@ -139,7 +146,6 @@ def serving_policies(
             f"load: isl + osl is {num_tokens:g} tokens, and the profile's max_model_len {engine.max_model_len}; "
             f"must be at most that: profile with a larger --max-model-len"
         )
-    context = load.isl + load.osl * (1.0 + load.osl_cv**2) / 2.0
     policies = []
     for speculation in speculations:
         longest = speculation.max_draft_tokens if speculation else 0
@@ -150,7 +156,7 @@ def serving_policies(
                 f"of {engine.block_size} tokens; give the engine more KV memory and profile again"
             )
         most = min(engine.max_num_seqs, places)
-        table = step_table(engine.step_times, speculation, max_batch_size=most, context=context)
+        table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
         for lengths in _length_rules(table, longest, most):
             if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
@@ -161,6 +167,11 @@ def serving_policies(
                 for limit in _batch_limits(most)
             ]
     return policies
+
+
+def mean_context(load: Load) -> float:
+    """Tokens that a running sequence has in the KV cache, on average; long answers run longer."""
+    return load.isl + load.osl * (1.0 + load.osl_cv**2) / 2.0
 
 
 def _length_rules(table: StepTable, longest: int, most: int) -> list[Lengths]:
