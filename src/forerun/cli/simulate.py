@@ -49,7 +49,7 @@ class RequestOptions:
     num_requests: int = 1000
     """How many, of --load, --conversations and --recorded."""
     arrivals: Arrivals = "steady"
-    """Whether the rate is steady, has bursts, or goes through a day from trough to peak and back."""
+    """Whether the rate is steady, has bursts, or goes through a day, from its lowest to its peak and back."""
     burst_factor: float = 4.0
     """How many times as many requests arrive in a burst."""
     burst_every: float = 60.0
@@ -300,12 +300,16 @@ def _run(
     from tqdm import tqdm
 
     with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as bar:
+
+        def progress(num_ended: int) -> None:
+            bar.update(num_ended - bar.n)
+
         return engine.simulate(
             requests,
             fleet=fleet,
             seed=seed,
             keeps_chunks=keeps_chunks,
-            progress=lambda ended: bar.update(ended - bar.n),
+            progress=progress,
         )
 
 
