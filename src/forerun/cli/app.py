@@ -27,6 +27,7 @@ COMMANDS = (
     "drafters",
     "generate",
     "models",
+    "plan",
     "pools",
     "serve",
     "simulate",

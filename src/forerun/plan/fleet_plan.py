@@ -73,12 +73,10 @@ class FleetPlan:
         return self.prefill_replicas + self.replicas
 
     @property
-    def _preference(self) -> tuple[float, ...]:
-        """Less is better, of plans with as many engines: sooner, then simpler."""
-        seconds = float(self.e2el.mean[0])
-        step = round(math.log(seconds) / ALMOST_EQUAL) if 0.0 < seconds < math.inf else math.inf
+    def complexity(self) -> tuple[int, ...]:
+        """Less is simpler: prompts together, shorter drafts, one K for all batch sizes, no limit on sequences."""
         changes = len(self.policy.schedule) if self.policy.speculation else 0
-        return (step, self.prefill_replicas, self.policy.max_draft_tokens, changes, -self.policy.max_num_seqs)
+        return (self.prefill_replicas, self.policy.max_draft_tokens, changes, -self.policy.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +149,14 @@ class FleetSearch:
         if not found:
             return None
         fewest = min(one.num_engines for one in found)
-        return min((one for one in found if one.num_engines == fewest), key=lambda one: one._preference)
+        return _preferred([one for one in found if one.num_engines == fewest])
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
         """What attains the SLA for most requests with `most` engines."""
         tried = [self._most_attaining(policy, layout, most) for policy in policies for layout in layouts]
         best = max(one.attainment for one in tried)
         near = [one for one in tried if one.attainment >= best - 1e-9]
-        return min(near, key=lambda one: one._preference)
+        return _preferred(near)
 
     def _least_by_speed(self, policy: ServingPolicy) -> float:
         """Engines below which even decoding alone cannot keep up."""
@@ -315,6 +313,13 @@ class FleetSearch:
             mean = ttft.mean + after_first
             e2el = Lognormal(mean, np.nan_to_num((ttft.variance + at.e2el.variance) / mean**2))
         return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, e2el=e2el)
+
+
+def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:
+    """Of plans with as many engines the one that answers soonest, or a simpler one that is almost as soon."""
+    soonest = min(float(one.e2el.mean[0]) for one in plans)
+    near = [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + ALMOST_EQUAL)]
+    return min(near or plans, key=lambda one: one.complexity)
 
 
 def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int) -> int | None:
