@@ -301,7 +301,7 @@ def _simulated_share(found: DeploymentPlan) -> str:
 
 def _latencies(found: DeploymentPlan) -> Table:
     table = Table("ms", box=None, header_style="bold")
-    sources = {"": found.predicted} | ({"simulated ": found.simulated} if found.simulated else {})
+    sources = {"": found.predicted} | ({"sim. ": found.simulated} if found.simulated else {})
     for label in sources:
         for what in ("mean", "p50", "p95", "p99"):
             table.add_column(f"{label}{what}", justify="right")
