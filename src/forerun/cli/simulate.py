@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
 from forerun.errors import ConfigError
 from forerun.plan.load import Load, parse_load
@@ -205,6 +206,7 @@ class SimulationResultOptions:
 REQUESTS, FLEET, RESULT = RequestOptions(), FleetOptions(), SimulationResultOptions()
 
 
+@command
 def simulate(
     profile: Path,
     /,
@@ -224,6 +226,10 @@ def simulate(
     Args:
         profile: A folder that "forerun profile" wrote.
         seed: Of everything random; the same seed gives the same bytes.
+
+    Examples:
+        forerun simulate PROFILE --load rate=4,isl=300,osl=120 --config suffix --sla ttft=500ms,itl=50ms
+        forerun simulate PROFILE --trace mooncake.jsonl --replicas 16 --routing prefix
     """
     requests.check()
     sla = result.parsed_sla
