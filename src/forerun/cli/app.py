@@ -27,8 +27,10 @@ COMMANDS = (
     "drafters",
     "generate",
     "models",
+    "plan",
     "pools",
     "serve",
+    "simulate",
     "train",
     "verify",
 )
