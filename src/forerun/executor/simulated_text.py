@@ -1,0 +1,118 @@
+"""What a simulated target writes, and how well it is drafted: from hashes and rates, or from recorded texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from forerun.core.random_bits import GAMMA, MASK, UNIT, mix
+from forerun.core.step import SequenceSpec
+
+
+class Texts(Protocol):
+    """What the target writes: a text is a function of its request alone."""
+
+    def tokens(self, spec: SequenceSpec, start: int, end: int) -> list[int]:
+        """The tokens at places [start, end) of a text; the prompt has the places before its length."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HashedTexts:
+    """Texts that depend on the sequence's seed and the place alone."""
+
+    vocab_size: int
+
+    def tokens(self, spec: SequenceSpec, start: int, end: int) -> list[int]:
+        """See `Texts`."""
+        seed, size = spec.seed, self.vocab_size
+        return [mix((seed + place * GAMMA) & MASK) % size for place in range(start, end)]
+
+
+class RecordedText(NamedTuple):
+    """A text that a target wrote."""
+
+    num_prompt_tokens: int
+    answer_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTexts:
+    """Texts that a target wrote, by the seed that their requests are sent with; other requests get hashed ones."""
+
+    by_seed: Mapping[int | None, RecordedText]
+    others: HashedTexts
+
+    def tokens(self, spec: SequenceSpec, start: int, end: int) -> list[int]:
+        """See `Texts`; after the recording's end a hashed text goes on."""
+        text = self.by_seed.get(spec.sampling.seed)
+        if text is None:
+            return self.others.tokens(spec, start, end)
+        num_prompt = text.num_prompt_tokens
+        found = list(text.answer_ids[start - num_prompt : end - num_prompt])
+        if len(found) < end - start:
+            found += self.others.tokens(spec, start + len(found), end)
+        return found
+
+
+class DraftShape(NamedTuple):
+    """A draft without its tokens: see `Draft`."""
+
+    num_nodes: int
+    parents: tuple[int, ...] | None = None  # None: a chain
+    survival: tuple[float, ...] | None = None
+    source: str | None = None
+
+
+NO_SHAPE = DraftShape(0)
+
+
+class Drafting(Protocol):
+    """What a simulated drafter drafts, and how much of it the target would write too."""
+
+    def draft(
+        self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
+    ) -> tuple[DraftShape, tuple[int, ...]]:
+        """A draft whose first token is at place `position` of the text, and its nodes on the text's path.
+
+        Args:
+            spec: the sequence.
+            position: the place, prompt included.
+            limit: the most nodes.
+            depth: the greatest depth of a node that can be used.
+            min_survival: nodes that stand with less chance need not be drafted.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalAcceptance:
+    """The rate at which a draft's token at each depth is right, given that those before it are.
+
+    Drafts are chains of the greatest length. Beyond the last rate it stays the same. A draw depends on
+    the sequence's seed and the position alone.
+    """
+
+    rates: tuple[float, ...]
+
+    def num_right(self, spec: SequenceSpec, position: int, limit: int) -> int:
+        """How many tokens of a draft of `limit`, the first of them at `position` of the text, the target would write too."""
+        key, last = spec.seed * GAMMA, len(self.rates) - 1
+        for depth in range(limit):
+            drawn = (mix(key ^ (position << 16) ^ (depth + 1)) >> 12) * UNIT
+            if drawn >= self.rates[min(depth, last)]:
+                return depth
+        return limit
+
+    def draft(
+        self,
+        spec: SequenceSpec,
+        position: int,
+        *,
+        limit: int,  # noqa: ARG002 - a chain has as many nodes as levels
+        depth: int,
+        min_survival: float,  # noqa: ARG002 - its chances are not known to the drafter
+    ) -> tuple[DraftShape, tuple[int, ...]]:
+        """See `Drafting`."""
+        return DraftShape(depth), tuple(range(self.num_right(spec, position, depth)))
