@@ -30,6 +30,7 @@ COMMANDS = (
     "pools",
     "serve",
     "train",
+    "tune",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""

@@ -20,9 +20,7 @@ SPECULATION: Mapping[str, Mapping[str, Any]] = {
         "num_speculative_tokens": 16,
         "enable_adaptive_verification": True,
     },
-    **{
-        f"recycle-chain-{k}": {"method": "recycle", "num_speculative_tokens": k, "recycle_tree": False} for k in (1, 3)
-    },
+    **{f"recycle-chain-{k}": {"method": "recycle", "num_speculative_tokens": k, "recycle_tree": False} for k in (1, 3)},
     **{f"recycle-tree-{k}": {"method": "recycle", "num_speculative_tokens": k} for k in (7, 15)},
     **{
         f"suffix-recycle-{k}": {

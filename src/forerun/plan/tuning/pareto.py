@@ -19,9 +19,7 @@ def pareto_front(points: Sequence[T], costs: Callable[[T], Sequence[float]]) -> 
         costs: of a point, as many for each; less is better, so a gain goes in with a minus.
     """
     priced = [(tuple(costs(point)), point) for point in points]
-    front = [
-        (cost, point) for cost, point in priced if not any(_dominates(other, cost) for other, _ in priced)
-    ]
+    front = [(cost, point) for cost, point in priced if not any(_dominates(other, cost) for other, _ in priced)]
     return [point for _, point in sorted(front, key=lambda pair: pair[0])]
 
 
