@@ -65,6 +65,8 @@ class WorkloadOptions:
                 raise ConfigError(f"--{name.replace('_', '-')}: got {value}; must be 1 or more")
         if not 0.0 <= self.temperature < float("inf"):
             raise ConfigError(f"--temperature: got {self.temperature}; must be 0 or more")
+        if self.objective == "goodput" and self.goodput is None:
+            raise ConfigError("--objective: got goodput without goals; give --goodput, e.g. ttft:500 tpot:50")
 
 
 @Parameter(name="*", group=Group("Search", sort_key=2))
@@ -84,6 +86,11 @@ class SearchOptions:
     """Real runs of each of the best, in turn; what is clearly behind is left out of later ones."""
     finalists: int = 3
     """Configurations that are run, at most; auto and plain decoding come on top."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "finalists"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name}: got {getattr(self, name)}; must be 1 or more")
 
 
 WORKLOAD, SEARCH = WorkloadOptions(), SearchOptions()
