@@ -53,7 +53,7 @@ def test_tune_writes_a_configuration_its_reasons_and_a_picture(tune, tmp_path):
     assert options["max-num-seqs"] == 64
     assert {"auto", "plain"} <= report["runs"].keys()
     assert [one["name"] for one in report["screened"]].count(best["name"]) == 1
-    assert report["num_differing"] == {name: 0 for name in report["runs"]}
+    assert report["num_differing"] == dict.fromkeys(report["runs"], 0)
     assert set(report["pareto_front"]) <= report["runs"].keys()
     for line in report["reasons"]:
         assert line in (tuned / "serve.yaml").read_text()

@@ -97,5 +97,5 @@ def test_a_probe_says_how_a_drafter_with_a_model_does():
 def test_a_wrong_configuration_is_named():
     real, simulated = both(workload())
     for run in (simulated.simulate, lambda one: real.run(one, 0)):
-        with pytest.raises(ForerunError, match="^mine: .*unknown method"):
+        with pytest.raises(ForerunError, match=r"^mine: .*unknown method"):
             run(candidate({"method": "nothing"}, name="mine"))

@@ -20,7 +20,7 @@ from forerun.engine.speculation import SpeculationReport
 from forerun.models.base import LoadedTarget
 from forerun.plan.step_times import StepSample
 from forerun.plan.tuning.candidates import BatchLimits
-from forerun.plan.tuning.drive import drive
+from forerun.plan.tuning.drive import OfferedRequest, drive
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (16, 12, 8, 5, 3, 2, 1, 0)  # the longest first, while an answer has room for it
@@ -28,6 +28,7 @@ MOST_ROWS = 384
 """Rows of a step that are measured; beyond them costs go on in a straight line."""
 
 NUM_STEPS = 25  # of a batch in a round, the one that reads the prompts included
+NUM_PROMPTS = 6  # that are read alone in a round
 NUM_ROUNDS = 2
 
 
@@ -125,42 +126,66 @@ def measure_steps(
     )
     samples: list[StepSample] = []
     for number in range(NUM_ROUNDS + 1):  # the first one warms up
+        found: list[StepSample] = []
+        for prompt in _spread_prompts(workload):
+            progress(f"step times: round {number} of {NUM_ROUNDS}, a prompt of {len(prompt.prompt_ids)} tokens")
+            found += _measure_batch(llm.engine, [prompt], num_tokens=1, salt=f"{number}, {id(prompt)}")
         for size in sizes if number % 2 else sizes[::-1]:
             progress(f"step times: round {number} of {NUM_ROUNDS}, {size} sequence(s)")
-            found = _measure_batch(llm.engine, workload, size, salt=f"{number}, {size}")
-            samples += found if number else []
+            requests = workload.warm_up(len(workload.prompts), 1)
+            batch = [requests[place % len(requests)] for place in range(size)]
+            found += _measure_batch(llm.engine, batch, num_tokens=NUM_STEPS, salt=f"{number}, {size} at once")
+        samples += found if number else []
     return samples
 
 
-def _measure_batch(engine: Engine, workload: TuningWorkload, size: int, *, salt: str) -> list[StepSample]:
+def _spread_prompts(workload: TuningWorkload) -> list[OfferedRequest]:
+    """A few prompts, from the shortest to the longest."""
+    rising = sorted(workload.warm_up(len(workload.prompts), 1), key=lambda request: len(request.prompt_ids))
+    places = {round(number * (len(rising) - 1) / (NUM_PROMPTS - 1)) for number in range(NUM_PROMPTS)}
+    return [rising[place] for place in sorted(places)]
+
+
+def _measure_batch(engine: Engine, batch: Sequence[OfferedRequest], *, num_tokens: int, salt: str) -> list[StepSample]:
     """The steps of one batch: its prompts, then tokens with drafts of each length."""
     control = VariedLengths()
-    measured = Engine(replace(engine.parts, control=control))
-    requests = workload.warm_up(len(workload.prompts), NUM_STEPS)
-    chosen = [requests[number % len(requests)] for number in range(size)]
-    full = [replace(one, sampling=replace(one.sampling, max_tokens=NUM_STEPS, ignore_eos=True)) for one in chosen]
+    full = [replace(one, sampling=replace(one.sampling, max_tokens=num_tokens, ignore_eos=True)) for one in batch]
     seconds: list[float] = []
     drive(
-        measured,
+        Engine(replace(engine.parts, control=control)),
         full,
-        concurrency=size,
+        concurrency=len(full),
         salt=salt,
         clock=time.perf_counter,
         wait=time.sleep,
         on_step=seconds.append,
     )
-    return [_sample(record, taken) for record, taken in zip(control.records, seconds, strict=True) if record.verified]
+    found = [
+        _sample(record, taken, is_alone=len(full) == 1) for record, taken in zip(control.records, seconds, strict=True)
+    ]
+    return [sample for sample in found if sample is not None]
 
 
-def _sample(record: StepRecord, seconds: float) -> StepSample:
-    num_sequences = len(record.verified)
+def _sample(record: StepRecord, seconds: float, *, is_alone: bool) -> StepSample | None:
+    """A step as a sample; None where prompts of several sequences were read, whose shares are not known."""
+    num_judged = len(record.verified)
     num_drafted = sum(len(draft.token_ids) for draft, _ in record.verified)
+    taken = seconds - record.times.draft
+    if num_judged and record.num_rows == num_judged + num_drafted:
+        return StepSample(
+            num_rows=record.num_rows,
+            num_sequences=num_judged,
+            num_context_tokens=record.num_context_tokens,
+            seconds=taken,
+            num_draft_tokens=num_drafted,
+        )
+    if not is_alone:
+        return None
     return StepSample(
-        num_rows=record.num_rows,
-        num_sequences=num_sequences,
-        num_context_tokens=record.num_context_tokens,
-        num_prompt_rows=max(0, record.num_rows - num_sequences - num_drafted),
-        seconds=seconds - record.times.draft,
-        energy_joules=None,
-        num_draft_tokens=num_drafted,
+        num_rows=0,
+        num_sequences=0,
+        num_context_tokens=0,
+        seconds=taken,
+        num_prompt_rows=record.num_rows,
+        num_prompt_context=record.num_context_tokens,
     )

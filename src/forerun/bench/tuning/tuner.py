@@ -169,6 +169,7 @@ class Tuner:
             seconds=folder.seconds(),
             plain=plain,
             auto=auto,
+            sla=settings.workload.sla,
         )
 
     def _screen(self) -> list[Screened]:

@@ -11,24 +11,31 @@ from typing import Any
 PLAIN, AUTO = "plain", "auto"
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+ADAPTIVE = {"enable_adaptive_verification": True}
 SPECULATION: Mapping[str, Mapping[str, Any]] = {
     AUTO: {"method": AUTO},
-    **{f"ngram-{k}": {"method": "ngram", "num_speculative_tokens": k, **LOOKUP} for k in (3, 5, 8, 16)},
-    **{f"suffix-{k}": {"method": "suffix", "num_speculative_tokens": k} for k in (4, 8, 12, 16)},
-    "suffix-16-adaptive": {
-        "method": "suffix",
-        "num_speculative_tokens": 16,
-        "enable_adaptive_verification": True,
+    **{f"ngram-{k}": {"method": "ngram", "num_speculative_tokens": k, **LOOKUP} for k in (1, 2, 3, 5, 8, 16)},
+    **{f"suffix-{k}": {"method": "suffix", "num_speculative_tokens": k} for k in (2, 4, 8, 12, 16)},
+    "suffix-tree-12": {"method": "suffix", "num_speculative_tokens": 12, "suffix_decoding_tree": True},
+    "suffix-16-adaptive": {"method": "suffix", "num_speculative_tokens": 16, **ADAPTIVE},
+    **{
+        f"recycle-chain-{k}": {"method": "recycle", "num_speculative_tokens": k, "recycle_tree": False}
+        for k in (1, 2, 3)
     },
-    **{f"recycle-chain-{k}": {"method": "recycle", "num_speculative_tokens": k, "recycle_tree": False} for k in (1, 3)},
-    **{f"recycle-tree-{k}": {"method": "recycle", "num_speculative_tokens": k} for k in (7, 15)},
+    **{f"recycle-tree-{k}": {"method": "recycle", "num_speculative_tokens": k} for k in (3, 7, 15)},
     **{
         f"suffix-recycle-{k}": {
             "method": "hybrid",
-            "num_speculative_tokens": 12,
+            "num_speculative_tokens": max(k, 12),
             "drafters": [{"method": "suffix"}, {"method": "recycle", "num_speculative_tokens": k}],
         }
-        for k in (3, 7)
+        for k in (3, 7, 15)
+    },
+    "suffix-recycle-15-adaptive": {
+        "method": "hybrid",
+        "num_speculative_tokens": 16,
+        "drafters": [{"method": "suffix"}, {"method": "recycle", "num_speculative_tokens": 15}],
+        **ADAPTIVE,
     },
 }
 """Drafters that need no model of their own, in the lengths and trees that differ: name -> speculative_config."""

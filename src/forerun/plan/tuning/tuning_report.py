@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from forerun.plan.sla import Sla
 from forerun.plan.tuning.candidates import Candidate
 from forerun.plan.tuning.choice import TIE, Choice, Objective, Rounds, relative_values
 from forerun.plan.tuning.pareto import pareto_front
@@ -41,6 +42,7 @@ class TuningReport:
     seconds: Mapping[str, float]
     plain: str | None
     auto: str | None
+    sla: Sla | None = None
 
     @property
     def best(self) -> Candidate:
@@ -85,6 +87,8 @@ class TuningReport:
             f"{1e3 * runs.tpot.mean:.2f} ms per token, {1e3 * runs.ttft.mean:.0f} ms to the first one; "
             f"{len(self.rounds[best])} run(s) of {runs.num_requests} requests.",
         ]
+        if self.sla is not None:
+            lines.append(self._goals_kept(runs, self.sla))
         lines += self._gains(criterion)
         others = [name for name in self.choice.tied if name != best]
         if others:
@@ -104,6 +108,16 @@ class TuningReport:
             if count
         ]
         return lines
+
+    def _goals_kept(self, runs: RunFigures, sla: Sla) -> str:
+        kept = runs.attainment or 0.0
+        if kept >= sla.attainment:
+            return f"{kept:.0%} of the requests keep all goals; {sla.attainment:.0%} were to."
+        most = max(run.attainment or 0.0 for run in self.medians.values())
+        return (
+            f"NOT ENOUGH: {kept:.0%} of the requests keep all goals, {sla.attainment:.0%} were to; of all that was run the "
+            f"most is {most:.0%}. Lower the load, or add replicas (forerun plan)."
+        )
 
     def _gain_over_auto(self) -> float | None:
         return None if self.auto is None else self.gain_over(self.auto)
@@ -134,6 +148,7 @@ class TuningReport:
             "machine": self.machine,
             "load": self.load,
             "objective": str(self.objective),
+            "sla": None if self.sla is None else self.sla.to_json(),
             "best": self.best.to_json(),
             "tied": list(self.choice.tied),
             "gain_over_plain": None if self.plain is None else self.gain_over(self.plain),
