@@ -7,10 +7,13 @@ import json
 import pytest
 import yaml
 
+from forerun.bench import instruments
 from forerun.bench.tuning import step_samples, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
 from forerun.errors import ConfigError
+from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepSample, StepTimeModel
 from tests.stand_in import save_stand_in
 
 CONFIGS = """
@@ -138,3 +141,38 @@ def test_a_folder_of_something_else_is_refused(tune, tmp_path):
 def test_options_at_their_defaults_are_left_out_of_the_file():
     changed = command._changed(command.EngineOptions(dtype="bfloat16", max_num_seqs=3))
     assert changed == {"dtype": "bfloat16"}
+
+
+def test_a_profile_stands_in_for_measured_steps(tune, tmp_path, model, monkeypatch):
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
+    profile(model).save(tmp_path / "profile")
+    monkeypatch.setattr(tuner, "measure_steps", None)
+    tune("--profile", str(tmp_path / "profile"))
+    assert (tmp_path / "tuned" / "steps.json").exists()
+
+
+def test_a_profile_of_another_model_is_refused(tune, tmp_path):
+    profile("another").save(tmp_path / "profile")
+    assert "it is of another model" in tune("--profile", str(tmp_path / "profile"), code=2).err
+    assert "has no profile.json" in tune("--profile", str(tmp_path), code=2).err
+
+
+def profile(model):
+    steps = [StepSample(num_rows=n, num_sequences=1, num_context_tokens=9, seconds=0.01 + n / 1e3) for n in (1, 4, 9)]
+    return Profile(
+        model=model,
+        machine="here",
+        kernels="torch",
+        dtype="float32",
+        version="0",
+        gigabytes_per_second=10.0,
+        weight_bytes=None,
+        kv_bytes_per_token=None,
+        vocab_size=99,
+        num_blocks=9,
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        step_times=StepTimeModel.fit(steps),
+    )

@@ -86,6 +86,8 @@ class SearchOptions:
     """Real runs of each of the best, in turn; what is clearly behind is left out of later ones."""
     finalists: int = 3
     """Configurations that are run, at most; auto and plain decoding come on top."""
+    profile: Path | None = None
+    """A folder of "forerun profile" for this model: its step times are taken instead of measured ones."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "finalists"):
@@ -129,6 +131,7 @@ def tune(
     """
     from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
     from forerun.bench.tuning.tuner import Tuner
+    from forerun.plan.profile import Profile
     from forerun.plan.tuning.serve_config import serve_config, serve_options
 
     _refuse_speculation(engine)
@@ -139,11 +142,14 @@ def tune(
             targets[quantization] = loading.load_target(replace(settings.engine, quantization=quantization))
         return targets[quantization]
 
+    known = None if search.profile is None else Profile.load(search.profile)
+    if known is not None:
+        known.check_fits(model=model)
     settings, targets[engine.quantization] = _settings(model, prompts, workload, search, engine)
     folder = TuningFolder(output, _identity(settings))
     console = Console(stderr=True, highlight=False)
     with status() as progress:
-        tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress)
+        tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
         if dry_run or not folder.seconds():
             estimate = tuner.estimate()
             _show_estimate(console, estimate)

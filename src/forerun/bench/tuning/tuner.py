@@ -11,7 +11,7 @@ from statistics import median
 
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
-from forerun.bench.instruments import Progress, no_progress
+from forerun.bench.instruments import BandwidthProbe, Progress, Stopwatch, no_progress, read_by_torch
 from forerun.bench.machine import describe_machine
 from forerun.bench.recording import RecordedText, read_recording, record, write_recording
 from forerun.bench.tuning.estimate import Estimate
@@ -24,6 +24,7 @@ from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
+from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepTimeModel
 from forerun.plan.tuning.candidates import PLAIN, Candidate, SearchSpace
 from forerun.plan.tuning.choice import Objective, choose
@@ -84,12 +85,15 @@ class Tuner:
         folder: where everything is kept.
         load_target: loads the model.
         progress: is called with the state of the work.
+        profile: what is known of the model in the format of weights that it names; its step times need not be
+            measured then, only how fast the machine's memory is today.
     """
 
     settings: TuningSettings
     folder: TuningFolder
     load_target: LoadTarget
     progress: Progress = no_progress
+    profile: Profile | None = None  # None: step times are measured
     _targets: dict[str | None, LoadedTarget] = field(default_factory=dict)
     _grounds: dict[str | None, _Ground] = field(default_factory=dict)
 
@@ -268,8 +272,11 @@ class Tuner:
         if file.exists():
             return StepTimeModel.from_json(json.loads(file.read_text(encoding="utf-8")))
         with self._stage("measure_steps"):
-            samples = measure_steps(target, engine, self.settings.workload, self.settings.space.usual, self.progress)
-            model = StepTimeModel.fit(samples)
+            if self.profile is not None and self.profile.quantization == engine.quantization:
+                model = step_times_today(self.profile, target)
+            else:
+                limits = self.settings.space.usual
+                model = StepTimeModel.fit(measure_steps(target, engine, self.settings.workload, limits, self.progress))
         write(file, model.to_json())
         return model
 
@@ -280,3 +287,12 @@ class Tuner:
             yield
         finally:
             self.folder.spend(name, time.monotonic() - start)
+
+
+def step_times_today(profile: Profile, target: LoadedTarget) -> StepTimeModel:
+    """A profile's step times, longer or shorter by as much as the memory is slower or faster than when it was made."""
+    if profile.gigabytes_per_second is None:
+        return profile.step_times
+    read = target.kernels.read if target.kernels else read_by_torch
+    now = BandwidthProbe(Stopwatch(target.model.device), read=read).measure() / 1e9
+    return profile.step_times.scaled(profile.gigabytes_per_second / now)
