@@ -19,6 +19,11 @@ CONFIGS = {
     "suffix": SUFFIX,
     "ngram-by-batch": {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 4, 1]]},
 }
+HYBRID = {
+    "method": "hybrid",
+    "num_speculative_tokens": 6,
+    "drafters": [{"method": "suffix"}, {"method": "recycle", "num_speculative_tokens": 3}],
+}
 
 
 def no_probe(_):
@@ -46,6 +51,14 @@ def test_a_simulated_run_accepts_exactly_what_a_real_one_does(name, clients, tem
     assert predicted.num_output_tokens == ran.num_output_tokens
     assert predicted.acceptance_length == ran.acceptance_length
     assert real.num_differing == {"x": 0}
+
+
+@pytest.mark.parametrize("config", [{"method": "auto"}, HYBRID])
+def test_look_ups_that_learn_from_the_target_are_replayed_too(config):
+    real, simulated = both(workload(max_tokens=48))
+    ran, predicted = real.run(candidate(config), 0), simulated.simulate(candidate(config))
+    assert not simulated.probed
+    assert predicted.acceptance_length == pytest.approx(ran.acceptance_length, rel=0.15)
 
 
 def test_a_simulated_run_takes_as_long_as_its_steps():

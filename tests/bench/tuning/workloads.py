@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.bench.recording import record
 from forerun.bench.tuning.requests import KIND, TuningWorkload
 from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
 from forerun.llm import LLM
 from forerun.plan.sla import Sla
 from forerun.plan.tuning.candidates import BatchLimits, Candidate
@@ -32,11 +33,5 @@ def candidate(config, *, name="x", limits=LIMITS):
 
 
 def recorded(target, of):
-    llm = LLM.from_target(target, SETTINGS, speculative=_plain())
+    llm = LLM.from_target(target, SETTINGS, resolve_speculative(None))
     return record(llm, {KIND: of.prompts}, max_tokens=of.max_tokens, temperatures=(of.temperature,)).texts
-
-
-def _plain():
-    from forerun.config.speculative_config import resolve_speculative
-
-    return resolve_speculative(None)

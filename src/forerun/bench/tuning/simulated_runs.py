@@ -147,7 +147,8 @@ class SimulatedRuns:
         goes_by_text = isinstance(speculative.verifier, MatchingConfig) or (
             speculative.is_lossless and self.workload.temperature == 0
         )
-        return goes_by_text and not drafter.needs and not isinstance(drafter, KeepsKV)
+        computes = isinstance(drafter, KeepsKV) and bool(drafter.kv_bytes_per_block or drafter.num_scratch_blocks)
+        return goes_by_text and not drafter.needs and not computes
 
     def _control(self, speculative: SpeculativeConfig) -> SpeculationControl:
         """A fresh control; an adaptive one begins with the costs that an engine would begin with, and keeps none."""
