@@ -78,7 +78,7 @@ def rounds_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[RunFigure
 
 def seconds_of(runs: Mapping[str, Mapping[str, Any]]) -> float:
     """What all runs took, engines and warm-ups included."""
-    return sum(one["seconds"] for one in runs.values())
+    return sum(float(one["seconds"]) for one in runs.values())
 
 
 def check_complete(rounds: Rounds) -> None:

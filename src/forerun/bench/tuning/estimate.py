@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from forerun.bench.tuning.requests import TuningWorkload
 from forerun.bench.tuning.step_samples import DRAFT_LENGTHS, MOST_ROWS, NUM_ROUNDS, NUM_STEPS, batch_sizes
@@ -29,7 +29,7 @@ class Estimate:
     @property
     def total(self) -> float:
         """All stages together."""
-        return sum(asdict(self).values())
+        return self.record + self.measure_steps + self.simulate + self.run
 
     @classmethod
     def of(

@@ -28,7 +28,7 @@ MOST_ROWS = 384
 """Rows of a step that are measured; beyond them costs go on in a straight line."""
 
 NUM_STEPS = 25  # of a batch in a round, the one that reads the prompts included
-NUM_PROMPTS = 6  # that are read alone in a round
+NUM_PROMPTS = 4  # that are read alone in a round
 NUM_ROUNDS = 2
 
 
@@ -127,7 +127,7 @@ def measure_steps(
     samples: list[StepSample] = []
     for number in range(NUM_ROUNDS + 1):  # the first one warms up
         found: list[StepSample] = []
-        for prompt in _spread_prompts(workload):
+        for prompt in _spread_prompts(workload) if number else ():
             progress(f"step times: round {number} of {NUM_ROUNDS}, a prompt of {len(prompt.prompt_ids)} tokens")
             found += _measure_batch(llm.engine, [prompt], num_tokens=1, salt=f"{number}, {id(prompt)}")
         for size in sizes if number % 2 else sizes[::-1]:

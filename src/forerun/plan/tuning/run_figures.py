@@ -13,6 +13,9 @@ from forerun.plan.sla import Sla
 LATENCIES = ("ttft", "tpot", "icl", "e2el")
 """vLLM's names, as in `forerun bench serve`: first token, per token, per message of the stream, end to end."""
 
+KEPT = ("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length")
+"""The fields of `RunFigures` that JSON holds as they are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
@@ -100,7 +103,10 @@ class RunFigures:
             num_requests=len(requests),
             num_output_tokens=sum(one.num_tokens for one in requests),
             seconds=seconds,
-            **{name: Spread.of([getattr(one, name) for one in requests]) for name in LATENCIES},
+            ttft=Spread.of([one.ttft for one in requests]),
+            tpot=Spread.of([one.tpot for one in requests]),
+            icl=Spread.of([one.icl for one in requests]),
+            e2el=Spread.of([one.e2el for one in requests]),
             attainment=sum(met) / len(met) if met else None,
             joules=joules,
             acceptance_length=acceptance_length,
@@ -108,8 +114,7 @@ class RunFigures:
 
     def to_json(self) -> dict[str, Any]:
         """The record as `from_json` reads it, latencies in milliseconds, with the rates that follow from it."""
-        kept = ("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length")
-        figures: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        figures: dict[str, Any] = {name: getattr(self, name) for name in KEPT}
         for name in LATENCIES:
             spread: Spread = getattr(self, name)
             figures |= {f"{field.name}_{name}_ms": 1e3 * getattr(spread, field.name) for field in fields(Spread)}
@@ -123,9 +128,9 @@ class RunFigures:
         Raises:
             KeyError: a key is missing.
         """
-        kept = ("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length")
         spreads = {
             name: Spread(**{field.name: record[f"{field.name}_{name}_ms"] / 1e3 for field in fields(Spread)})
             for name in LATENCIES
         }
-        return cls(**{name: record[name] for name in kept}, **spreads)
+        kept: dict[str, Any] = {name: record[name] for name in KEPT}
+        return cls(**kept, **spreads)
