@@ -32,6 +32,7 @@ COMMANDS = (
     "serve",
     "simulate",
     "train",
+    "tune",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""
