@@ -198,3 +198,5 @@ GRIDS: dict[str, ProfileGrid] = {
 """Grids from the quickest to the longest."""
 
 DEFAULT_GRID = "usual"
+SERVER_GRID = "short"
+"""Of a server, which reads every context anew."""

@@ -241,12 +241,13 @@ class Profiler:
             if found["trace"] is not None:
                 traces[name] = self.folder / found["trace"]
         samples = [step.sample for one in rounds for step in one.steps]
+        speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
         watts = [one.watts for one in rounds if one.watts is not None]
         return Profile(
             model=self.task.settings.model,
             quantization=self.task.settings.quantization,
             version=forerun.__version__,
-            gigabytes_per_second=statistics.median(one.gigabytes_per_second for one in rounds),
+            gigabytes_per_second=statistics.median(speeds),
             max_num_seqs=self.task.settings.max_num_seqs,
             max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
             watts=statistics.median(watts) if watts else None,
@@ -258,7 +259,7 @@ class Profiler:
             conditions={
                 "grid": grid.to_json(),
                 "packages": describe_machine(self.target.model.device),
-                "gigabytes_per_second_by_round": [round(one.gigabytes_per_second, 2) for one in rounds],
+                "gigabytes_per_second_by_round": [round(speed, 2) for speed in speeds],
                 "energy": None if watts else "no counter of energy can be read on this machine",
                 "temperature": self.task.temperature,
                 "num_texts": len(recording.texts),
