@@ -30,6 +30,7 @@ COMMANDS = (
     "models",
     "plan",
     "pools",
+    "profile",
     "serve",
     "simulate",
     "train",
