@@ -26,6 +26,7 @@ PAGES = {
     "drafters": ("drafters",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
+    "plan": ("plan",),
     "pools": ("pools export", "pools import", "pools show"),
     "serve": ("serve",),
     "simulate": ("simulate",),

@@ -117,7 +117,7 @@ def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (PlanningOptions(methods=("sufix",)), "did you mean 'suffix'"),
+        (PlanningOptions(methods=("suffx",)), "did you mean 'suffix'"),
         (PlanningOptions(kind="poetry"), "no acceptance of 'suffix/poetry'"),
         (PlanningOptions(methods=("suffix",), confidence=1.5), "must be from 0.5"),
     ],
