@@ -28,6 +28,7 @@ PAGES = {
     "models": ("models list", "models path", "models prune", "models pull"),
     "plan": ("plan",),
     "pools": ("pools export", "pools import", "pools show"),
+    "profile": ("profile",),
     "serve": ("serve",),
     "simulate": ("simulate",),
     "train": ("train",),

@@ -29,6 +29,7 @@ COMMANDS = (
     "models",
     "plan",
     "pools",
+    "profile",
     "serve",
     "simulate",
     "train",
