@@ -109,7 +109,7 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         (SLA, "give --load, e.g. rate=20"),
         ((*SLA, *LOAD, "--budget", 0), "must be 1 or more"),
         ((*SLA, *LOAD, "--budget", 1, "--devices-per-engine", 2), "must be at least that"),
-        ((*SLA, *LOAD, "--method", "sufix"), "did you mean 'suffix'"),
+        ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
         ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
         ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
         ((*SLA, *LOAD, "--time-factor", 0), "must be a number above 0"),

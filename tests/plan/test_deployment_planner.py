@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
 from forerun.plan.confirmation import confirmed, simulated
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
@@ -15,6 +16,7 @@ from forerun.plan.deployment_planner import (
     chooses_itself,
     corrected,
     engine_model,
+    joules_per_token,
     plan_deployment,
     speculations,
     speculative_config,
@@ -52,7 +54,7 @@ def test_the_planned_configuration_is_one_that_the_engine_takes(profile: Profile
 
 
 def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> None:
-    _, answer = plan_deployment(profile, LOAD, SLA)
+    _, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(methods=("suffix",)))
     policy = answer.plan.policy
     lengths = policy.lengths.copy()
     lengths[:] = 2
@@ -65,6 +67,8 @@ def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> No
     assert two is not None
     assert two["num_speculative_tokens"] == 2
     assert two["num_speculative_tokens_per_batch_size"] == [[1, 4, 2], [5, policy.max_num_seqs, 1]]
+    resolved = resolve_speculative(two)
+    assert (resolved.method, resolved.schedule) == ("suffix", ((1, 4, 2), (5, policy.max_num_seqs, 1)))
 
 
 def test_a_configuration_that_chooses_its_lengths_keeps_them(profile: Profile) -> None:
@@ -95,6 +99,16 @@ def test_an_overload_is_written_without_numbers_that_json_lacks(profile: Profile
     json.dumps(plan.to_json(), allow_nan=False)
 
 
+def test_energy_counts_idle_engines_too(profile: Profile) -> None:
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    measured = replace(profile, watts=100.0, idle_watts=40.0)
+    joules = joules_per_token(measured, answer.plan, LOAD)
+    assert joules is not None
+    least, most = (plan.replicas * watts / LOAD.tokens_per_second for watts in (40.0, 100.0))
+    assert least < joules < most
+    assert joules_per_token(replace(profile, watts=None), answer.plan, LOAD) is None
+
+
 def test_observed_times_and_acceptance_change_the_plan_each_in_its_way(profile: Profile) -> None:
     slower = corrected(profile, time_factor=1.5, acceptance_factor=1.0)
     assert engine_model(slower).prompt_seconds(100) == pytest.approx(1.5 * engine_model(profile).prompt_seconds(100))
@@ -117,7 +131,7 @@ def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (PlanningOptions(methods=("sufix",)), "did you mean 'suffix'"),
+        (PlanningOptions(methods=("suffx",)), "did you mean 'suffix'"),
         (PlanningOptions(kind="poetry"), "no acceptance of 'suffix/poetry'"),
         (PlanningOptions(methods=("suffix",), confidence=1.5), "must be from 0.5"),
     ],

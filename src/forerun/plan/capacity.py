@@ -47,6 +47,7 @@ class Prediction:
     batch_size: Floats  # mean sequences that run at once
     acceptance_length: Floats  # tokens per sequence and step
     utilization: Floats  # of the most that it can serve, 1: no more
+    busy_share: Floats  # of the time that an engine steps
     prompt_share: Floats  # of the time that prompts take
     wait_chance: Floats  # that a request finds all places taken
 
@@ -304,6 +305,7 @@ def predict(engine: EngineModel, policy: ServingPolicy, load: Load, rates: Float
         batch_size=steady.occupancy.mean_served,
         acceptance_length=steady.seen @ policy.tokens_per_step,
         utilization=steady.utilization,
+        busy_share=1.0 - steady.occupancy.share[:, 0],
         prompt_share=steady.prompt_share,
         wait_chance=steady.occupancy.wait_chance,
     )

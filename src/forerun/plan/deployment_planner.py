@@ -135,7 +135,9 @@ def describe(profile: Profile, load: Load, sla: Sla, engine: EngineModel, answer
     """The plan as a record, with what is predicted and what is to be known of it."""
     plan = answer.plan
     speculation = plan.policy.speculation
-    predicted = predictions(plan, load, engine, sla)
+    predicted = predictions(plan, load, engine, sla) | {
+        "joules_per_output_token": joules_per_token(profile, plan, load)
+    }
     return DeploymentPlan(
         model=profile.model,
         profile={name: getattr(profile, name) for name in NAMES}
@@ -206,6 +208,15 @@ def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla) -> d
     else:
         found["max_requests_per_second"] = plan.replicas * max_rate(engine, plan.policy, load, sla)
     return found
+
+
+def joules_per_token(profile: Profile, plan: FleetPlan, load: Load) -> float | None:
+    """Energy of an output token, idle engines included; None where the profile has no power."""
+    if profile.watts is None:
+        return None
+    busy = plan.replicas * plan.busy_share + plan.prefill_replicas * min(1.0, plan.prefill_utilization or 0.0)
+    watts = busy * profile.watts + (plan.num_engines - busy) * (profile.idle_watts or 0.0)
+    return watts / load.tokens_per_second
 
 
 def _shortfall(

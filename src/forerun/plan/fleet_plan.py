@@ -60,6 +60,7 @@ class FleetPlan:
     batch_size: float
     acceptance_length: float
     utilization: float
+    busy_share: float  # of the time that an engine steps, alone or for many
     prefill_utilization: float | None = None  # None: aggregated
 
     @property
@@ -193,6 +194,7 @@ class FleetSearch:
             batch_size=float(at.batch_size[0]),
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
         )
 
     def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
@@ -278,6 +280,7 @@ class FleetSearch:
             batch_size=float(at.batch_size[0]),
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
             prefill_utilization=self._load.rate * self._prompt_seconds / prefill,
         )
 
