@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from forerun.bench.tuning.requests import TuningWorkload
 from forerun.bench.tuning.step_samples import DRAFT_LENGTHS, MOST_ROWS, NUM_ROUNDS, NUM_STEPS, batch_sizes
+from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE
 from forerun.plan.tuning.candidates import SearchSpace
 from forerun.plan.tuning.screening import NUM_REFINED
 
@@ -58,9 +59,9 @@ class Estimate:
             NUM_STEPS * step_seconds(min(MOST_ROWS, round(size * (1 + sum(DRAFT_LENGTHS) / len(DRAFT_LENGTHS)))))
             for size in batch_sizes(most)
         )
-        at_once = min(len(workload.prompts), space.usual.max_num_seqs)
+        at_once = min(len(workload.prompts), space.usual.max_num_seqs, RECORDED_AT_ONCE)
         return cls(
-            record=num_formats * num_tokens / at_once * step_seconds(at_once),
+            record=num_formats * num_tokens / at_once * step_seconds(at_once * (1 + NUM_DRAFTED)),
             measure_steps=num_formats * (NUM_ROUNDS + 1) * steps,
             simulate=num_candidates * num_tokens * SIMULATED_TOKEN_SECONDS,
             run=(1 + (num_finalists - 1) * rounds) * _run_seconds(workload, step_seconds, most),
