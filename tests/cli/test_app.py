@@ -28,6 +28,7 @@ PAGES = {
     "models": ("models list", "models path", "models prune", "models pull"),
     "pools": ("pools export", "pools import", "pools show"),
     "serve": ("serve",),
+    "simulate": ("simulate",),
     "train": ("train",),
     "verify": ("verify",),
 }
