@@ -30,6 +30,7 @@ PAGES = {
     "serve": ("serve",),
     "simulate": ("simulate",),
     "train": ("train",),
+    "tune": ("tune",),
     "verify": ("verify",),
 }
 

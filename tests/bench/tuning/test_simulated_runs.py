@@ -49,8 +49,7 @@ def both(of, *, probe=no_probe):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("clients", "temperature"), [(1, 0.0), (3, 1.0)])
 def test_a_simulated_run_accepts_exactly_what_a_real_one_does(name, clients, temperature):
     real, simulated = both(workload(load=OfferedLoad(concurrency=clients), temperature=temperature))
     one = candidate(CONFIGS[name])
