@@ -131,7 +131,7 @@ class SimulatedRuns:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
             ),
             speculative,
-            num_sequences=self.workload.load.most_running(limits.max_num_seqs),
+            num_sequences=self.workload.most_running(limits.max_num_seqs),
             longest=self.workload.longest,
         )
 

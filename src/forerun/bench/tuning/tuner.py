@@ -120,13 +120,12 @@ class Tuner:
             on_step=seconds.append,
         )
         costs, one = profile_of(target).load(), median(seconds)
-        context = workload.longest
 
-        def step_seconds(num_rows: int) -> float:
-            def cost(count: int) -> float:
-                return costs.of_rows(count) + costs.beside_rows(count, count * context)
+        def step_seconds(num_rows: int, num_sequences: int) -> float:
+            def cost(rows: int, sequences: int) -> float:
+                return costs.of_rows(rows) + costs.beside_rows(sequences, sequences * workload.longest)
 
-            return one * cost(num_rows) / cost(1)
+            return one * cost(num_rows, num_sequences) / cost(1, 1)
 
         return Estimate.of(
             workload,
