@@ -166,7 +166,7 @@ def tune(
     if json_output:
         print(json.dumps(document))
     else:
-        _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False))
+        _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False, markup=False))
 
 
 def _settings(
@@ -315,12 +315,12 @@ def _show(report: TuningReport, config: Path, picture: Path | None, console: Con
     """Print the runs, the reasons, and where the files are."""
     runs, front = report.medians, report.front()
     has_energy = any(run.joules_per_token is not None for run in runs.values())
-    columns = ["runs", "tokens/s", "ms/request", "TTFT ms", "TPOT ms", "p95 TPOT"]
-    columns += ["goals kept"] if any(run.attainment is not None for run in runs.values()) else []
+    columns = ["runs", "tokens/s", "ms/request", "TTFT", "TPOT", "p95"]
+    columns += ["goals"] if any(run.attainment is not None for run in runs.values()) else []
     columns += ["J/token"] if has_energy else []
-    table = Table(title=f"{report.model} at {report.load}, {report.machine}")
-    table.add_column("")
-    for name in (*columns, "Pareto front"):
+    table = Table(title=f"{report.model} at {report.load}")
+    table.add_column("", no_wrap=True)
+    for name in (*columns, "front"):
         table.add_column(name, justify="right")
     for name, run in sorted(runs.items(), key=lambda item: -item[1].tokens_per_second):
         cells = [

@@ -16,7 +16,9 @@ SPACE = SearchSpace(speculation={"auto": {"method": "auto"}}, limits=[LIMITS])
 
 
 def estimate(*, space=SPACE, rounds=1, num_finalists=2, **options):
-    return Estimate.of(workload(**options), space, lambda rows: 0.01, rounds=rounds, num_finalists=num_finalists)
+    return Estimate.of(
+        workload(**options), space, lambda rows, sequences: 0.01, rounds=rounds, num_finalists=num_finalists
+    )
 
 
 def test_runs_of_clients_take_as_long_as_their_tokens():

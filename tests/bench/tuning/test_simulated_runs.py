@@ -7,6 +7,7 @@ import pytest
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
+from forerun.bench.tuning.target_rows import TargetRows
 from forerun.errors import ForerunError
 from forerun.plan.tuning.offered_load import OfferedLoad
 from tests.bench.tuning.workloads import NGRAM, SETTINGS, SUFFIX, candidate, recorded, workload
@@ -36,14 +37,19 @@ def both(of, *, probe=no_probe):
     texts = recorded(target, of)
     real = RealRuns(target=target, settings=SETTINGS, workload=of, texts=texts, meter=EnergyMeter([]))
     simulated = SimulatedRuns(
-        target=target, settings=SETTINGS, workload=of, texts=texts, step_seconds=lambda _: STEP, probe=probe
+        target=target,
+        settings=SETTINGS,
+        workload=of,
+        texts=texts,
+        rows=TargetRows(),
+        step_seconds=lambda _: STEP,
+        probe=probe,
     )
     return real, simulated
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("clients", "temperature"), [(1, 0.0), (3, 1.0)])
 def test_a_simulated_run_accepts_exactly_what_a_real_one_does(name, clients, temperature):
     real, simulated = both(workload(load=OfferedLoad(concurrency=clients), temperature=temperature))
     one = candidate(CONFIGS[name])

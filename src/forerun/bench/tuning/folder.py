@@ -20,6 +20,7 @@ class TuningFolder:
     """The files of a tuning.
 
     `settings.json` says what is tuned; a folder goes on only with the same. `recording*.jsonl.gz` are the answers,
+    `rows*.npz` what the target said after drafted tokens,
     `steps*.json` the step times, `screening.json` what was simulated, `rounds.json` the real runs by round.
     """
 
@@ -46,6 +47,10 @@ class TuningFolder:
     def recording(self, quantization: str | None) -> Path:
         """The file of the answers that the target gives in one format of its weights."""
         return self.path / f"recording{_suffix(quantization)}.jsonl.gz"
+
+    def target_rows(self, quantization: str | None) -> Path:
+        """The file of what it said after drafted tokens meanwhile."""
+        return self.path / f"rows{_suffix(quantization)}.npz"
 
     def step_times(self, quantization: str | None) -> Path:
         """The file of what its steps take."""

@@ -100,7 +100,7 @@ class RealRuns:
                     quantization=candidate.quantization,
                 ),
                 candidate.speculative_config,
-                num_sequences=self.workload.load.most_running(limits.max_num_seqs),
+                num_sequences=self.workload.most_running(limits.max_num_seqs),
                 longest=self.workload.longest,
             )
             drive(

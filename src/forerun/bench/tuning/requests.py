@@ -39,6 +39,10 @@ class TuningWorkload:
         """Tokens of the longest prompt and its answer."""
         return max(map(len, self.prompts)) + self.max_tokens
 
+    def most_running(self, max_num_seqs: int) -> int:
+        """The most sequences that can run at once under this limit."""
+        return min(self.load.most_running(max_num_seqs), len(self.prompts))
+
     def requests(self) -> list[OfferedRequest]:
         """All requests, as a client sends them."""
         return [

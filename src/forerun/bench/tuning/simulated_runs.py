@@ -10,6 +10,7 @@ from forerun.bench.recording import RecordedText
 from forerun.bench.tuning.real_runs import Probe
 from forerun.bench.tuning.replayed_drafting import ProbedDraftSeconds, ReplayedDrafting
 from forerun.bench.tuning.requests import TuningWorkload
+from forerun.bench.tuning.target_rows import TargetRows
 from forerun.build import profile_of, target_info
 from forerun.config.kv_memory import plan_kv
 from forerun.config.settings import EngineSettings
@@ -42,6 +43,7 @@ class SimulatedRuns:
         settings: of all engines, as for real runs.
         workload: what is served.
         texts: the recorded answers, one per prompt.
+        rows: what the target said after drafted tokens, for drafters that learn from it.
         step_seconds: what a step takes, drafting left out.
         probe: makes a short real run, for drafters whose drafts cannot be replayed since they compute with a model,
             and for verifiers that do not go by the text.
@@ -51,6 +53,7 @@ class SimulatedRuns:
     settings: EngineSettings
     workload: TuningWorkload
     texts: Sequence[RecordedText]
+    rows: TargetRows
     step_seconds: Callable[[StepPlan], float]
     probe: Callable[[Candidate], Probe]
     probed: set[str] = field(default_factory=set)  # names of the candidates that were
@@ -72,10 +75,17 @@ class SimulatedRuns:
             raise type(error)(f"{candidate.name}: {error}") from error
         vocab_size = self.target.model.vocab_size
         by_seed = dict(enumerate(self.texts))
+        replayed = drafting if isinstance(drafting, ReplayedDrafting) else None
         clock = VirtualClock()
+
+        def step_seconds(plan: StepPlan) -> float:
+            if replayed is not None:
+                replayed.note_plan(plan)
+            return self.step_seconds(plan)
+
         engine = simulated_engine(
             SimulationSettings(
-                step_seconds=self.step_seconds,
+                step_seconds=step_seconds,
                 draft_seconds=draft_seconds,
                 drafting=drafting,
                 texts=RecordedTexts(
@@ -102,7 +112,7 @@ class SimulatedRuns:
             salt=SALT,
             clock=clock,
             wait=clock.advance,
-            on_end=drafting.end if isinstance(drafting, ReplayedDrafting) else lambda _: None,
+            on_end=replayed.end if replayed is not None else lambda _: None,
         )
         return RunFigures.of(
             done.times,
@@ -121,7 +131,7 @@ class SimulatedRuns:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
             ),
             speculative,
-            num_sequences=self.workload.load.most_running(limits.max_num_seqs),
+            num_sequences=self.workload.most_running(limits.max_num_seqs),
             longest=self.workload.longest,
         )
 
@@ -133,7 +143,7 @@ class SimulatedRuns:
             return None, drafting_is_free
         if self._is_replayable(speculative, drafter):
             guarded = GuardedDrafter(drafter, vocab_size=self.target.model.vocab_size, source=speculative.method)
-            replayed = ReplayedDrafting(guarded, dict(enumerate(self.texts)), salt=SALT)
+            replayed = ReplayedDrafting(guarded, dict(enumerate(self.texts)), rows=self.rows, salt=SALT)
             return replayed, replayed
         self.probed.add(candidate.name)
         key = repr(candidate.speculative_config)

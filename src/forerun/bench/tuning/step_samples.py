@@ -114,7 +114,7 @@ def measure_steps(
     Raises:
         ForerunError: a prompt does not fit.
     """
-    most = workload.load.most_running(limits.max_num_seqs)
+    most = workload.most_running(limits.max_num_seqs)
     sizes = batch_sizes(most)
     llm = make_engine(
         "measuring steps",

@@ -20,6 +20,7 @@ from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.requests import KIND, TuningWorkload
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
 from forerun.bench.tuning.step_samples import measure_steps
+from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE, TargetRows, noting_drafter
 from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
@@ -119,13 +120,12 @@ class Tuner:
             on_step=seconds.append,
         )
         costs, one = profile_of(target).load(), median(seconds)
-        context = workload.longest
 
-        def step_seconds(num_rows: int) -> float:
-            def cost(count: int) -> float:
-                return costs.of_rows(count) + costs.beside_rows(count, count * context)
+        def step_seconds(num_rows: int, num_sequences: int) -> float:
+            def cost(rows: int, sequences: int) -> float:
+                return costs.of_rows(rows) + costs.beside_rows(sequences, sequences * workload.longest)
 
-            return one * cost(num_rows) / cost(1)
+            return one * cost(num_rows, num_sequences) / cost(1, 1)
 
         return Estimate.of(
             workload,
@@ -225,7 +225,7 @@ class Tuner:
         settings, workload = self.settings, self.settings.workload
         engine = replace(settings.engine, quantization=quantization)
         target = self._target(quantization)
-        texts = self._recorded(target, engine)
+        texts, rows = self._recorded(target, engine)
         real = RealRuns(
             target=target,
             settings=engine,
@@ -243,19 +243,33 @@ class Tuner:
             settings=engine,
             workload=workload,
             texts=texts,
+            rows=rows,
             step_seconds=self._step_times(target, engine).of_plan,
             probe=probe,
         )
         self._grounds[quantization] = _Ground(target, texts, real, simulated)
         return self._grounds[quantization]
 
-    def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> list[RecordedText]:
-        """The target's answers: from the folder, or written now."""
+    def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> tuple[list[RecordedText], TargetRows]:
+        """The target's answers, and what it said after drafted tokens: from the folder, or written now.
+
+        Drafts are verified meanwhile where they cannot change a text in any bit.
+        """
         file, workload = self.folder.recording(engine.quantization), self.settings.workload
+        rows_file = self.folder.target_rows(engine.quantization)
         if not file.exists():
             with self._stage("record"):
-                num_at_once = min(len(workload.prompts), engine.max_num_seqs)
-                llm = make_engine(PLAIN, target, engine, None, num_sequences=num_at_once, longest=workload.longest)
+                rows = TargetRows()
+                few = replace(engine, max_num_seqs=min(len(workload.prompts), engine.max_num_seqs, RECORDED_AT_ONCE))
+                noting = {"method": noting_drafter(rows), "num_speculative_tokens": NUM_DRAFTED}
+                llm = make_engine(
+                    "recording",
+                    target,
+                    few,
+                    noting if target.model.is_batch_invariant else None,
+                    num_sequences=few.max_num_seqs,
+                    longest=workload.longest,
+                )
                 found = record(
                     llm,
                     {KIND: workload.prompts},
@@ -263,8 +277,9 @@ class Tuner:
                     temperatures=(workload.temperature,),
                     progress=lambda line: self.progress(f"recording {line}"),
                 )
+                rows.save(rows_file)
                 write_recording(found, file)
-        return read_recording(file).texts
+        return read_recording(file).texts, TargetRows.load(rows_file)
 
     def _step_times(self, target: LoadedTarget, engine: EngineSettings) -> StepTimeModel:
         """What a step takes: from the folder, or measured now."""

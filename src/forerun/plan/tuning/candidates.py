@@ -48,10 +48,11 @@ class BatchLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
 
-    @property
-    def label(self) -> str:
-        """For names of configurations."""
-        return f"{self.max_num_seqs} seqs, {self.max_num_batched_tokens} tokens"
+    def label(self, usual: BatchLimits) -> str:
+        """What differs from the usual limits, for names of configurations."""
+        seqs = [f"{self.max_num_seqs} seqs"] if self.max_num_seqs != usual.max_num_seqs else []
+        differ = self.max_num_batched_tokens != usual.max_num_batched_tokens
+        return ", ".join([*seqs, *([f"{self.max_num_batched_tokens} tokens"] if differ else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,8 @@ class SearchSpace:
     def with_other_limits(self, candidate: Candidate) -> list[Candidate]:
         """The same way to draft under each of the other limits."""
         return [
-            replace(candidate, name=f"{candidate.name}, {limits.label}", limits=limits) for limits in self.limits[1:]
+            replace(candidate, name=f"{candidate.name}, {limits.label(self.usual)}", limits=limits)
+            for limits in self.limits[1:]
         ]
 
     def all(self) -> list[Candidate]:

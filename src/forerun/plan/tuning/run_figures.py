@@ -128,7 +128,7 @@ class RunFigures:
         Raises:
             KeyError: a key is missing.
         """
-        spreads = {
+        spreads: dict[str, Any] = {
             name: Spread(**{field.name: record[f"{field.name}_{name}_ms"] / 1e3 for field in fields(Spread)})
             for name in LATENCIES
         }
