@@ -144,7 +144,9 @@ class FleetSearch:
         self._routing = routing
 
     def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
-        return predict(self._engine, policy, load, load.rate / counts, num_engines=counts, routing=self._routing)
+        return predict(
+            self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
+        )
 
     def fewest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan | None:
         """The fewest engines that attain the SLA, run in the best way for so many; None: `most` do not."""
