@@ -29,6 +29,7 @@ COMMANDS = (
     "models",
     "pools",
     "serve",
+    "simulate",
     "train",
     "verify",
 )

@@ -116,6 +116,13 @@ class SimulatedExecutor:
         self._clock.advance(times.forward + times.draft)
         return StepResult(sequences=results, times=times)
 
+    def write(self, seq_id: int, num_tokens: int) -> list[int]:
+        """The next tokens of a sequence that decodes without drafts, written as by so many steps; none of them ends its text."""
+        state = self._states[seq_id]
+        first = state.num_tokens
+        state.num_tokens += num_tokens
+        return self._texts.tokens(state.spec, first, state.num_tokens)
+
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""
         for one in ended:

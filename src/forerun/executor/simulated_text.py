@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from forerun.core.random_bits import GAMMA, MASK, UNIT, mix
+import numpy as np
+
+from forerun.core.random_bits import GAMMA, MASK, UNIT, mix, mix_all
 from forerun.core.step import SequenceSpec
+
+MANY = 12
+"""Tokens from which on numpy is quicker than a loop."""
 
 
 class Texts(Protocol):
@@ -27,6 +32,10 @@ class HashedTexts:
     def tokens(self, spec: SequenceSpec, start: int, end: int) -> list[int]:
         """See `Texts`."""
         seed, size = spec.seed, self.vocab_size
+        if end - start >= MANY:
+            bits = np.arange(start, end, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(seed & MASK)
+            found: list[int] = (mix_all(bits) % np.uint64(size)).tolist()
+            return found
         return [mix((seed + place * GAMMA) & MASK) % size for place in range(start, end)]
 
 
@@ -90,11 +99,13 @@ class Drafting(Protocol):
 class ConditionalAcceptance:
     """The rate at which a draft's token at each depth is right, given that those before it are.
 
-    Drafts are chains of the greatest length. Beyond the last rate it stays the same. A draw depends on
-    the sequence's seed and the position alone.
+    Drafts are chains. Beyond the last rate it stays the same. `proposed` is the share of drafts that have a
+    token at each depth, and those without one count as wrong there; empty: all drafts are as long as they may be.
+    A draw depends on the sequence's seed and the position alone.
     """
 
     rates: tuple[float, ...]
+    proposed: tuple[float, ...] = ()
 
     def num_right(self, spec: SequenceSpec, position: int, limit: int) -> int:
         """How many tokens of a draft of `limit`, the first of them at `position` of the text, the target would write too."""
@@ -115,4 +126,16 @@ class ConditionalAcceptance:
         min_survival: float,  # noqa: ARG002 - its chances are not known to the drafter
     ) -> tuple[DraftShape, tuple[int, ...]]:
         """See `Drafting`."""
-        return DraftShape(depth), tuple(range(self.num_right(spec, position, depth)))
+        num_right = self.num_right(spec, position, depth)
+        return DraftShape(self._length(spec, position, num_right, depth)), tuple(range(num_right))
+
+    def _length(self, spec: SequenceSpec, position: int, num_right: int, depth: int) -> int:
+        """How long a draft is of which so many tokens are right: drawn among drafts that are at least as long."""
+        if not self.proposed:
+            return depth
+        drawn = (mix(spec.seed * GAMMA ^ (position << 16)) >> 12) * UNIT
+        drawn *= self.proposed[min(num_right, len(self.proposed)) - 1] if num_right else 1.0
+        length = num_right
+        while length < min(depth, len(self.proposed)) and drawn < self.proposed[length]:
+            length += 1
+        return length

@@ -149,16 +149,26 @@ class FleetRun:
         self._seed = seed
 
         def front(num_replicas: int, seed: int) -> _Front:
+            policy = routing_policy(fleet.routing, seed)
             replicas = [
-                Replica(number, settings, make_control(), keeps_chunks=keeps_chunks) for number in range(num_replicas)
+                Replica(
+                    number,
+                    settings,
+                    make_control(),
+                    keeps_chunks=keeps_chunks,
+                    looks_ahead=settings.decode_seconds is not None and not policy.reads_caches,
+                )
+                for number in range(num_replicas)
             ]
-            return _Front(replicas, routing_policy(fleet.routing, seed), settings.block_size)
+            return _Front(replicas, policy, settings.block_size)
 
         self._serving = front(fleet.replicas, seed)
         self._prefill = front(fleet.prefill_replicas, seed + 1) if fleet.prefill_replicas else None
         self._events: list[tuple[float, int, int, _Sending | tuple[_Front, int, int] | tuple[_Front, Replica]]] = []
         self._order = count()
-        self._waiting_for_step: set[int] = set()  # ids of replicas whose next step is among the events
+        self._next_step: dict[
+            int, int
+        ] = {}  # of each replica, by its id: the number of the event that is its next step
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -191,14 +201,15 @@ class FleetRun:
                 records.append(record)
                 self._arrive(request, record)
                 continue
-            time, kind, _, event = heapq.heappop(self._events)
+            time, kind, order, event = heapq.heappop(self._events)
             if kind == NOTICE:
                 front, number, num_tokens = event  # type: ignore[misc]
                 front.note_end(number, num_tokens)
             elif kind == ARRIVAL:
                 self._send(event, time)  # type: ignore[arg-type]
             else:
-                num_ended += self._step(*event)  # type: ignore[misc, arg-type]
+                front, replica = event  # type: ignore[misc]
+                num_ended += self._step(front, replica, order)  # type: ignore[arg-type]
                 progress(num_ended)
         return records
 
@@ -228,19 +239,23 @@ class FleetRun:
         self._await_step(sending.front, replica)
 
     def _await_step(self, front: _Front, replica: Replica) -> None:
-        if replica.has_work and id(replica) not in self._waiting_for_step:
-            self._waiting_for_step.add(id(replica))
-            self._push(replica.now, STEP, (front, replica))
+        """Put a replica's next step among the events; the one that was there before is void."""
+        number = next(self._order)
+        self._next_step[id(replica)] = number
+        if replica.has_work:
+            heapq.heappush(self._events, (replica.next_event, STEP, number, (front, replica)))
 
-    def _step(self, front: _Front, replica: Replica) -> int:
-        """Let a replica take its step; the number of requests that have ended."""
-        self._waiting_for_step.remove(id(replica))
+    def _step(self, front: _Front, replica: Replica, number: int) -> int:
+        """Let a replica take its step, unless the event is void; the number of requests that have ended."""
+        if self._next_step[id(replica)] != number:
+            return 0
         ended = replica.step()
+        now = replica.clock.now
         num_ended = 0
         for one in ended:
-            self._push(replica.now, NOTICE, (front, replica.number, len(one.sent.prompt_ids)))
+            self._push(now, NOTICE, (front, replica.number, len(one.sent.prompt_ids)))
             if front is self._prefill and one.sent.record.num_output_tokens > 1:
-                self._hand_over(one, replica.now)
+                self._hand_over(one, now)
             else:
                 num_ended += 1
         self._await_step(front, replica)

@@ -54,20 +54,34 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepLog:
-    """A replica's steps, one after the other: when each ended, how long it took, who ran, who waited, how much KV was held."""
+    """A replica's steps, one after the other: when each ended, how long it took, who ran, who waited, what came of it, how much KV was held."""
 
     ends: array[float] = field(default_factory=lambda: array("d"))
     seconds: array[float] = field(default_factory=lambda: array("d"))
     num_running: array[int] = field(default_factory=lambda: array("i"))
     num_waiting: array[int] = field(default_factory=lambda: array("i"))
+    num_chunks: array[int] = field(default_factory=lambda: array("i"))
+    num_tokens: array[int] = field(default_factory=lambda: array("i"))
     num_used_blocks: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, end: float, seconds: float, num_running: int, num_waiting: int, num_used_blocks: int) -> None:
+    def add(
+        self,
+        *,
+        end: float,
+        seconds: float,
+        num_running: int,
+        num_waiting: int,
+        num_chunks: int,
+        num_tokens: int,
+        num_used_blocks: int,
+    ) -> None:
         """Add a step."""
         self.ends.append(end)
         self.seconds.append(seconds)
         self.num_running.append(num_running)
         self.num_waiting.append(num_waiting)
+        self.num_chunks.append(num_chunks)
+        self.num_tokens.append(num_tokens)
         self.num_used_blocks.append(num_used_blocks)
 
 

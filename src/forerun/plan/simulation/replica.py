@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.client import EngineRequest
-from forerun.engine.simulation import SimulationSettings, simulated_engine
+from forerun.engine.simulation import DecodeStretch, SimulationSettings, simulated_engine
 from forerun.engine.speculation import SpeculationControl
 from forerun.executor.simulated import VirtualClock
 from forerun.kv.prefix_cache import block_digests, root_digest
@@ -40,10 +41,17 @@ class Replica:
         settings: the engine's.
         control: how much it drafts; its own, where it learns.
         keeps_chunks: whether records keep the time of each chunk.
+        looks_ahead: whether steps that only decode are taken together; then its caches are behind its time.
     """
 
     def __init__(
-        self, number: int, settings: SimulationSettings, control: SpeculationControl, *, keeps_chunks: bool
+        self,
+        number: int,
+        settings: SimulationSettings,
+        control: SpeculationControl,
+        *,
+        keeps_chunks: bool,
+        looks_ahead: bool,
     ) -> None:
         self.number = number
         self.clock = VirtualClock()
@@ -53,6 +61,8 @@ class Replica:
         self._settings = settings
         self._keeps_chunks = keeps_chunks
         self._sent: dict[str, Sent] = {}  # by request id
+        self._looks_ahead = looks_ahead
+        self._stretch: DecodeStretch | None = None  # the steps that come next, where they only decode
         self._arriving: deque[Sent] = deque()  # with their KV, which waits for memory
 
     @property
@@ -61,22 +71,61 @@ class Replica:
         return self.engine.has_work or bool(self._arriving)
 
     @property
-    def now(self) -> float:
-        """When its next step can begin."""
-        return self.clock.now
+    def next_event(self) -> float:
+        """When its next step begins of which it is not known what it does."""
+        return self.clock.now if self._stretch is None else self._stretch.end
 
     def submit(self, sent: Sent, at: float) -> None:
         """Queue a request that arrives `at` a time; a replica in the middle of a step takes it up after that."""
-        self.clock.now = max(self.clock.now, at)
+        self._go_on(at)
         self._submit(sent)
 
     def submit_with_kv(self, sent: Sent, at: float) -> None:
         """Queue a request whose prompt's KV arrives with it, to be taken up as soon as there is memory and a place for it."""
-        self.clock.now = max(self.clock.now, at)
+        self._go_on(at)
         self._arriving.append(sent)
 
+    def _go_on(self, until: float) -> None:
+        """Take the steps that begin before a time, and forget what was known of the ones after it."""
+        if self._stretch is not None:
+            self._take(bisect_left(self._stretch.starts, until))
+        self.clock.now = max(self.clock.now, until)
+
+    def _take(self, num_steps: int) -> None:
+        """Take the first steps of those that only decode, and forget the others."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is None or not num_steps:
+            return
+        scheduler = self.engine.parts.scheduler
+        records = [self._sent[one.request_id].record for one in scheduler.running]
+        used = self.engine.take(stretch, num_steps)
+        since: dict[float, int] = {}
+        for record in records:
+            since[record.last_chunk] = since.get(record.last_chunk, 0) + 1
+        num_waiting = self.num_waiting
+        for start, end, num_used in zip(stretch.starts, stretch.ends, used, strict=False):
+            for last, count in since.items():
+                self.gaps.add(end - last, count)
+            since = {end: len(records)}
+            self.steps.add(
+                end=end,
+                seconds=end - start,
+                num_running=len(records),
+                num_waiting=num_waiting,
+                num_chunks=len(records),
+                num_tokens=len(records),
+                num_used_blocks=num_used,
+            )
+        for record in records:
+            record.num_chunks += num_steps
+            record.last_chunk = self.clock.now
+            if record.chunks is not None:
+                record.chunks += [(end, 1) for end in stretch.ends[:num_steps]]
+
     def step(self) -> list[Ended]:
-        """Take the next step; the requests that it ended."""
+        """Take the steps that only decode, and the one after them; the requests that it ended."""
+        if self._stretch is not None:
+            self._take(len(self._stretch.starts))
         while self._arriving and self._take_kv(self._arriving[0]):
             self._submit(self._arriving.popleft())
         start = self.clock.now
@@ -98,9 +147,17 @@ class Replica:
                 record.chunks.append((now, len(delta.token_ids)))
         for last, count in since.items():
             self.gaps.add(now - last, count)
-        parts = self.engine.parts
-        scheduler, pool = parts.scheduler, parts.pool
-        self.steps.add(now, now - start, len(scheduler.running), self.num_waiting, pool.num_blocks - pool.num_free)
+        pool = self.engine.parts.pool
+        num_running = len(self.engine.parts.scheduler.running) + len(output.finished)
+        self.steps.add(
+            end=now,
+            seconds=now - start,
+            num_running=num_running,
+            num_waiting=self.num_waiting,
+            num_chunks=len(output.deltas),
+            num_tokens=sum([len(delta.token_ids) for delta in output.deltas]),
+            num_used_blocks=pool.num_blocks - pool.num_free,
+        )
         last_tokens = {delta.request_id: delta.token_ids for delta in output.deltas if delta.finish_reason}
         ended = []
         for finished in output.finished:
@@ -113,6 +170,8 @@ class Replica:
                 record.num_cached_tokens = finished.num_cached_tokens or 0
             record.finished = now
             ended.append(Ended(sent, last_tokens[finished.request_id]))
+        if self._looks_ahead and not self._arriving:
+            self._stretch = self.engine.look_ahead()
         return ended
 
     @property

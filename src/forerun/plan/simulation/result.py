@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.load_figures import Figures, Peaks, Spread
 from forerun.core.stats import SpeculationStats
 from forerun.plan.simulation.records import GapLog, RequestRecord, StepLog
 from forerun.plan.sla import Sla
@@ -17,6 +18,7 @@ from forerun.plan.sla import Sla
 Floats = npt.NDArray[np.float64]
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)
+"""Percentiles of latencies that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,16 @@ class Values:
         )
         return low + (high - low) * (place - math.floor(place))
 
-    def to_json(self, name: str) -> dict[str, float | None]:
-        """Mean, deviation and percentiles in milliseconds, in the keys of `vllm bench serve`."""
-        found = {"mean": self.mean, "std": self.deviation}
-        found |= {"median" if percent == 50 else f"p{percent:g}": self.percentile(percent) for percent in PERCENTS}
-        return {f"{key}_{name}_ms": None if math.isnan(value) else 1e3 * value for key, value in found.items()}
+    def spread(self, percents: Sequence[float]) -> Spread:
+        """Mean, deviation and percentiles in milliseconds."""
+        if not len(self.values):
+            return Spread(None, None, None, dict.fromkeys(percents))
+        return Spread(
+            1e3 * self.mean,
+            1e3 * self.percentile(50),
+            1e3 * self.deviation,
+            {percent: 1e3 * self.percentile(percent) for percent in percents},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +167,8 @@ class SimulationResult:
         return sum(one.num_preemptions for one in self.replicas)
 
     def latencies(self, name: str) -> Values:
-        """The values of "ttft", "tpot", "icl" or "e2el" (one per request that has it), or "itl" (one per chunk after the first)."""
-        if name == "itl":
+        """The values of "ttft", "tpot" or "e2el" (one per request that has it), or "itl" and "icl" (the times between chunks)."""
+        if name in ("itl", "icl"):
             seconds = np.concatenate([np.asarray(one.seconds) for one in self.gaps] or [np.empty(0)])
             counts = np.concatenate([np.asarray(one.counts) for one in self.gaps] or [np.empty(0, dtype=np.int64)])
             return Values.of(seconds, counts)
@@ -176,25 +183,27 @@ class SimulationResult:
         """Requests per second that keep all limits."""
         return self.attainment(sla) * self.request_throughput
 
+    def figures(self, sla: Sla | None = None, *, percents: Sequence[float] = PERCENTS) -> Figures:
+        """Counts, throughputs and latencies, as those of a load test."""
+        return Figures(
+            seconds=self.seconds,
+            completed=len(self.requests),
+            failed=0,
+            total_input=self.num_input_tokens,
+            total_output=self.num_output_tokens,
+            num_good=None if sla is None else round(self.attainment(sla) * len(self.requests)),
+            peaks=self._peaks(),
+            spreads={name: self.latencies(name).spread(percents) for name in ("ttft", "tpot", "itl", "icl", "e2el")},
+        )
+
     def to_json(self, sla: Sla | None = None) -> dict[str, Any]:
         """All figures, in the keys of `vllm bench serve` where it has them; the same simulation gives the same bytes."""
-        figures: dict[str, Any] = {
-            "duration": self.seconds,
-            "completed": len(self.requests),
-            "total_input_tokens": self.num_input_tokens,
-            "total_output_tokens": self.num_output_tokens,
-            "request_throughput": self.request_throughput,
-            "request_goodput": None if sla is None else self.goodput(sla),
-            "slo_attainment": None if sla is None else self.attainment(sla),
-            "output_throughput": self.output_throughput,
-            "total_token_throughput": (self.num_input_tokens + self.num_output_tokens) / self.seconds,
-        }
-        for name in ("ttft", "tpot", "itl", "e2el"):
-            figures |= self.latencies(name).to_json(name)
         drafts = self.speculation
-        return figures | {
+        return {
+            **self.figures(sla).to_json(),
+            "slo_attainment": None if sla is None else self.attainment(sla),
             "num_preemptions": self.num_preemptions,
-            "prefix_cache_hit_rate": self._hit_rate(),
+            "prefix_cache_hit_rate": sum(one.num_cached_tokens for one in self.requests) / self.num_input_tokens,
             "energy_joules": self.energy_joules,
             "joules_per_output_token": None
             if self.energy_joules is None
@@ -203,13 +212,24 @@ class SimulationResult:
             "spec_decode_draft_tokens": drafts.num_draft_tokens,
             "spec_decode_accepted_tokens": drafts.num_accepted_tokens,
             "spec_decode_acceptance_rate": None if drafts.acceptance_rate is None else 100 * drafts.acceptance_rate,
+            "spec_decode_per_position_acceptance_rates": drafts.acceptance_per_position,
             "acceptance_length": drafts.acceptance_length,
             "replicas": [asdict(one) for one in self.replicas],
         }
 
-    def _hit_rate(self) -> float:
-        cached, prompts = sum(one.num_cached_tokens for one in self.requests), self.num_input_tokens
-        return cached / prompts
+    def _peaks(self) -> Peaks:
+        """The largest counts of any second since the first arrival."""
+        size = math.ceil(self.seconds) + 1
+        chunks, tokens, running = np.zeros((3, size + 1))
+        for log in self.steps:
+            seconds = (np.asarray(log.ends) - self.start).astype(np.int64)
+            np.add.at(chunks, seconds, np.asarray(log.num_chunks))
+            np.add.at(tokens, seconds, np.asarray(log.num_tokens))
+        begins = np.array([one.arrival for one in self.requests]) - self.start
+        ends = np.array([one.finished for one in self.requests]) - self.start
+        np.add.at(running, begins.astype(np.int64), 1)
+        np.add.at(running, ends.astype(np.int64) + 1, -1)
+        return Peaks(float(chunks.max()), float(tokens.max()), int(np.cumsum(running).max()))
 
     def records_to_json(self) -> dict[str, Any]:
         """One entry per request, in the arrays of `vllm bench serve --save-detailed`; `itls` where chunks were kept."""

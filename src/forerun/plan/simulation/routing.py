@@ -32,7 +32,9 @@ class RoutedPrompt(Protocol):
 
 
 class RoutingPolicy(Protocol):
-    """Chooses a replica for each request."""
+    """Chooses a replica for each request; `reads_caches` says whether it asks what they have cached."""
+
+    reads_caches: bool
 
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:
         """The number of the replica."""
@@ -41,6 +43,8 @@ class RoutingPolicy(Protocol):
 
 class RoundRobin:
     """Each in turn."""
+
+    reads_caches = False
 
     def __init__(self) -> None:
         self._next = 0
@@ -54,6 +58,8 @@ class RoundRobin:
 class LeastRequests:
     """The one with the fewest requests under way."""
 
+    reads_caches = False
+
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
         """See `RoutingPolicy`."""
         return min(range(len(loads)), key=lambda replica: loads[replica].num_requests)
@@ -62,6 +68,8 @@ class LeastRequests:
 class LeastTokens:
     """The one with the fewest prompt tokens of requests under way."""
 
+    reads_caches = False
+
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
         """See `RoutingPolicy`."""
         return min(range(len(loads)), key=lambda replica: loads[replica].num_tokens)
@@ -69,6 +77,8 @@ class LeastTokens:
 
 class RandomOfTwo:
     """Of two random ones the one with fewer requests under way."""
+
+    reads_caches = False
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -83,6 +93,8 @@ class RandomOfTwo:
 
 class PrefixAffinity:
     """The one with the least to do: tokens of this prompt that it has not cached, and of prompts under way."""
+
+    reads_caches = True
 
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:
         """See `RoutingPolicy`."""
