@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_lengths import (
     MIN_GAIN,
     Speculation,
@@ -17,7 +18,8 @@ from forerun.plan.draft_lengths import (
     steady_lengths,
     step_table,
 )
-from tests.plan.worlds import LinearStepTimes, Rates, speculation
+from forerun.plan.step_times import DraftingCost
+from tests.plan.worlds import LinearStepTimes, speculation
 
 rates = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).map(tuple)
 costs = st.builds(
@@ -114,10 +116,17 @@ def test_one_length_is_one_entry() -> None:
 
 @pytest.mark.parametrize("length", [0, 3])
 def test_drafts_deeper_than_measured_are_refused(length: int) -> None:
+    acceptance = AcceptanceProfile(method="suffix", conditional=(0.5, 0.5))
     with pytest.raises(ConfigError, match="must be from 1 to 2: profile deeper drafts"):
-        Speculation(name="suffix", acceptance=Rates((0.5, 0.5)), max_draft_tokens=length)
+        Speculation(name="suffix", acceptance=acceptance, max_draft_tokens=length)
 
 
-def test_a_negative_cost_is_refused() -> None:
-    with pytest.raises(ConfigError, match="below 0 s"):
-        Speculation(name="eagle3", acceptance=Rates((0.5,)), max_draft_tokens=1, seconds_per_step=-1e-3)
+def test_rows_are_those_that_a_look_up_finds() -> None:
+    """A drafter that finds a draft every other time has half of the rows, at half the cost of drafting them."""
+    acceptance = AcceptanceProfile(method="suffix", conditional=(0.4, 0.8), proposed=(0.5, 0.5))
+    found = Speculation(
+        name="suffix", acceptance=acceptance, max_draft_tokens=2, cost=DraftingCost(seconds_per_draft_token=0.001)
+    )
+    table = step_table(LinearStepTimes(base=0.01, per_row=0.001), found, max_batch_size=2, context=0.0)
+    assert table.seconds[1].tolist() == pytest.approx([0.012, 0.013 + 0.001, 0.014 + 0.002])
+    assert table.expected.tolist() == pytest.approx([1.0, 1.4, 1.72])

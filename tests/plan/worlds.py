@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.serving_policies import EngineModel
+from forerun.plan.step_times import DraftingCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +32,6 @@ class LinearStepTimes:
         return self.base + rows + self.per_context_token * num_context_tokens
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Acceptance by conditional rates; exact, by hand."""
-
-    conditional: tuple[float, ...]
-
-    def _reached(self, k: int) -> list[float]:
-        chances = [1.0]
-        for rate in self.conditional[:k]:
-            chances.append(chances[-1] * rate)
-        return chances
-
-    def expected(self, k: int) -> float:
-        return sum(self._reached(k))
-
-    def variance(self, k: int) -> float:
-        reached = [*self._reached(k), 0.0]
-        pmf = [(tokens, here - after) for tokens, (here, after) in enumerate(pairwise(reached), start=1)]
-        mean = sum(tokens * share for tokens, share in pmf)
-        return sum((tokens - mean) ** 2 * share for tokens, share in pmf)
-
-
 def engine_model(step_times: LinearStepTimes | None = None, **limits: int) -> EngineModel:
     defaults = {
         "num_blocks": 4096,
@@ -67,9 +46,8 @@ def engine_model(step_times: LinearStepTimes | None = None, **limits: int) -> En
 def speculation(*rates: float, name: str = "draft", per_step: float = 0.0, per_token: float = 0.0) -> Speculation:
     return Speculation(
         name=name,
-        acceptance=Rates(rates),
+        acceptance=AcceptanceProfile(method=name, conditional=rates),
         max_draft_tokens=len(rates),
-        seconds_per_step=per_step,
-        seconds_per_draft_token=per_token,
+        cost=DraftingCost(seconds_per_step=per_step, seconds_per_draft_token=per_token),
         speculative_config={"method": name, "num_speculative_tokens": len(rates)},
     )

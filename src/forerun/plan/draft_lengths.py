@@ -15,9 +15,13 @@ import numpy.typing as npt
 
 from forerun.engine.speculation import Schedule
 from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.step_times import DraftingCost
 
 Floats = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
+
+FREE = DraftingCost()
 
 MIN_GAIN = 0.03
 """A schedule changes K from one batch size to the next only if that makes a token at least so much cheaper."""
@@ -39,50 +43,29 @@ class StepSeconds(Protocol):
         ...
 
 
-class AcceptedTokens(Protocol):
-    """How many tokens a step yields; `AcceptanceProfile` is one."""
-
-    @property
-    def conditional(self) -> tuple[float, ...]:
-        """The chance of each drafted token to stand, given that those before it did."""
-        ...
-
-    def expected(self, k: int, /) -> float:
-        """Mean tokens of a step that verifies k drafted ones, the bonus token included."""
-        ...
-
-    def variance(self, k: int, /) -> float:
-        """The variance of that number."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """A way to draft that may be planned: what it yields and what it costs.
 
-    `speculative_config` is what users write for it. It is drafted up to `max_draft_tokens` a step, for
-    `seconds_per_step`, if anything is drafted, and `seconds_per_draft_token` for each token of each sequence.
+    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens.
 
     Raises:
-        ConfigError: acceptance is not known up to `max_draft_tokens`, or a cost is negative.
+        ConfigError: acceptance is not known up to `max_draft_tokens`.
     """
 
     name: str
-    acceptance: AcceptedTokens
+    acceptance: AcceptanceProfile
     max_draft_tokens: int
-    seconds_per_step: float = 0.0
-    seconds_per_draft_token: float = 0.0
+    cost: DraftingCost = FREE
     speculative_config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = len(self.acceptance.conditional)
+        known = self.acceptance.num_places
         if not 1 <= self.max_draft_tokens <= known:
             raise ConfigError(
                 f"{self.name}: got max_draft_tokens={self.max_draft_tokens}, and acceptance at {known} places; "
                 f"must be from 1 to {known}: profile deeper drafts, or plan shorter ones"
             )
-        if self.seconds_per_step < 0.0 or self.seconds_per_draft_token < 0.0:
-            raise ConfigError(f"{self.name}: got a drafting cost below 0 s; profile again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +90,23 @@ def step_table(
     Without speculation the table has one draft length, 0; so has one whose drafts are never accepted, in effect,
     since K = 0 costs the same there: a drafter is not asked for nothing.
     """
-    num_lengths = 1 + (speculation.max_draft_tokens if speculation else 0)
-    seconds = np.empty((max_batch_size, num_lengths))
+    lengths = range(1 + (speculation.max_draft_tokens if speculation else 0))
+    # a look-up does not always find a draft of K tokens: rows are verified and paid for as far as there are any
+    drafted = [speculation.acceptance.mean_draft_tokens(length) if speculation else 0.0 for length in lengths]
+    seconds = np.empty((max_batch_size, len(lengths)))
     for batch_size in range(1, max_batch_size + 1):
-        num_context_tokens = round(batch_size * context)
-        for length in range(num_lengths):
+        for length in lengths:
             seconds[batch_size - 1, length] = step_times.seconds(
-                num_rows=batch_size * (length + 1),
+                num_rows=round(batch_size * (1.0 + drafted[length])),
                 num_sequences=batch_size,
-                num_context_tokens=num_context_tokens,
+                num_context_tokens=round(batch_size * context),
             )
-    expected, variance = np.ones(num_lengths), np.zeros(num_lengths)
+    expected, variance = np.ones(len(lengths)), np.zeros(len(lengths))
     if speculation is not None:
-        lengths, sizes = np.arange(1, num_lengths), np.arange(1, max_batch_size + 1)
-        drafted = speculation.seconds_per_draft_token * sizes[:, None] * lengths
-        seconds[:, 1:] += speculation.seconds_per_step + drafted
-        expected[1:] = [speculation.acceptance.expected(int(length)) for length in lengths]
-        variance[1:] = [speculation.acceptance.variance(int(length)) for length in lengths]
+        cost, sizes = speculation.cost, np.arange(1, max_batch_size + 1)[:, None]
+        seconds[:, 1:] += cost.seconds_per_step + cost.seconds_per_draft_token * sizes * np.array(drafted[1:])
+        expected[:] = [speculation.acceptance.expected(length) for length in lengths]
+        variance[:] = [speculation.acceptance.variance(length) for length in lengths]
     return StepTable(seconds=seconds, expected=expected, variance=variance)
 
 
