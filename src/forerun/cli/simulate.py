@@ -67,7 +67,16 @@ class RequestOptions:
     prompt_class: str | None = None
     """Acceptance as on the profile's prompts of this class only."""
 
+<<<<<<< HEAD
     def __post_init__(self) -> None:
+=======
+    def check(self) -> None:
+        """Refuse none or several sources of requests, and options that would be ignored.
+
+        Raises:
+            ConfigError: an option is missing, has no use, or is out of range.
+        """
+>>>>>>> simulate
         given = [name for name in ("load", "trace", "conversations", "recorded") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigError(
@@ -197,14 +206,24 @@ class SimulationResultOptions:
         return None if self.sla is None else parse_sla(self.sla)
 
 
+<<<<<<< HEAD
 FLEET, RESULT = FleetOptions(), SimulationResultOptions()
+=======
+REQUESTS, FLEET, RESULT = RequestOptions(), FleetOptions(), SimulationResultOptions()
+>>>>>>> simulate
 
 
 def simulate(
     profile: Path,
     /,
     *,
+<<<<<<< HEAD
     requests: Annotated[RequestOptions, Parameter(name="*", group=Group("Requests", sort_key=1), negative=())],
+=======
+    requests: Annotated[
+        RequestOptions, Parameter(name="*", group=Group("Requests", sort_key=1), negative=())
+    ] = REQUESTS,
+>>>>>>> simulate
     fleet: Annotated[FleetOptions, Parameter(name="*", group=Group("Engines", sort_key=2), negative=())] = FLEET,
     result: Annotated[
         SimulationResultOptions, Parameter(name="*", group=Group("Result", sort_key=3), negative=())
@@ -218,6 +237,10 @@ def simulate(
         profile: A folder that "forerun profile" wrote.
         seed: Of everything random; the same seed gives the same bytes.
     """
+<<<<<<< HEAD
+=======
+    requests.check()
+>>>>>>> simulate
     sla = result.parsed_sla
     known = Profile.load(profile)
     engine = profiled_engine(

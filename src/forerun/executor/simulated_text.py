@@ -130,12 +130,17 @@ class ConditionalAcceptance:
         return DraftShape(self._length(spec, position, num_right, depth)), tuple(range(num_right))
 
     def _length(self, spec: SequenceSpec, position: int, num_right: int, depth: int) -> int:
-        """How long a draft is of which so many tokens are right: drawn among drafts that are at least as long."""
+        """How long a draft is of which so many tokens are right.
+
+        Right tokens were drafted, and so the others are by so much more seldom that `proposed` holds for all drafts.
+        """
         if not self.proposed:
             return depth
         drawn = (mix(spec.seed * GAMMA ^ (position << 16)) >> 12) * UNIT
-        drawn *= self.proposed[min(num_right, len(self.proposed)) - 1] if num_right else 1.0
-        length = num_right
-        while length < min(depth, len(self.proposed)) and drawn < self.proposed[length]:
+        length, stands = 0, 1.0  # the chance that so many tokens are right
+        for share, rate in zip(self.proposed[:depth], self.rates, strict=False):
+            stands *= rate
+            if length >= num_right and drawn * (1.0 - stands) >= share - stands:
+                break
             length += 1
-        return length
+        return max(length, num_right)

@@ -25,7 +25,6 @@ from forerun.plan.simulation.fleet import Fleet
 from forerun.plan.simulation.profiled import PLAIN, control_of, profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
-from forerun.plan.simulation.simulate import simulate
 from forerun.plan.sla import Sla
 
 FEWEST_REQUESTS, MOST_REQUESTS = 500, 20_000
@@ -53,7 +52,7 @@ def confirmed(
         ConfigError: the profile's traces are damaged.
     """
     load, sla, added = plan.load, plan.sla, 0
-    engine = engine_model(profile, time_factor=options.time_factor)
+    engine = engine_model(profile)
     while True:
         progress(f"simulating {answer.plan.num_engines} engines")
         result = simulated(profile, answer.plan, load, options, seed=seed, num_requests=num_requests)
@@ -92,27 +91,19 @@ def simulated(
     """Simulate a fleet under its load: real scheduling and KV accounting, the profile's step times and drafts."""
     name = plan.policy.speculation.name if plan.policy.speculation else PLAIN
     found = profiled_engine(profile, name, kind=options.kind, max_num_seqs=plan.policy.max_num_seqs)
-    settings = found.settings
-    if options.time_factor != 1.0:
-        scaled = profile.step_times.scaled(options.time_factor)
-        settings = replace(settings, step_seconds=scaled.of_plan, decode_seconds=None)
     config = speculative_config(plan)
     longest = plan.policy.speculation.max_draft_tokens if plan.policy.speculation else 0
     if num_requests is None:
         wanted = math.ceil(LIVES * plan.num_engines * max(1.0, plan.batch_size))
         num_requests = min(MOST_REQUESTS, max(FEWEST_REQUESTS, wanted))
-    return simulate(
-        settings,
-        synthetic_requests(load, num_requests, seed=seed),
-        fleet=Fleet(
-            replicas=plan.replicas,
-            prefill_replicas=plan.prefill_replicas,
-            routing="least-requests",
-            transfer=options.transfer,
-        ),
-        make_control=lambda: control_of(config, longest),
-        seed=seed,
+    fleet = Fleet(
+        replicas=plan.replicas,
+        prefill_replicas=plan.prefill_replicas,
+        routing="least-requests",
+        transfer=options.transfer,
     )
+    planned = replace(found, make_control=lambda: control_of(config, longest))
+    return planned.simulate(synthetic_requests(load, num_requests, seed=seed), fleet=fleet, seed=seed)
 
 
 def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:

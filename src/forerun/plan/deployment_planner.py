@@ -35,9 +35,8 @@ class PlanningOptions:
 
     `layouts` may be chosen, within `most_engines` (None: as many as it takes). `kind` is the class of prompts whose
     acceptance counts (None: all). `confidence`: acceptance is planned at the lower end of its interval (None: as
-    measured). `methods` are the configurations that may be chosen (None: all of the profile). `time_factor` and
-    `acceptance_factor` are observed over profiled seconds of a step and tokens of a step. `transfer` is what handing
-    over a prompt's KV takes.
+    measured). `methods` are the configurations that may be chosen (None: all of the profile). `transfer` is what
+    handing over a prompt's KV takes.
     """
 
     layouts: tuple[Layout, ...] = (Layout.AGGREGATED,)
@@ -45,19 +44,35 @@ class PlanningOptions:
     kind: str | None = None
     confidence: float | None = None
     methods: tuple[str, ...] | None = None
-    time_factor: float = 1.0
-    acceptance_factor: float = 1.0
     transfer: Transfer = FREE_TRANSFER
 
 
 DEFAULTS = PlanningOptions()
 
 
-def engine_model(profile: Profile, *, time_factor: float = 1.0) -> EngineModel:
-    """The profile's engine, its steps `time_factor` times as long."""
-    step_times = profile.step_times if time_factor == 1.0 else profile.step_times.scaled(time_factor)
+def corrected(profile: Profile, *, time_factor: float, acceptance_factor: float) -> Profile:
+    """The profile as a running service was observed: steps so many times as long, yielding so many times as much.
+
+    Recorded drafts no longer hold where acceptance is another; simulations then draw from the rates.
+
+    Raises:
+        ConfigError: a factor is not above 0, or no acceptance is that high.
+    """
+    if time_factor != 1.0:
+        profile = replace(profile, step_times=profile.step_times.scaled(time_factor))
+    if acceptance_factor != 1.0:
+        changed = {
+            name: with_length(one, one.mean_accept_length * acceptance_factor)
+            for name, one in profile.acceptance.items()
+        }
+        profile = replace(profile, acceptance=changed, traces={})
+    return profile
+
+
+def engine_model(profile: Profile) -> EngineModel:
+    """The profile's engine."""
     return EngineModel(
-        step_times=step_times,
+        step_times=profile.step_times,
         num_blocks=profile.num_blocks,
         block_size=profile.block_size,
         max_num_seqs=profile.max_num_seqs,
@@ -81,8 +96,6 @@ def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[
         acceptance = profile.acceptance_for(name, options.kind)
         if options.confidence is not None:
             acceptance = acceptance.lower(options.confidence)
-        if options.acceptance_factor != 1.0:
-            acceptance = with_length(acceptance, acceptance.mean_accept_length * options.acceptance_factor)
         config = profile.configs[name]
         longest = min(acceptance.num_places, int(config.get("num_speculative_tokens", acceptance.num_places)))
         found.append(
@@ -105,7 +118,7 @@ def plan_deployment(
     Raises:
         ConfigError: the load does not fit the profile's engine, or an option is out of range.
     """
-    engine = engine_model(profile, time_factor=options.time_factor)
+    engine = engine_model(profile)
     answer = plan_fleet(
         engine,
         speculations(profile, options),
