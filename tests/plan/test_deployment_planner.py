@@ -100,11 +100,12 @@ def test_an_overload_is_written_without_numbers_that_json_lacks(profile: Profile
 
 
 def test_energy_counts_idle_engines_too(profile: Profile) -> None:
-    plan, answer = plan_deployment(profile, LOAD, SLA)
+    load = replace(LOAD, rate=2)
+    plan, answer = plan_deployment(profile, load, SLA)
     measured = replace(profile, watts=100.0, idle_watts=40.0)
-    joules = joules_per_token(measured, answer.plan, LOAD)
+    joules = joules_per_token(measured, answer.plan, load)
     assert joules is not None
-    least, most = (plan.replicas * watts / LOAD.tokens_per_second for watts in (40.0, 100.0))
+    least, most = (plan.replicas * watts / load.tokens_per_second for watts in (40.0, 100.0))
     assert least < joules < most
     assert joules_per_token(replace(profile, watts=None), answer.plan, LOAD) is None
 

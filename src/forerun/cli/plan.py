@@ -14,6 +14,7 @@ from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
 from forerun.cli.output import status
 from forerun.errors import ConfigError
+from forerun.plan.capacity import Routing
 from forerun.plan.confirmation import confirmed
 from forerun.plan.day_replay import DEFAULT_INTERVAL, DayPlan, DayReplay, Interval, intervals_of, replay_day
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
@@ -51,6 +52,8 @@ class ChoiceOptions:
     """Observed over profiled seconds of a step."""
     acceptance_factor: float = 1.0
     """Observed over profiled tokens of a step."""
+    routing: Routing = Routing.LEAST_REQUESTS
+    """Which engine a request is sent to: least-requests, that with the fewest; random: any, which is the safe side."""
     transfer_seconds: float = 0.0
     """What handing over the KV of a prompt takes at least."""
     transfer_gigabytes_per_second: float = float("inf")
@@ -86,6 +89,7 @@ class ChoiceOptions:
             kind=self.prompt_class,
             confidence=self.confidence,
             methods=self.method or None,
+            routing=self.routing,
             transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
         )
 
@@ -216,7 +220,7 @@ def _kept(
     if running is None or not answer.is_feasible or running <= answer.plan.num_engines:
         return found, answer
     engine, planned = engine_model(profile), answer.plan
-    search = FleetSearch(engine, found.load, found.sla, options.transfer)
+    search = FleetSearch(engine, found.load, found.sla, options.transfer, options.routing)
 
     def with_count(count: int) -> FleetPlan:
         added = count - planned.num_engines
@@ -231,7 +235,7 @@ def _kept(
     if kept == planned.num_engines:
         return found, answer
     answer = replace(answer, plan=with_count(kept))
-    return describe(profile, found.load, found.sla, engine, answer), answer
+    return describe(profile, found.load, found.sla, answer, options), answer
 
 
 def _replay(
@@ -251,6 +255,7 @@ def _replay(
         prefill_share=planned.prefill_replicas / planned.num_engines,
         most_engines=options.most_engines,
         transfer=options.transfer,
+        routing=options.routing,
     )
     return replay_day(replay, intervals, day.predictor)
 

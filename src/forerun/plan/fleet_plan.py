@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
-from forerun.plan.capacity import Prediction, predict
+from forerun.plan.capacity import Prediction, Routing, predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.latencies import Lognormal, WaitThenServed
@@ -101,6 +101,7 @@ def plan_fleet(
     layouts: Sequence[Layout] = (Layout.AGGREGATED,),
     most_engines: int | None = None,
     transfer: Transfer = FREE_TRANSFER,
+    routing: Routing = Routing.LEAST_REQUESTS,
 ) -> FleetAnswer:
     """Find the fewest engines that attain the SLA; no speculation is always one of the ways to run them.
 
@@ -112,6 +113,7 @@ def plan_fleet(
         layouts: which of them may be chosen.
         most_engines: the budget, engines of both kinds; None: as many as it takes.
         transfer: what handing over a prompt's KV takes.
+        routing: which engine a request is sent to.
 
     Raises:
         ConfigError: the budget has no engine for a layout, or the load does not fit an engine at all.
@@ -122,7 +124,7 @@ def plan_fleet(
     if most_engines is not None and most_engines < least:
         raise ConfigError(f"budget: got {most_engines} engines; must be at least {least} for {' or '.join(layouts)}")
     policies = serving_policies(engine, [None, *speculations], load)
-    search = FleetSearch(engine, load, sla, transfer)
+    search = FleetSearch(engine, load, sla, transfer, routing)
     budget = most_engines or MOST_REPLICAS
     found = search.fewest(policies, layouts, budget)
     if found is not None:
@@ -135,8 +137,16 @@ def plan_fleet(
 class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
-    def __init__(self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer) -> None:
+    def __init__(
+        self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer, routing: Routing = Routing.LEAST_REQUESTS
+    ) -> None:
         self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
+        self._routing = routing
+
+    def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
+        return predict(
+            self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
+        )
 
     def fewest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan | None:
         """The fewest engines that attain the SLA, run in the best way for so many; None: `most` do not."""
@@ -171,7 +181,7 @@ class FleetSearch:
             return self._fewest_apart(policy, most)
 
         def attainment(counts: Counts) -> Floats:
-            return predict(self._engine, policy, self._load, self._load.rate / counts).attainment(self._sla)
+            return self._predict(policy, self._load, counts).attainment(self._sla)
 
         count = least_count(lambda counts: attainment(counts) >= self._sla.attainment, most)
         return None if count is None else self.at(policy, 0, count)
@@ -181,7 +191,7 @@ class FleetSearch:
         return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
 
     def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
-        at = predict(self._engine, policy, self._load, np.array([self._load.rate / count]))
+        at = self._predict(policy, self._load, np.array([count]))
         return FleetPlan(
             prefill_replicas=0,
             replicas=count,
@@ -297,7 +307,7 @@ class FleetSearch:
         load = self._load
         # whoever decodes has all KV but that of the first token, which gives the second
         handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
-        at = predict(self._engine, policy, handed, load.rate / decode)
+        at = self._predict(policy, handed, decode)
         line = self._prefill(prefill)
         ones = np.ones(len(decode))
         ttft = WaitThenServed(
