@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from forerun.bench import instruments
-from forerun.bench.tuning import step_samples, tuner
+from forerun.bench.tuning import step_times, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
 from forerun.errors import ConfigError
@@ -32,7 +32,9 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tune(model, tmp_path, capsys, monkeypatch):
     """Tune the tiny model into tmp_path / "tuned"; what is printed."""
-    monkeypatch.setattr(step_samples, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "DRAFT_LENGTHS", (0, 4))
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
     (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
     (tmp_path / "configs.yaml").write_text(CONFIGS)
 
@@ -95,7 +97,7 @@ def test_an_interrupted_tuning_goes_on(tune, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tuner.Tuner, "_run", again)
     monkeypatch.setattr(tuner, "record", None)
-    monkeypatch.setattr(tuner, "measure_steps", None)
+    monkeypatch.setattr(tuner, "measure_step_times", None)
     monkeypatch.setattr(tuner, "screen", None)
     report = json.loads(tune("--json").out)
     assert report["runs"]["auto"][0] == kept[0]["auto"]
@@ -145,9 +147,8 @@ def test_options_at_their_defaults_are_left_out_of_the_file():
 
 
 def test_a_profile_stands_in_for_measured_steps(tune, tmp_path, model, monkeypatch):
-    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
     profile(model).save(tmp_path / "profile")
-    monkeypatch.setattr(tuner, "measure_steps", None)
+    monkeypatch.setattr(tuner, "measure_step_times", None)
     tune("--profile", str(tmp_path / "profile"))
     assert (tmp_path / "tuned" / "steps.json").exists()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forerun.bench.profiling.grid import MIXED_ROWS, NUM_WARMUP_ROUNDS, SECONDS_OF_SETUP, ProfileGrid
 from forerun.bench.tuning.requests import TuningWorkload
-from forerun.bench.tuning.step_samples import DRAFT_LENGTHS, MOST_ROWS, NUM_ROUNDS, NUM_STEPS, batch_sizes
+from forerun.bench.tuning.step_times import step_grid
 from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE
 from forerun.plan.tuning.candidates import SearchSpace
 from forerun.plan.tuning.screening import NUM_REFINED
@@ -55,14 +56,10 @@ class Estimate:
         num_candidates = len(space.drafting()) + NUM_REFINED * (len(space.limits) - 1) * len(space.quantizations)
         num_formats = len(space.quantizations)
         most = workload.most_running(space.usual.max_num_seqs)
-        rows_each = 1 + sum(DRAFT_LENGTHS) / len(DRAFT_LENGTHS)
-        steps = sum(
-            NUM_STEPS * step_seconds(min(MOST_ROWS, round(size * rows_each)), size) for size in batch_sizes(most)
-        )
         at_once = min(len(workload.prompts), space.usual.max_num_seqs, RECORDED_AT_ONCE)
         return cls(
             record=num_formats * num_tokens / at_once * step_seconds(at_once * (1 + NUM_DRAFTED), at_once),
-            measure_steps=num_formats * (NUM_ROUNDS + 1) * steps,
+            measure_steps=num_formats * _sweep_seconds(step_grid(workload, space.usual.max_num_seqs), step_seconds),
             simulate=num_candidates * num_tokens * SIMULATED_TOKEN_SECONDS,
             run=(1 + (num_finalists - 1) * rounds) * _run_seconds(workload, step_seconds, most),
         )
@@ -76,3 +73,18 @@ def _run_seconds(workload: TuningWorkload, step_seconds: StepSeconds, most: int)
         return busy
     arriving = len(workload.prompts) / workload.load.rate
     return max(arriving, busy) + workload.max_tokens * step_seconds(1, 1)
+
+
+def _sweep_seconds(grid: ProfileGrid, step_seconds: StepSeconds) -> float:
+    """All rounds of the sweep of step times, and the one that warms up; a prompt's token counts as a row."""
+    prompts = sum(step_seconds(length, 1) for length in grid.input_lengths)
+    batches = sum(
+        SECONDS_OF_SETUP
+        + step_seconds(MIXED_ROWS[-1], cell.num_sequences)
+        + sum(
+            grid.steps * step_seconds(cell.num_sequences * (1 + length), cell.num_sequences)
+            for length in grid.lengths_for(cell.num_sequences)
+        )
+        for cell in grid.cells()
+    )
+    return (NUM_WARMUP_ROUNDS + grid.rounds) * (prompts + batches)

@@ -11,7 +11,7 @@ from statistics import median
 
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
-from forerun.bench.instruments import BandwidthProbe, Progress, Stopwatch, no_progress, read_by_torch
+from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_machine
 from forerun.bench.recording import RecordedText, read_recording, record, write_recording
 from forerun.bench.tuning.estimate import Estimate
@@ -19,7 +19,7 @@ from forerun.bench.tuning.folder import TuningFolder, write
 from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.requests import KIND, TuningWorkload
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
-from forerun.bench.tuning.step_samples import measure_steps
+from forerun.bench.tuning.step_times import measure_step_times, step_times_today
 from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE, TargetRows, noting_drafter
 from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
@@ -291,7 +291,7 @@ class Tuner:
                 model = step_times_today(self.profile, target)
             else:
                 limits = self.settings.space.usual
-                model = StepTimeModel.fit(measure_steps(target, engine, self.settings.workload, limits, self.progress))
+                model = measure_step_times(target, engine, self.settings.workload, limits, self.progress)
         write(file, model.to_json())
         return model
 
@@ -302,12 +302,3 @@ class Tuner:
             yield
         finally:
             self.folder.spend(name, time.monotonic() - start)
-
-
-def step_times_today(profile: Profile, target: LoadedTarget) -> StepTimeModel:
-    """A profile's step times, longer or shorter by as much as the memory is slower or faster than when it was made."""
-    if profile.gigabytes_per_second is None:
-        return profile.step_times
-    read = target.kernels.read if target.kernels else read_by_torch
-    now = BandwidthProbe(Stopwatch(target.model.device), read=read).measure() / 1e9
-    return profile.step_times.scaled(profile.gigabytes_per_second / now)

@@ -131,12 +131,17 @@ class TuningReport:
         return lines
 
     def _how_sure(self) -> str:
-        errors = simulation_errors(self.screened, self.medians)
-        worst = max((abs(error) for pair in errors.values() for error in pair), default=0.0)
         probed = f", {len(self.probed)} of them from a short run each" if self.probed else ""
+        text = f"{len(self.screened)} configurations were simulated{probed}, {len(self.rounds)} run"
+        if self.plain is None:
+            return f"{text}."
+        medians = self.medians
+        of_plain = simulation_errors(self.screened, {self.plain: medians[self.plain]})[self.plain][0]
+        errors = simulation_errors(self.screened, medians)
+        worst = max((abs((1.0 + one) / (1.0 + of_plain) - 1.0) for one, _ in errors.values()), default=0.0)
         return (
-            f"{len(self.screened)} configurations were simulated{probed}, {len(self.rounds)} run; "
-            f"throughput and mean latency of these had been predicted within {worst:.0%}."
+            f"{text}; their throughput over plain decoding's had been predicted within {worst:.0%}, plain decoding's "
+            f"own {of_plain:+.0%} off (the machine's speed when steps were measured, and when it ran)."
         )
 
     def to_json(self) -> dict[str, Any]:
