@@ -25,6 +25,7 @@ COMMANDS = (
     "collect-env",
     "demo",
     "drafters",
+    "emit",
     "generate",
     "models",
     "pools",

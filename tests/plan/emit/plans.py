@@ -1,0 +1,57 @@
+"""Plans to emit, and a profile folder with Dynamo's two files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
+from forerun.plan.dynamo_files import DECODE_FILE, PREFILL_FILE, DecodePoint, PrefillPoint, write_decode, write_prefill
+from forerun.plan.emit.emission import EmitRequest
+from forerun.plan.load import Load
+from forerun.plan.sla import Sla
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+EAGLE3 = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 2], [17, 64, 0]]}
+
+PLAN = DeploymentPlan(
+    model="org/Some_Model-1B",
+    profile={"machine": "a machine"},
+    load=Load(rate=20, isl=3000, osl=300),
+    sla=Sla(ttft=0.5, tpot=0.05),
+    feasible=True,
+    best_achievable=None,
+    layout=Layout.AGGREGATED,
+    replicas=3,
+    prefill_replicas=0,
+    decode_replicas=0,
+    engine=PlannedEngine(
+        max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=4096, block_size=16, dtype="bfloat16"
+    ),
+    speculative_config=NGRAM,
+    acceptance={"conditional_accept_rates": [0.7, 0.6, 0.5, 0.4]},
+)
+APART = replace(PLAN, layout=Layout.DISAGGREGATED, prefill_replicas=1, decode_replicas=2)
+
+
+def request(plan: DeploymentPlan = PLAN, *, profile_folder: Path | None = None, **changes: Any) -> EmitRequest:
+    plan = replace(plan, **changes)
+    return EmitRequest(plan=plan, model=plan.model, profile_folder=profile_folder)
+
+
+def with_engine(plan: DeploymentPlan, **changes: Any) -> DeploymentPlan:
+    return replace(plan, engine=replace(plan.engine, **changes))
+
+
+def write_profile(folder: Path) -> Path:
+    """The two files of a profile that Dynamo reads."""
+    write_prefill(folder / PREFILL_FILE, [PrefillPoint(isl=n, ttft_seconds=n / 1e4) for n in (100, 500, 1000)])
+    points = [
+        DecodePoint(num_sequences=n, context=c, num_draft_tokens=0, step_seconds=0.01 + n / 1e3)
+        for n in (1, 8)
+        for c in (200, 800)
+    ]
+    write_decode(folder / DECODE_FILE, points, max_kv_tokens=10_000)
+    return folder
