@@ -26,8 +26,11 @@ PAGES = {
     "drafters": ("drafters",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
+    "plan": ("plan",),
     "pools": ("pools export", "pools import", "pools show"),
+    "profile": ("profile",),
     "serve": ("serve",),
+    "simulate": ("simulate",),
     "train": ("train",),
     "verify": ("verify",),
 }

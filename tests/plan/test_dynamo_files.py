@@ -76,7 +76,7 @@ def test_the_mockers_table_has_whole_steps(tmp_path: Path) -> None:
 
 def test_dynamos_own_files_without_our_keys_can_be_read(tmp_path: Path) -> None:
     arrays = {key: np.array([1.0, 2.0, 3.0]) for key in DECODE_KEYS}
-    np.savez(tmp_path / "d.npz", **arrays | {"max_kv_tokens": np.array([100])})
+    np.savez(tmp_path / "d.npz", **arrays | {"max_kv_tokens": np.array([100])})  # type: ignore[arg-type]
     assert [point.num_draft_tokens for point in read_decode(tmp_path / "d.npz")] == [0, 0, 0]
 
 

@@ -42,7 +42,8 @@ def test_the_plan_is_the_fewest_engines_of_an_exhaustive_search(load: Load, sla:
     answer = plan_fleet(ENGINE, [DRAFTER], load, sla, most_engines=40)
     counts = np.arange(1, 41)
     policies = serving_policies(ENGINE, [None, DRAFTER], load)
-    attained = [predict(ENGINE, one, load, load.rate / counts).attainment(sla) >= sla.attainment for one in policies]
+    tried = [predict(ENGINE, one, load, load.rate / counts, num_engines=counts) for one in policies]
+    attained = [one.attainment(sla) >= sla.attainment for one in tried]
     enough = np.any(attained, axis=0)
     assert answer.is_feasible == bool(enough.any())
     if answer.is_feasible:

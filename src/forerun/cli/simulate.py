@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
 from forerun.errors import ConfigError
 from forerun.plan.load import Load, parse_load
@@ -49,7 +50,7 @@ class RequestOptions:
     num_requests: int = 1000
     """How many, of --load, --conversations and --recorded."""
     arrivals: Arrivals = "steady"
-    """Whether the rate is steady, has bursts, or goes through a day from trough to peak and back."""
+    """Whether the rate is steady, has bursts, or goes through a day, from its lowest to its peak and back."""
     burst_factor: float = 4.0
     """How many times as many requests arrive in a burst."""
     burst_every: float = 60.0
@@ -67,16 +68,12 @@ class RequestOptions:
     prompt_class: str | None = None
     """Acceptance as on the profile's prompts of this class only."""
 
-<<<<<<< HEAD
-    def __post_init__(self) -> None:
-=======
     def check(self) -> None:
         """Refuse none or several sources of requests, and options that would be ignored.
 
         Raises:
             ConfigError: an option is missing, has no use, or is out of range.
         """
->>>>>>> simulate
         given = [name for name in ("load", "trace", "conversations", "recorded") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigError(
@@ -206,24 +203,17 @@ class SimulationResultOptions:
         return None if self.sla is None else parse_sla(self.sla)
 
 
-<<<<<<< HEAD
-FLEET, RESULT = FleetOptions(), SimulationResultOptions()
-=======
 REQUESTS, FLEET, RESULT = RequestOptions(), FleetOptions(), SimulationResultOptions()
->>>>>>> simulate
 
 
+@command
 def simulate(
     profile: Path,
     /,
     *,
-<<<<<<< HEAD
-    requests: Annotated[RequestOptions, Parameter(name="*", group=Group("Requests", sort_key=1), negative=())],
-=======
     requests: Annotated[
         RequestOptions, Parameter(name="*", group=Group("Requests", sort_key=1), negative=())
     ] = REQUESTS,
->>>>>>> simulate
     fleet: Annotated[FleetOptions, Parameter(name="*", group=Group("Engines", sort_key=2), negative=())] = FLEET,
     result: Annotated[
         SimulationResultOptions, Parameter(name="*", group=Group("Result", sort_key=3), negative=())
@@ -236,11 +226,12 @@ def simulate(
     Args:
         profile: A folder that "forerun profile" wrote.
         seed: Of everything random; the same seed gives the same bytes.
+
+    Examples:
+        forerun simulate PROFILE --load rate=4,isl=300,osl=120 --config suffix --sla ttft=500ms,itl=50ms
+        forerun simulate PROFILE --trace mooncake.jsonl --replicas 16 --routing prefix
     """
-<<<<<<< HEAD
-=======
     requests.check()
->>>>>>> simulate
     sla = result.parsed_sla
     known = Profile.load(profile)
     engine = profiled_engine(
@@ -315,12 +306,16 @@ def _run(
     from tqdm import tqdm
 
     with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as bar:
+
+        def progress(num_ended: int) -> None:
+            bar.update(num_ended - bar.n)
+
         return engine.simulate(
             requests,
             fleet=fleet,
             seed=seed,
             keeps_chunks=keeps_chunks,
-            progress=lambda ended: bar.update(ended - bar.n),
+            progress=progress,
         )
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.plan.balanced import balance, pooled_wait
 from forerun.plan.latencies import Lognormal, WaitThenServed
 from forerun.plan.load import Load
 from forerun.plan.queueing import Occupancy, load_dependent, variability
@@ -30,8 +32,16 @@ LEAST_ELASTICITY = 0.01  # of departures by batch size; an engine that gets no f
 MEAN_STEP = 0.05  # of a table of Poisson distributions
 LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
 NUM_MOMENTS = 48  # equally likely circumstances of an arrival that stand for all
+BALANCE_ROUNDS = 8
 RATE_GRID = 33
 RATE_ROUNDS = 3
+
+
+class Routing(StrEnum):
+    """Which engine a request is sent to."""
+
+    LEAST_REQUESTS = "least-requests"  # that with the fewest
+    RANDOM = "random"  # any: the safe side for routers that balance badly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,7 @@ class Prediction:
     batch_size: Floats  # mean sequences that run at once
     acceptance_length: Floats  # tokens per sequence and step
     utilization: Floats  # of the most that it can serve, 1: no more
+    busy_share: Floats  # of the time that an engine steps
     prompt_share: Floats  # of the time that prompts take
     wait_chance: Floats  # that a request finds all places taken
 
@@ -63,36 +74,81 @@ class Prediction:
 class _Steady:
     """One engine in its steady state at several arrival rates: what all latencies are computed from."""
 
-    def __init__(self, engine: EngineModel, policy: ServingPolicy, load: Load, rates: Floats) -> None:
+    def __init__(
+        self,
+        engine: EngineModel,
+        policy: ServingPolicy,
+        load: Load,
+        rates: Floats,
+        num_engines: Floats,
+        routing: Routing,
+    ) -> None:
         self.engine, self.policy, self.load, self.rates = engine, policy, load, rates
-        # one of several that share a load at random gets arrivals that are nearer to a Poisson process
-        self.arrival_cv2 = 1.0 + (load.cv**2 - 1.0) * np.minimum(1.0, rates / load.rate)
+        self.num_engines = num_engines
         self.cached = load.isl - load.computed_isl
         self.prompt_seconds = engine.prompt_seconds(load.isl, cached=self.cached)
         self.budget = max(1.0, engine.max_num_batched_tokens - policy.max_num_seqs / 2.0)
         self.tokens_after = max(0.0, load.osl - 1.0)
         self.steps = policy.steps_for(self.tokens_after)
+        self.is_balanced: Bools = (num_engines > 1.0) & (routing is Routing.LEAST_REQUESTS)
+        # of engines that share arrivals at random each has almost Poisson ones; a router that balances spaces them
+        at_random = 1.0 + (load.cv**2 - 1.0) / num_engines
+        self.arrival_cv2 = np.where(self.is_balanced, load.cv**2 / num_engines, at_random)
+        self.clumping = np.where(self.is_balanced, 0.0, self.arrival_cv2 - 1.0)
 
         prompt_share = rates * self.prompt_seconds
         has_time = prompt_share < 1.0
-        self.prompt_share = np.where(has_time, prompt_share, 0.0)
-        self.stretch = 1.0 / (1.0 - self.prompt_share)
-        first_steps = math.ceil(load.computed_isl / self.budget) * policy.step_seconds + self.prompt_seconds
-        company = self.company_seconds[:, None] if self.tokens_after else 0.0
-        residence = first_steps + self.stretch[:, None] * (policy.step_seconds * self.steps) + company
+        self._full_prompt_share = np.where(has_time, prompt_share, 0.0)
+        residence = self._residence(np.ones_like(rates))
         numbers = np.arange(1, policy.max_num_seqs + 1)
-        self.occupancy: Occupancy = load_dependent(rates, numbers / residence)
-        self.seen = self.occupancy.seen_share
+        found: Occupancy = load_dependent(rates, numbers / residence)
+        self._settle(found, residence)
         self.averaged = _averaged(numbers / residence, self.seen)
         self.step = self._seen_mean(policy.step_seconds)
 
         # where the token budget is short, prompts wait in line: each takes its rows' share of a step, and their time
         self.prompt_service = load.computed_isl / self.budget * (self.seen @ policy.step_seconds) + self.prompt_seconds
         prompt_load = rates * self.prompt_service
-        self.is_stable: Bools = self.occupancy.is_stable & has_time & (prompt_load < 1.0)
+        self.is_stable: Bools = found.is_stable & has_time & (prompt_load < 1.0)
         self.prompt_load = np.where(self.is_stable, prompt_load, 0.0)
         busiest = np.maximum(rates * residence[:, -1] / policy.max_num_seqs, prompt_load)
         self.utilization = np.where(has_time, busiest, np.maximum(busiest, prompt_share))
+
+    def _residence(self, company: Floats) -> Floats:
+        """Seconds of a request in its engine, [rates, places], where it meets so much of the engine's arrivals."""
+        self.company = company
+        self.prompt_share = self._full_prompt_share * company
+        self.stretch = 1.0 / (1.0 - self.prompt_share)
+        first_steps = math.ceil(self.load.computed_isl / self.budget) * self.policy.step_seconds + self.prompt_seconds
+        decoding = self.stretch[:, None] * (self.policy.step_seconds * self.steps)
+        return first_steps + decoding + (self.company_seconds[:, None] if self.tokens_after else 0.0)
+
+    def _settle(self, found: Occupancy, residence: Floats) -> None:
+        """How full the engine is, as its requests, its time and its arrivals see it."""
+        self.seen, self.share, self.met = found.seen_share, found.share, found.share
+        self.batch_size, self.wait_chance, self.mean_wait = found.mean_served, found.wait_chance, found.mean_wait
+        if not self.is_balanced.any():
+            return
+        places, numbers = self.policy.max_num_seqs, np.arange(self.policy.max_num_seqs + 1)
+        variance = found.share @ numbers**2 - found.mean_served**2
+        slowed = np.maximum(1.0, variance / np.maximum(found.mean_served, 1e-12))
+        peakedness = slowed * (1.0 + self.load.cv**2) / 2.0
+        served, company = found.mean_served, np.ones_like(self.rates)
+        for _ in range(BALANCE_ROUNDS):  # the fixed point B = rate x residence(B), from above
+            level = balance(served, self.num_engines, peakedness, places)
+            company = np.where(self.is_balanced, level.company, 1.0)
+            served = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
+        rows = self.is_balanced[:, None]
+        self.seen = np.where(rows, level.seen_share, self.seen)
+        self.share = np.where(rows, level.share, self.share)
+        self.met = np.where(rows, level.met_share, self.met)
+        self.batch_size = np.where(self.is_balanced, served, self.batch_size)
+        most = places / residence[:, -1]
+        usable = np.where(found.is_stable, self.rates / most, 0.0)
+        chance, wait = pooled_wait(places * self.num_engines, usable, self.num_engines * (most - self.rates))
+        is_pooled = self.is_balanced & found.is_stable
+        self.wait_chance = np.where(is_pooled, chance, self.wait_chance)
+        self.mean_wait = np.where(is_pooled, wait, self.mean_wait)
 
     def _seen_mean(self, seconds: Floats) -> Floats:
         """The mean over a request's life of what depends on the batch size, stretched by prompts, [rates].
@@ -100,7 +156,7 @@ class _Steady:
         Where arrivals come in clumps, the batch that a request sees is larger by half of ca² - 1.
         """
         slope = np.gradient(seconds) if len(seconds) > 1 else np.zeros_like(seconds)
-        mean: Floats = (self.seen @ seconds + (self.arrival_cv2 - 1.0) / 2.0 * (self.seen @ slope)) * self.stretch
+        mean: Floats = (self.seen @ seconds + self.clumping / 2.0 * (self.seen @ slope)) * self.stretch
         return mean
 
     def _seen_variance(self, seconds: Floats) -> Floats:
@@ -131,14 +187,14 @@ class _Steady:
 
     def ttft(self) -> WaitThenServed:
         """Wait for a place, for the step that runs, and for earlier prompts; then the steps with the prompt."""
-        finite_wait = np.where(self.is_stable, self.occupancy.mean_wait, 0.0)
+        finite_wait = np.where(self.is_stable, self.mean_wait, 0.0)
         place_wait = variability(self.arrival_cv2, self.load.osl_cv**2) * finite_wait
         in_line = variability(self.arrival_cv2, self.load.isl_cv**2) * self.prompt_service
         # prompts longer than the budget are served in line, short ones all in the next step
         lined = min(1.0, self.load.computed_isl / self.budget)
         line_wait = lined * in_line * self.prompt_load / (1.0 - self.prompt_load)
         wait = line_wait + place_wait
-        chance = 1.0 - (1.0 - self.prompt_load) * (1.0 - self.occupancy.wait_chance)
+        chance = 1.0 - (1.0 - self.prompt_load) * (1.0 - self.wait_chance)
         return WaitThenServed(
             service=self._prompt_steps(1.0 - lined),
             wait_chance=np.where(self.is_stable, chance, 1.0),
@@ -152,17 +208,17 @@ class _Steady:
             together: the share of other prompts that are computed in the same step.
         """
         moments = _moments()
-        is_busy = moments.busy < 1.0 - self.occupancy.share[:, :1]
+        is_busy = moments.busy < 1.0 - self.met[:, :1]
         # the step that an arrival falls into is longer than others: gamma of one more shape
         excess = self._excess_seconds[:, None]
         mean = self.step[:, None] + excess
         deviation = np.sqrt(np.log1p(excess / mean))
         found = mean * np.exp(moments.normal * deviation - deviation**2 / 2.0)
-        expected = self.rates[:, None] * found
-        clump = _soon_after(self.arrival_cv2[:, None], expected) * (self.arrival_cv2[:, None] - 1.0)
+        expected = (self.rates * self.company)[:, None] * found
+        clump = _soon_after(self.arrival_cv2[:, None], expected) * self.clumping[:, None]
         others = together * self.prompt_seconds * (_poisson(expected) + np.maximum(0.0, clump))
         idle_step = self.engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
-        steps_beside = self.occupancy.share @ np.concatenate([[idle_step], self.policy.step_seconds])
+        steps_beside = self.met @ np.concatenate([[idle_step], self.policy.step_seconds])
         lengths = _lengths(self.load.computed_isl, self.load.isl_cv, moments.length)
         own = np.array([self.engine.prompt_seconds(self.cached + one, cached=self.cached) for one in lengths])
         chunks = np.ceil(lengths / self.budget)
@@ -282,12 +338,28 @@ def _lengths(mean: float, cv: float, deviations: Floats) -> Floats:
     return lengths
 
 
-def predict(engine: EngineModel, policy: ServingPolicy, load: Load, rates: Floats) -> Prediction:
+def predict(
+    engine: EngineModel,
+    policy: ServingPolicy,
+    load: Load,
+    rates: Floats,
+    *,
+    num_engines: Floats | float = 1.0,
+    routing: Routing = Routing.LEAST_REQUESTS,
+) -> Prediction:
     """What an engine does with a load's requests at each of several rates of its own, [rates] per second.
 
-    The load's own rate says of how many engines it is one: cv² - 1 of the arrivals shrinks with its share of them.
+    Args:
+        engine: what it is.
+        policy: how it is run.
+        load: what requests are; its rate does not count here.
+        rates: of arrivals at this engine.
+        num_engines: [rates] or one for all, engines that share the arrivals.
+        routing: how they share them.
     """
-    steady = _Steady(engine, policy, load, np.asarray(rates, dtype=np.float64))
+    rates = np.asarray(rates, dtype=np.float64)
+    counts = np.broadcast_to(np.asarray(num_engines, dtype=np.float64), rates.shape)
+    steady = _Steady(engine, policy, load, rates, counts, routing)
     ttft, tpot = steady.ttft(), steady.tpot()
     after_first = steady.tokens_after * tpot.mean
     mean = ttft.mean + after_first
@@ -301,16 +373,25 @@ def predict(engine: EngineModel, policy: ServingPolicy, load: Load, rates: Float
         tpot=tpot,
         icl=steady.icl(),
         e2el=Lognormal(mean, cv2),
-        batch_size=steady.occupancy.mean_served,
+        batch_size=steady.batch_size,
         acceptance_length=steady.seen @ policy.tokens_per_step,
         utilization=steady.utilization,
+        busy_share=1.0 - steady.share[:, 0],
         prompt_share=steady.prompt_share,
-        wait_chance=steady.occupancy.wait_chance,
+        wait_chance=steady.wait_chance,
     )
 
 
-def max_rate(engine: EngineModel, policy: ServingPolicy, load: Load, sla: Sla) -> float:
-    """The most requests per second at which an engine attains the SLA; 0: not even when idle.
+def max_rate(
+    engine: EngineModel,
+    policy: ServingPolicy,
+    load: Load,
+    sla: Sla,
+    *,
+    num_engines: int = 1,
+    routing: Routing = Routing.LEAST_REQUESTS,
+) -> float:
+    """The most requests per second and engine at which so many engines attain the SLA; 0: not even when idle.
 
     Found on grids of rates, each within the interval of the one before, as a bisection into 32 parts would.
     """
@@ -318,7 +399,8 @@ def max_rate(engine: EngineModel, policy: ServingPolicy, load: Load, sla: Sla) -
     low, high = 0.0, float(np.max(np.arange(1, policy.max_num_seqs + 1) / residence))
     for _ in range(RATE_ROUNDS):
         rates = np.linspace(low, high, RATE_GRID)[1:]
-        fails = predict(engine, policy, load, rates).attainment(sla) < sla.attainment
+        found = predict(engine, policy, load, rates, num_engines=num_engines, routing=routing)
+        fails = found.attainment(sla) < sla.attainment
         if not fails.any():
             return high
         first = int(np.argmax(fails))

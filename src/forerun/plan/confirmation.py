@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from forerun.plan.capacity import Routing
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.deployment_planner import (
     DEFAULTS,
@@ -32,6 +33,8 @@ LIVES = 10  # times that all places turn over
 PERCENTILES = (50, 95, 99)
 DEVIATIONS = 2.0  # of a share that was counted, by which it may fall short by chance
 MOST_ADDED = 8  # engines
+ROUTING = {Routing.LEAST_REQUESTS: "least-requests", Routing.RANDOM: "round-robin"}
+"""The simulator's policy for what the formulas assume; nothing in it is quite random."""
 
 
 def confirmed(
@@ -64,9 +67,9 @@ def confirmed(
         if not falls_short or not plan.feasible or added == MOST_ADDED or answer.plan.num_engines + 1 > budget:
             break
         prefill, others = more_engines(answer.plan)
-        search = FleetSearch(engine, load, sla, options.transfer)
+        search = FleetSearch(engine, load, sla, options.transfer, options.routing)
         answer = replace(answer, plan=search.at(answer.plan.policy, prefill, others))
-        plan, added = describe(profile, load, sla, engine, answer), added + 1
+        plan, added = describe(profile, load, sla, answer, options), added + 1
     warnings = []
     if added and not falls_short:
         warnings.append(f"the simulator asked for {added} more engine(s) than the formulas")
@@ -99,7 +102,7 @@ def simulated(
     fleet = Fleet(
         replicas=plan.replicas,
         prefill_replicas=plan.prefill_replicas,
-        routing="least-requests",
+        routing=ROUTING[options.routing],
         transfer=options.transfer,
     )
     planned = replace(found, make_control=lambda: control_of(config, longest))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError
+from forerun.plan.capacity import Routing
 from forerun.plan.fleet_plan import KEEP_BELOW, MOST_REPLICAS, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load
 from forerun.plan.predictors import HarmonicPredictor, Predictor, make_predictor
@@ -185,6 +186,7 @@ class DayReplay:
         prefill_share: engines that compute prompts, as a share of all; 0: aggregated.
         most_engines: the budget; None: as many as it takes.
         transfer: what handing over a prompt's KV takes.
+        routing: which engine a request is sent to.
     """
 
     def __init__(
@@ -196,7 +198,9 @@ class DayReplay:
         prefill_share: float = 0.0,
         most_engines: int | None = None,
         transfer: Transfer,
+        routing: Routing = Routing.LEAST_REQUESTS,
     ) -> None:
+        self._routing = routing
         self._engine, self._policy, self._sla, self._transfer = engine, policy, sla, transfer
         self._prefill_share, self._most = prefill_share, most_engines or MOST_REPLICAS
         self._least = 2 if prefill_share else 1
@@ -258,7 +262,7 @@ class DayReplay:
         return kept_engines(needed, running=running, busy_share=lambda count: _busy(self._plan(forecast, count)))
 
     def _plan(self, load: Load, count: int) -> FleetPlan:
-        search = FleetSearch(self._engine, load, self._sla, self._transfer)
+        search = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
         prefill = 0
         if self._prefill_share:
             prefill = min(count - 1, max(1, round(count * self._prefill_share)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, did_you_mean
-from forerun.plan.capacity import max_rate, predict
+from forerun.plan.capacity import Routing, max_rate, predict
 from forerun.plan.corrections import with_length
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.draft_lengths import Speculation
@@ -36,7 +36,7 @@ class PlanningOptions:
     `layouts` may be chosen, within `most_engines` (None: as many as it takes). `kind` is the class of prompts whose
     acceptance counts (None: all). `confidence`: acceptance is planned at the lower end of its interval (None: as
     measured). `methods` are the configurations that may be chosen (None: all of the profile). `transfer` is what
-    handing over a prompt's KV takes.
+    handing over a prompt's KV takes, `routing` which engine a request is sent to.
     """
 
     layouts: tuple[Layout, ...] = (Layout.AGGREGATED,)
@@ -45,6 +45,7 @@ class PlanningOptions:
     confidence: float | None = None
     methods: tuple[str, ...] | None = None
     transfer: Transfer = FREE_TRANSFER
+    routing: Routing = Routing.LEAST_REQUESTS
 
 
 DEFAULTS = PlanningOptions()
@@ -127,15 +128,20 @@ def plan_deployment(
         layouts=options.layouts,
         most_engines=options.most_engines,
         transfer=options.transfer,
+        routing=options.routing,
     )
-    return describe(profile, load, sla, engine, answer), answer
+    return describe(profile, load, sla, answer, options), answer
 
 
-def describe(profile: Profile, load: Load, sla: Sla, engine: EngineModel, answer: FleetAnswer) -> DeploymentPlan:
+def describe(
+    profile: Profile, load: Load, sla: Sla, answer: FleetAnswer, options: PlanningOptions = DEFAULTS
+) -> DeploymentPlan:
     """The plan as a record, with what is predicted and what is to be known of it."""
-    plan = answer.plan
+    plan, engine = answer.plan, engine_model(profile)
     speculation = plan.policy.speculation
-    predicted = predictions(plan, load, engine, sla)
+    predicted = predictions(plan, load, engine, sla, options.routing) | {
+        "joules_per_output_token": joules_per_token(profile, plan, load)
+    }
     return DeploymentPlan(
         model=profile.model,
         profile={name: getattr(profile, name) for name in NAMES}
@@ -186,7 +192,7 @@ def chooses_itself(config: Mapping[str, Any]) -> bool:
     return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
 
 
-def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla) -> dict[str, Any]:
+def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla, routing: Routing) -> dict[str, Any]:
     """What requests will see: milliseconds in keys that end in _ms; None: without end."""
     found: dict[str, Any] = {"attainment": plan.attainment}
     for name in LATENCIES:
@@ -204,8 +210,19 @@ def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla) -> d
     if plan.prefill_replicas:
         found["prefill_utilization"] = plan.prefill_utilization
     else:
-        found["max_requests_per_second"] = plan.replicas * max_rate(engine, plan.policy, load, sla)
+        found["max_requests_per_second"] = plan.replicas * max_rate(
+            engine, plan.policy, load, sla, num_engines=plan.replicas, routing=routing
+        )
     return found
+
+
+def joules_per_token(profile: Profile, plan: FleetPlan, load: Load) -> float | None:
+    """Energy of an output token, idle engines included; None where the profile has no power."""
+    if profile.watts is None:
+        return None
+    busy = plan.replicas * plan.busy_share + plan.prefill_replicas * min(1.0, plan.prefill_utilization or 0.0)
+    watts = busy * profile.watts + (plan.num_engines - busy) * (profile.idle_watts or 0.0)
+    return watts / load.tokens_per_second
 
 
 def _shortfall(

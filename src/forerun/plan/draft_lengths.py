@@ -7,6 +7,7 @@ T has steps where register tiles fill up, so all K are tried; no rule that stops
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,10 +97,8 @@ def step_table(
     seconds = np.empty((max_batch_size, len(lengths)))
     for batch_size in range(1, max_batch_size + 1):
         for length in lengths:
-            seconds[batch_size - 1, length] = step_times.seconds(
-                num_rows=round(batch_size * (1.0 + drafted[length])),
-                num_sequences=batch_size,
-                num_context_tokens=round(batch_size * context),
+            seconds[batch_size - 1, length] = _seconds(
+                step_times, batch_size, batch_size * (1.0 + drafted[length]), context
             )
     expected, variance = np.ones(len(lengths)), np.zeros(len(lengths))
     if speculation is not None:
@@ -108,6 +107,17 @@ def step_table(
         expected[:] = [speculation.acceptance.expected(length) for length in lengths]
         variance[:] = [speculation.acceptance.variance(length) for length in lengths]
     return StepTable(seconds=seconds, expected=expected, variance=variance)
+
+
+def _seconds(step_times: StepSeconds, batch_size: int, num_rows: float, context: float) -> float:
+    """Seconds of a step of a mean number of rows, between those of the whole numbers beside it."""
+    low, context_tokens = math.floor(num_rows), round(batch_size * context)
+    counts = (low, low + 1) if num_rows > low else (low,)
+    times = [
+        step_times.seconds(num_rows=count, num_sequences=batch_size, num_context_tokens=context_tokens)
+        for count in counts
+    ]
+    return times[0] + (num_rows - low) * (times[-1] - times[0])
 
 
 def best_lengths(table: StepTable, *, max_length: int | None = None) -> Lengths:

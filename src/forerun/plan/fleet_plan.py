@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
-from forerun.plan.capacity import Prediction, predict
+from forerun.plan.capacity import Prediction, Routing, predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.latencies import Lognormal, WaitThenServed
@@ -60,6 +60,7 @@ class FleetPlan:
     batch_size: float
     acceptance_length: float
     utilization: float
+    busy_share: float  # of the time that an engine steps, alone or for many
     prefill_utilization: float | None = None  # None: aggregated
 
     @property
@@ -73,12 +74,10 @@ class FleetPlan:
         return self.prefill_replicas + self.replicas
 
     @property
-    def _preference(self) -> tuple[float, ...]:
-        """Less is better, of plans with as many engines: sooner, then simpler."""
-        seconds = float(self.e2el.mean[0])
-        step = round(math.log(seconds) / ALMOST_EQUAL) if 0.0 < seconds < math.inf else math.inf
+    def complexity(self) -> tuple[int, ...]:
+        """Less is simpler: prompts together, shorter drafts, one K for all batch sizes, no limit on sequences."""
         changes = len(self.policy.schedule) if self.policy.speculation else 0
-        return (step, self.prefill_replicas, self.policy.max_draft_tokens, changes, -self.policy.max_num_seqs)
+        return (self.prefill_replicas, self.policy.max_draft_tokens, changes, -self.policy.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +101,7 @@ def plan_fleet(
     layouts: Sequence[Layout] = (Layout.AGGREGATED,),
     most_engines: int | None = None,
     transfer: Transfer = FREE_TRANSFER,
+    routing: Routing = Routing.LEAST_REQUESTS,
 ) -> FleetAnswer:
     """Find the fewest engines that attain the SLA; no speculation is always one of the ways to run them.
 
@@ -113,6 +113,7 @@ def plan_fleet(
         layouts: which of them may be chosen.
         most_engines: the budget, engines of both kinds; None: as many as it takes.
         transfer: what handing over a prompt's KV takes.
+        routing: which engine a request is sent to.
 
     Raises:
         ConfigError: the budget has no engine for a layout, or the load does not fit an engine at all.
@@ -123,7 +124,7 @@ def plan_fleet(
     if most_engines is not None and most_engines < least:
         raise ConfigError(f"budget: got {most_engines} engines; must be at least {least} for {' or '.join(layouts)}")
     policies = serving_policies(engine, [None, *speculations], load)
-    search = FleetSearch(engine, load, sla, transfer)
+    search = FleetSearch(engine, load, sla, transfer, routing)
     budget = most_engines or MOST_REPLICAS
     found = search.fewest(policies, layouts, budget)
     if found is not None:
@@ -136,8 +137,16 @@ def plan_fleet(
 class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
-    def __init__(self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer) -> None:
+    def __init__(
+        self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer, routing: Routing = Routing.LEAST_REQUESTS
+    ) -> None:
         self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
+        self._routing = routing
+
+    def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
+        return predict(
+            self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
+        )
 
     def fewest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan | None:
         """The fewest engines that attain the SLA, run in the best way for so many; None: `most` do not."""
@@ -151,14 +160,14 @@ class FleetSearch:
         if not found:
             return None
         fewest = min(one.num_engines for one in found)
-        return min((one for one in found if one.num_engines == fewest), key=lambda one: one._preference)
+        return _preferred([one for one in found if one.num_engines == fewest])
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
         """What attains the SLA for most requests with `most` engines."""
         tried = [self._most_attaining(policy, layout, most) for policy in policies for layout in layouts]
         best = max(one.attainment for one in tried)
         near = [one for one in tried if one.attainment >= best - 1e-9]
-        return min(near, key=lambda one: one._preference)
+        return _preferred(near)
 
     def _least_by_speed(self, policy: ServingPolicy) -> float:
         """Engines below which even decoding alone cannot keep up."""
@@ -172,7 +181,7 @@ class FleetSearch:
             return self._fewest_apart(policy, most)
 
         def attainment(counts: Counts) -> Floats:
-            return predict(self._engine, policy, self._load, self._load.rate / counts).attainment(self._sla)
+            return self._predict(policy, self._load, counts).attainment(self._sla)
 
         count = least_count(lambda counts: attainment(counts) >= self._sla.attainment, most)
         return None if count is None else self.at(policy, 0, count)
@@ -182,7 +191,7 @@ class FleetSearch:
         return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
 
     def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
-        at = predict(self._engine, policy, self._load, np.array([self._load.rate / count]))
+        at = self._predict(policy, self._load, np.array([count]))
         return FleetPlan(
             prefill_replicas=0,
             replicas=count,
@@ -195,6 +204,7 @@ class FleetSearch:
             batch_size=float(at.batch_size[0]),
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
         )
 
     def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
@@ -280,6 +290,7 @@ class FleetSearch:
             batch_size=float(at.batch_size[0]),
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
             prefill_utilization=self._load.rate * self._prompt_seconds / prefill,
         )
 
@@ -296,7 +307,7 @@ class FleetSearch:
         load = self._load
         # whoever decodes has all KV but that of the first token, which gives the second
         handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
-        at = predict(self._engine, policy, handed, load.rate / decode)
+        at = self._predict(policy, handed, decode)
         line = self._prefill(prefill)
         ones = np.ones(len(decode))
         ttft = WaitThenServed(
@@ -315,6 +326,13 @@ class FleetSearch:
             mean = ttft.mean + after_first
             e2el = Lognormal(mean, np.nan_to_num((ttft.variance + at.e2el.variance) / mean**2))
         return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, e2el=e2el)
+
+
+def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:
+    """Of plans with as many engines the one that answers soonest, or a simpler one that is almost as soon."""
+    soonest = min(float(one.e2el.mean[0]) for one in plans)
+    near = [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + ALMOST_EQUAL)]
+    return min(near or plans, key=lambda one: one.complexity)
 
 
 def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int) -> int | None:

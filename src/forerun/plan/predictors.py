@@ -213,7 +213,7 @@ class _Fit(NamedTuple):
 
 
 def _least_squares(features: Floats, values: Floats) -> _Fit:
-    weights = np.linalg.lstsq(features, values, rcond=None)[0]
+    weights: Floats = np.linalg.lstsq(features, values, rcond=None)[0].astype(np.float64)
     count, num_weights = features.shape
     if count - num_weights - 2 <= 0:
         return _Fit(weights, math.inf)

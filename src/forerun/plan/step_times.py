@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,34 @@ PROMPT_DEVIATION = (0.02, 5e-5)
 
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
+
+
+class StepShape(NamedTuple):
+    """What a step's time depends on; see `StepSample`, whose prompt is one, while here each has its own context.
+
+    `num_prompt_pairs` are pairs of a prompt's token and one that it reads, itself included.
+    """
+
+    num_rows: int
+    num_sequences: int
+    num_context_tokens: int
+    num_prompt_rows: int
+    num_prompt_pairs: float
+
+    @classmethod
+    def of_plan(cls, plan: StepPlan) -> StepShape:
+        """The shape of a planned step."""
+        num_sequences = context = num_prompt_rows = 0
+        pairs = 0.0
+        for one in plan.sequences:
+            if one.num_tail == 1 and one.reaches_end:
+                num_sequences += 1
+                context += one.start
+            else:
+                num_prompt_rows += one.num_tail
+                pairs += _pairs(one.num_tail, one.start)
+        num_rows = len(plan.rows.token_ids) - num_prompt_rows
+        return cls(num_rows, num_sequences, context, num_prompt_rows, pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +75,20 @@ class StepSample:
     num_prompt_context: int = 0
     num_draft_tokens: int = 0
     energy_joules: float | None = None
+
+    @classmethod
+    def of_shape(cls, shape: StepShape, seconds: float) -> StepSample:
+        """A measured step of at most one prompt, or of several that count as one of the mean context."""
+        rows, pairs = shape.num_prompt_rows, shape.num_prompt_pairs
+        return cls(
+            num_rows=shape.num_rows,
+            num_sequences=shape.num_sequences,
+            num_context_tokens=shape.num_context_tokens,
+            num_prompt_rows=rows,
+            num_prompt_context=max(0, round(pairs / rows - (rows + 1) / 2)) if rows else 0,
+            num_draft_tokens=shape.num_rows - shape.num_sequences,
+            seconds=seconds,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,7 +166,7 @@ class StepTimeModel:
         """
         _check_samples(samples)
         shapes, means, counts = _means(samples)
-        features = np.array([_features(*shape[:3], shape[3], _pairs(shape[3], shape[4])) for shape in shapes])
+        features = np.array([_features(s[0], s[1], s[2], s[3], _pairs(s[3], s[4])) for s in shapes])
         prior = np.array([*PRIOR, *PROMPT_PRIOR])
         unit = float(np.median(means / np.maximum(features @ prior, 1e-9)))  # seconds of a step of cost 1
         deviation = unit * np.array([*PRIOR_DEVIATION, *PROMPT_DEVIATION])
@@ -139,7 +181,7 @@ class StepTimeModel:
                 prompt_rows=max(shape[3] for shape in shapes),
             ),
         )
-        predicted = np.array([found._seconds(*shape[:4], _pairs(shape[3], shape[4])) for shape in shapes])
+        predicted = np.array([found._seconds(s[0], s[1], s[2], s[3], _pairs(s[3], s[4])) for s in shapes])
         errors = np.abs(predicted / means - 1.0)
         found.error = FitError(
             num_shapes=len(shapes), median=float(np.median(errors)), p95=float(np.quantile(errors, 0.95))
@@ -161,17 +203,7 @@ class StepTimeModel:
 
     def of_plan(self, plan: StepPlan) -> float:
         """Seconds of a planned step, drafting left out: what a simulated executor takes for it."""
-        num_sequences = context = num_prompt_rows = 0
-        pairs = 0.0
-        for one in plan.sequences:
-            if one.num_tail == 1 and one.reaches_end:
-                num_sequences += 1
-                context += one.start
-            else:
-                num_prompt_rows += one.num_tail
-                pairs += _pairs(one.num_tail, one.start)
-        num_rows = len(plan.rows.token_ids) - num_prompt_rows
-        return self._seconds(num_rows, num_sequences, context, num_prompt_rows, pairs)
+        return self._seconds(*StepShape.of_plan(plan))
 
     def ttft_seconds(self, prompt_tokens: int, cached: int = 0, *, max_num_batched_tokens: int | None = None) -> float:
         """Seconds from the start of a prompt's first step to its first token, on an engine with nothing else to do.

@@ -39,7 +39,7 @@ def test_bursts_have_the_mean_rate_and_the_factor():
     assert (is_burst.sum() / 4) / ((~is_burst).sum() / 16) == pytest.approx(5, rel=0.05)
 
 
-def test_a_day_has_its_trough_at_midnight_and_its_peak_at_noon():
+def test_a_day_is_lowest_at_midnight_and_highest_at_noon():
     times = draw(ArrivalPattern.day(1.0, peak=1.8), 5 * int(SECONDS_OF_DAY)) % SECONDS_OF_DAY
     hours, _ = np.histogram(times, bins=24, range=(0, SECONDS_OF_DAY))
     rates = hours / 5 / 3600

@@ -64,7 +64,7 @@ class ArrivalPattern:
 
     @classmethod
     def day(cls, rate: float, *, peak: float = 1.8, period: float = SECONDS_OF_DAY, cv: float = 1.0) -> ArrivalPattern:
-        """A cosine from trough to peak and back; `rate` is the mean, `peak` the highest rate over it (1 to 2).
+        """A cosine from its lowest to its peak and back; `rate` is the mean, `peak` the highest rate over it (1 to 2).
 
         Raises:
             ConfigError: the peak is out of range.

@@ -119,6 +119,24 @@ class _Sending(NamedTuple):
     has_kv: bool
 
 
+class _Notice(NamedTuple):
+    """A router hears that a request has ended."""
+
+    front: _Front
+    replica: int
+    num_tokens: int  # of its prompt
+
+
+class _Step(NamedTuple):
+    """A replica takes its next step."""
+
+    front: _Front
+    replica: Replica
+
+
+_Event = _Notice | _Sending | _Step
+
+
 class FleetRun:
     """One run of requests through a fleet.
 
@@ -164,11 +182,9 @@ class FleetRun:
 
         self._serving = front(fleet.replicas, seed)
         self._prefill = front(fleet.prefill_replicas, seed + 1) if fleet.prefill_replicas else None
-        self._events: list[tuple[float, int, int, _Sending | tuple[_Front, int, int] | tuple[_Front, Replica]]] = []
+        self._events: list[tuple[float, int, int, _Event]] = []  # a heap
         self._order = count()
-        self._next_step: dict[
-            int, int
-        ] = {}  # of each replica, by its id: the number of the event that is its next step
+        self._next_step: dict[int, int] = {}  # a replica's id -> the order of the event that is its next step
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -201,22 +217,21 @@ class FleetRun:
                 records.append(record)
                 self._arrive(request, record)
                 continue
-            time, kind, order, event = heapq.heappop(self._events)
-            if kind == NOTICE:
-                front, number, num_tokens = event  # type: ignore[misc]
-                front.note_end(number, num_tokens)
-            elif kind == ARRIVAL:
-                self._send(event, time)  # type: ignore[arg-type]
-            else:
-                front, replica = event  # type: ignore[misc]
-                num_ended += self._step(front, replica, order)  # type: ignore[arg-type]
-                progress(num_ended)
+            time, _, order, event = heapq.heappop(self._events)
+            match event:
+                case _Notice():
+                    event.front.note_end(event.replica, event.num_tokens)
+                case _Sending():
+                    self._send(event, time)
+                case _Step():
+                    num_ended += self._step(event.front, event.replica, order)
+                    progress(num_ended)
         return records
 
     def _is_next(self, arrival: float) -> bool:
         return not self._events or (arrival, ARRIVAL) < self._events[0][:2]
 
-    def _push(self, time: float, kind: int, event: _Sending | tuple[_Front, int, int] | tuple[_Front, Replica]) -> None:
+    def _push(self, time: float, kind: int, event: _Event) -> None:
         heapq.heappush(self._events, (time, kind, next(self._order), event))
 
     def _arrive(self, request: SimulatedRequest, record: RequestRecord) -> None:
@@ -243,7 +258,7 @@ class FleetRun:
         number = next(self._order)
         self._next_step[id(replica)] = number
         if replica.has_work:
-            heapq.heappush(self._events, (replica.next_event, STEP, number, (front, replica)))
+            heapq.heappush(self._events, (replica.next_event, STEP, number, _Step(front, replica)))
 
     def _step(self, front: _Front, replica: Replica, number: int) -> int:
         """Let a replica take its step, unless the event is void; the number of requests that have ended."""
@@ -253,7 +268,7 @@ class FleetRun:
         now = replica.clock.now
         num_ended = 0
         for one in ended:
-            self._push(now, NOTICE, (front, replica.number, len(one.sent.prompt_ids)))
+            self._push(now, NOTICE, _Notice(front, replica.number, len(one.sent.prompt_ids)))
             if front is self._prefill and one.sent.record.num_output_tokens > 1:
                 self._hand_over(one, now)
             else:

@@ -251,7 +251,8 @@ def recorded_requests(
         raise ConfigError(
             f"trace of {trace.name}: got class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
         )
-    source, order = random.Random(seed), []
+    source = random.Random(seed)
+    order: list[int] = []
     while len(order) < len(times):
         order += source.sample(numbers, len(numbers))
     return [

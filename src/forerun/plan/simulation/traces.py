@@ -183,13 +183,13 @@ def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
     errors = found.get("errors") or [""] * len(starts)
     times: list[float] = []
     lengths: list[tuple[int, int]] = []
-    for number, (start, wait, num_prompt, num_output, error) in enumerate(
+    for number, (start, wait, num_prompt, num_output, failure) in enumerate(
         zip(starts, waits, prompts, answers, errors, strict=True)
     ):
         line = _Request(path, number)
-        if error:
+        if failure:
             raise line.error(
-                f"failed ({error!r:.60}), so that its length is not known; give a load test without failures"
+                f"failed ({failure!r:.60}), so that its length is not known; give a load test without failures"
             )
         time = line.number_of("start_times", start) - line.number_of("queue_times", wait)
         _add_time(times, time, line)
