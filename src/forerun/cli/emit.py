@@ -16,7 +16,7 @@ from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.systems import emit as emit_for
 
-System = Literal["forerun", "compose", "kubernetes", "vllm", "sglang", "trtllm", "dynamo"]
+System = Literal["forerun", "compose", "kubernetes", "vllm", "sglang", "trtllm", "dynamo", "ray"]
 
 
 @command
@@ -42,7 +42,7 @@ def emit(
         plan: The folder of "forerun plan --output", or its plan.json.
         to: Where it runs: forerun itself, alone, in Docker's compose or on Kubernetes; or another system.
         output: The folder for the files, which is made if needed; without it they are printed.
-        profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads.
+        profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads, and whose memory servers get.
         model: The model's name there, where it is not the plan's: a folder or a hub id org/name.
         image: The container image, instead of the usual one.
         speculative_config: Speculation instead of the plan's, JSON or key by key, for a system that lacks its method.

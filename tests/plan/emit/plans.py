@@ -11,14 +11,16 @@ from forerun.plan.dynamo_files import DECODE_FILE, PREFILL_FILE, DecodePoint, Pr
 from forerun.plan.emit.emission import EmitRequest
 from forerun.plan.load import Load
 from forerun.plan.sla import Sla
+from tests.plan.profiles import fake_profile
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+WINDOW = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 EAGLE3 = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 2], [17, 64, 0]]}
 
 PLAN = DeploymentPlan(
     model="org/Some_Model-1B",
-    profile={"machine": "a machine"},
+    profile={"machine": "a machine, 4 cores"},
     load=Load(rate=20, isl=3000, osl=300),
     sla=Sla(ttft=0.5, tpot=0.05),
     feasible=True,
@@ -46,12 +48,21 @@ def with_engine(plan: DeploymentPlan, **changes: Any) -> DeploymentPlan:
 
 
 def write_profile(folder: Path) -> Path:
-    """The two files of a profile that Dynamo reads."""
+    """A profile, and its files that Dynamo reads: sweeps of 0 and of 4 drafted tokens, of which a step yields 2."""
+    replace(fake_profile(), model=PLAN.model, traces={}).save(folder)
     write_prefill(folder / PREFILL_FILE, [PrefillPoint(isl=n, ttft_seconds=n / 1e4) for n in (100, 500, 1000)])
-    points = [
-        DecodePoint(num_sequences=n, context=c, num_draft_tokens=0, step_seconds=0.01 + n / 1e3)
-        for n in (1, 8)
-        for c in (200, 800)
-    ]
-    write_decode(folder / DECODE_FILE, points, max_kv_tokens=10_000)
+    for length, accept_length in ((0, 1.0), (4, 2.0)):
+        points = [
+            DecodePoint(
+                num_sequences=n,
+                context=c,
+                num_draft_tokens=length,
+                step_seconds=0.01 + n / 1e3 + length / 1e4,
+                accept_length=accept_length,
+            )
+            for n in (1, 8)
+            for c in (200, 800)
+        ]
+        for path in (DECODE_FILE, Path(f"decode_k{length}/raw_data.npz")):
+            write_decode(folder / path, points, max_kv_tokens=10_000)
     return folder

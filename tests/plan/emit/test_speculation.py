@@ -5,12 +5,77 @@ from __future__ import annotations
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.plan.emit.speculation import SGLANG_ALGORITHMS, TRTLLM_TYPES, sglang_options, trtllm_config, vllm_config
-from tests.plan.emit.plans import EAGLE3, NGRAM, SCHEDULE
+from forerun.plan.emit.speculation import (
+    SGLANG_ALGORITHMS,
+    TRTLLM_TYPES,
+    ngram_notes,
+    sglang_options,
+    trtllm_config,
+    vllm_config,
+    vllm_notes,
+)
+from tests.plan.emit import schemas
+from tests.plan.emit.plans import EAGLE3, NGRAM, SCHEDULE, WINDOW
 
 
 def test_vllm_gets_the_configuration_as_it_is():
-    assert vllm_config(NGRAM | SCHEDULE) == NGRAM | SCHEDULE
+    assert vllm_config(NGRAM | WINDOW | SCHEDULE) == NGRAM | WINDOW | SCHEDULE
+
+
+def test_vllm_verifies_by_its_own_rule_where_forerun_matches_and_a_note_says_so():
+    assert vllm_config(NGRAM | {"rejection_sample_method": "matching"}) == NGRAM
+    assert any("rejection sampling" in note for note in vllm_notes(NGRAM))
+    with pytest.raises(ConfigError, match="rejection_sample_method"):
+        vllm_config(NGRAM | {"rejection_sample_method": "typical"})
+
+
+@pytest.mark.parametrize(("method", "name"), [("pard", "draft_model"), ("peagle", "eagle3")])
+def test_vllm_calls_drafters_of_one_pass_by_the_family_with_parallel_drafting(method, name):
+    found = vllm_config(EAGLE3 | {"method": method})
+    assert found == EAGLE3 | {"method": name, "parallel_drafting": True}
+
+
+def test_vllm_chooses_no_lengths_by_itself():
+    with pytest.raises(ConfigError, match="enable_adaptive_verification"):
+        vllm_config(NGRAM | {"enable_adaptive_verification": True})
+
+
+def test_a_drafter_that_ends_before_the_target_is_refused():
+    short = EAGLE3 | {"max_model_len": 1024}
+    assert vllm_config(short, max_model_len=1024) == short
+    with pytest.raises(ConfigError, match="got 1024, the target has 4096"):
+        vllm_config(short, max_model_len=4096)
+
+
+def test_suffix_wants_a_package_and_a_length():
+    suffix = {"method": "suffix", "num_speculative_tokens": 16}
+    assert any("arctic-inference" in note for note in vllm_notes(suffix))
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        vllm_config({"method": "suffix"})
+
+
+@pytest.mark.parametrize("method", ["ngram", "dflash"])
+def test_sglang_counts_the_last_token_in_the_length_of_drafts_of_one_pass(method):
+    found = sglang_options(EAGLE3 | {"method": method})
+    assert found["speculative-num-draft-tokens"] == 4
+    assert "speculative-num-steps" not in found
+
+
+def test_other_look_ups_are_said_where_they_are_not_refused():
+    with pytest.raises(ConfigError, match="prompt_lookup"):
+        sglang_options(NGRAM | WINDOW)
+    assert trtllm_config(NGRAM | WINDOW)["max_matching_ngram_size"] == 5
+    assert all(ngram_notes(NGRAM | WINDOW, system) for system in ("SGLang", "TensorRT-LLM"))
+    assert not ngram_notes(EAGLE3, "SGLang")
+
+
+def test_trtllm_has_each_decoding_type():
+    assert set(TRTLLM_TYPES.values()) == schemas.TRTLLM_DECODING_TYPES
+
+
+def test_mtp_has_its_length_for_old_and_new_trtllm():
+    found = trtllm_config({"method": "mtp", "num_speculative_tokens": 2})
+    assert found == {"decoding_type": "MTP", "max_draft_len": 2, "num_nextn_predict_layers": 2}
 
 
 @pytest.mark.parametrize("translate", [vllm_config, sglang_options, trtllm_config])
@@ -67,4 +132,4 @@ def test_a_head_without_a_model_or_a_length_is_refused(translate):
 
 def test_trtllm_and_sglang_name_the_drafter():
     assert trtllm_config(EAGLE3) == {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "org/head"}
-    assert set(SGLANG_ALGORITHMS) == set(TRTLLM_TYPES) | {"eagle"}
+    assert set(SGLANG_ALGORITHMS) == set(TRTLLM_TYPES) - {"pard"} | {"eagle"}

@@ -90,6 +90,37 @@ def test_compose_and_kubernetes_run_the_replicas_with_health_checks():
     )
 
 
+def test_servers_get_the_memory_and_cores_of_the_profile(profile_folder):
+    from forerun.plan.profile import Profile
+
+    profile = Profile.load(profile_folder)
+    kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    files = emit("kubernetes", request(profile_folder=profile_folder)).files
+    config, deployment, _ = yaml.safe_load_all(files["forerun.yaml"])
+    assert yaml.safe_load(config["data"]["serve.yaml"])["kv-cache-memory-bytes"] == kv_bytes
+    resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["cpu"] == "4"
+    assert int(resources["limits"]["memory"].removesuffix("Mi")) * 2**20 > kv_bytes + profile.weight_bytes
+    without = emit("kubernetes", request())
+    assert any("--profile" in note for note in without.notes)
+
+
+def test_a_profile_of_another_model_is_refused(profile_folder):
+    with pytest.raises(ConfigError, match="another model"):
+        emit("forerun", request(model="org/Other", profile_folder=profile_folder))
+
+
+def test_ray_serves_the_replicas_with_vllm():
+    (application,) = yaml.safe_load(emit("ray", request()).files["serve.yaml"])["applications"]
+    (engine,) = application["args"]["llm_configs"]
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    assert engine["deployment_config"]["num_replicas"] == 3
+    assert engine["model_loading_config"]["model_source"] == PLAN.model
+    assert engine["engine_kwargs"]["speculative_config"] == NGRAM
+    assert {f"--{name.replace('_', '-')}" for name in engine["engine_kwargs"]} <= schemas.VLLM_OPTIONS
+
+
 def test_vllm_gets_options_that_it_has():
     (words,) = commands(emit("vllm", request(speculative_config=NGRAM | SCHEDULE)).files["serve.sh"])
     assert words[:3] == ["vllm", "serve", PLAN.model]
@@ -149,6 +180,12 @@ def test_dynamo_gets_the_graph_in_both_versions(plan, profile_folder):
     assert config_map["metadata"]["name"] == "planner-profile-data"
 
 
+def test_dynamos_planner_may_scale_the_workers_alone(profile_folder):
+    _, graph = yaml.safe_load_all(emit("dynamo", request(profile_folder=profile_folder)).files["dynamo.yaml"])
+    scaled = {one["name"]: one["type"] for one in graph["spec"]["components"] if "scalingAdapter" in one}
+    assert scaled == {"VllmWorker": "decode"}
+
+
 @pytest.mark.parametrize("plan", [PLAN, APART])
 def test_dynamo_runs_on_one_machine_with_an_engine_of_each_kind(plan, profile_folder):
     frontend, *workers = commands(emit("dynamo", request(plan, profile_folder=profile_folder)).files["launch.sh"])
@@ -164,13 +201,25 @@ def test_dynamos_planner_gets_the_sla_and_the_measured_latencies(profile_folder)
     assert prefill["prefill_isl"] == [100, 500, 1000]
     assert prefill["prefill_ttft"] == [10, 50, 100]  # ms
     assert decode["max_kv_tokens"] == 10_000
-    assert len(decode["z_itl"]) == 4
+    assert decode["z_itl"] == pytest.approx([11.4, 11.4, 18.4, 18.4])  # ms of whole steps: the planner divides them
     (planner,) = [one for one in graph["spec"]["components"] if one["type"] == "planner"]
     (container,) = planner["podTemplate"]["spec"]["containers"]
     settings = json.loads(value(container["args"], "--config"))
     assert settings.keys() <= schemas.PLANNER_KEYS
     assert (settings["ttft_ms"], settings["itl_ms"], settings["speculative_nextn"]) == (500, 50, 4)
     assert settings["profile_results_dir"] == container["volumeMounts"][0]["mountPath"]
+
+
+def test_dynamos_latencies_are_of_the_plans_draft_length_or_a_note_says_of_which(profile_folder):
+    plain = emit("dynamo", request(speculative_config=None, profile_folder=profile_folder))
+    config_map, _ = yaml.safe_load_all(plain.files["dynamo.yaml"])
+    assert json.loads(config_map["data"]["decode_raw_data.json"])["z_itl"] == pytest.approx([11, 11, 18, 18])
+    assert "mocker_k0.npz" in plain.files["mocker.sh"]
+    other = emit(
+        "dynamo", request(speculative_config=NGRAM | {"num_speculative_tokens": 3}, profile_folder=profile_folder)
+    )
+    assert "mocker_k4.npz" in other.files["mocker.sh"]
+    assert any("those of 4 drafted tokens" in note for note in other.notes)
 
 
 def test_dynamos_mocker_gets_conditional_rates_and_no_more_than_five(profile_folder):
@@ -191,7 +240,7 @@ def test_a_drafter_with_kv_in_two_kinds_of_engines_is_a_known_trap(profile_folde
     assert any("same speculative configuration" in note for note in notes)
 
 
-@pytest.mark.parametrize("system", ["forerun", "compose", "kubernetes", "vllm", "sglang"])
+@pytest.mark.parametrize("system", ["forerun", "compose", "kubernetes", "vllm", "sglang", "ray"])
 def test_phases_apart_are_refused_where_a_system_has_none(system):
     with pytest.raises(ConfigError, match="layout"):
         emit(system, request(APART))

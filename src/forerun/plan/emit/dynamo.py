@@ -1,6 +1,6 @@
 """NVIDIA Dynamo with vLLM's engines: a graph deployment with its SLA planner, a local script, and its mocker.
 
-Names and keys are those of ai-dynamo 1.4.2: `DynamoGraphDeployment` in the versions v1beta1 (`spec.components`) and
+Names and keys are those of ai-dynamo 1.4.2 and 1.6.1: `DynamoGraphDeployment` in the versions v1beta1 (`spec.components`) and
 v1alpha1 (`spec.services`), `python -m dynamo.planner --config`, and the ConfigMap `planner-profile-data` with the
 arrays of the profiler's two npz files as JSON.
 """
@@ -17,9 +17,10 @@ from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
-from forerun.plan.emit.vllm import engine_options, schedule_trap
+from forerun.plan.emit.speculation import drafter_kv_notes, vllm_notes
+from forerun.plan.emit.vllm import engine_options
 
-VERSION = "1.4.2"
+VERSION = "1.6.1"
 REGISTRY = "nvcr.io/nvidia/ai-dynamo"
 PROFILE_DATA = "planner-profile-data"
 PROFILE_FOLDER = "/workspace/profiling_results"
@@ -35,7 +36,7 @@ class _Worker(NamedTuple):
     """One kind of engine."""
 
     name: str
-    kind: str  # of v1beta1: worker, prefill or decode
+    kind: str  # prefill or decode; those that do both are scaled as decode
     replicas: int
     mode: str | None  # of --disaggregation-mode
 
@@ -44,36 +45,53 @@ def dynamo(request: EmitRequest) -> Emission:
     """The graph in both versions, the ConfigMap of the planner, a script for one machine, the mocker's options."""
     if request.profile_folder is None:
         raise ConfigError("--profile: Dynamo's planner reads measured latencies; give the folder of forerun profile")
-    profile_data = read_profile_data(request.profile_folder)
+    measured = measured_length(request.profile_folder, _num_drafted(request))
+    profile_data = read_profile_data(request.profile_folder, measured)
     workers = _workers(request)
     files = {
         "dynamo.yaml": yaml_text(profile_config_map(profile_data), graph_v1beta1(request, workers)),
         "dynamo-v1alpha1.yaml": yaml_text(profile_config_map(profile_data), graph_v1alpha1(request, workers)),
         "launch.sh": _launch_script(request, workers),
-        "mocker.sh": mocker_script(request),
+        "mocker.sh": mocker_script(request, measured),
     }
     notes = [
         f"the secret {SECRET} must hold HF_TOKEN where the model needs one",
-        *schedule_trap(request),
-        *_traps(request),
+        f"the planner has a budget of {request.plan.replicas} engines, the plan's: raise max_gpu_budget for more",
+        *vllm_notes(request.plan.speculative_config),
+        *_traps(request, measured),
     ]
     return Emission(files=files, notes=tuple(notes))
 
 
-def read_profile_data(folder: Path) -> dict[str, dict[str, Any]]:
+def read_profile_data(folder: Path, measured: int | None) -> dict[str, dict[str, Any]]:
     """The arrays of a profile's two sweeps, as lists; `max_kv_tokens` is one number, as Dynamo's profiler writes it.
+
+    `z_itl` is the time of a whole step: the planner itself divides it by the acceptance length that it observes, as
+    the profile has done in its own `z_itl`, so that speculation would count twice.
+
+    Args:
+        folder: of `forerun profile`, or of Dynamo's profiler.
+        measured: the draft length whose sweep is taken; None: the sweep of the folder's chosen configuration.
 
     Raises:
         ConfigError: a file cannot be read or lacks an array.
     """
     prefill = read_arrays(folder / PREFILL_FILE, PREFILL_KEYS)
-    decode = read_arrays(folder / DECODE_FILE, DECODE_KEYS)
+    path = folder / (DECODE_FILE if measured is None else f"decode_k{measured}/raw_data.npz")
+    decode = read_arrays(path, DECODE_KEYS, others=("z_step_ms",))
+    decode["z_itl"] = decode.pop("z_step_ms", decode["z_itl"])
     lists: dict[str, dict[str, Any]] = {
-        "prefill": {key: array.tolist() for key, array in prefill.items()},
-        "decode": {key: array.tolist() for key, array in decode.items()},
+        "prefill": {key: prefill[key].tolist() for key in PREFILL_KEYS},
+        "decode": {key: decode[key].tolist() for key in DECODE_KEYS},
     }
     lists["decode"]["max_kv_tokens"] = int(np.ravel(decode["max_kv_tokens"])[0])
     return lists
+
+
+def measured_length(folder: Path, num_drafted: int) -> int | None:
+    """The draft length of the profile that is nearest to the plan's, better longer than shorter; None: it has none."""
+    found = sorted(int(one.name.removeprefix("decode_k")) for one in folder.glob("decode_k*") if one.name[8:].isdigit())
+    return next((length for length in found if length >= num_drafted), found[-1] if found else None)
 
 
 def profile_config_map(profile_data: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -107,6 +125,7 @@ def planner_config(request: EmitRequest) -> dict[str, Any]:
         "profile_results_dir": PROFILE_FOLDER,
         "throughput_adjustment_interval_seconds": PLANNER_INTERVAL,
         "max_gpu_budget": gpus * plan.replicas,
+        "pre_deployment_sweeping_mode": "thorough",  # latencies were measured, not looked up
         "prefill_engine_num_gpu": gpus,
         "decode_engine_num_gpu": gpus,
         "speculative_nextn": _num_drafted(request),
@@ -124,7 +143,8 @@ def graph_v1beta1(request: EmitRequest, workers: list[_Worker]) -> dict[str, Any
             "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
             "resources": {"limits": {"nvidia.com/gpu": str(request.plan.engine.tensor_parallel_size)}},
         }
-        components.append(_component(worker.name, worker.kind, worker.replicas, container))
+        component = _component(worker.name, worker.kind, worker.replicas, container)
+        components.append(component | {"scalingAdapter": {"enabled": True}})
     return _graph(request, "v1beta1", {"components": components})
 
 
@@ -138,19 +158,24 @@ def graph_v1alpha1(request: EmitRequest, workers: list[_Worker]) -> dict[str, An
     for worker in workers:
         container = _container(request, "vllm-runtime", _worker_words(request, worker))
         service = _service("worker", worker.replicas, container)
-        if worker.kind != "worker":
-            service["subComponentType"] = worker.kind
+        service["subComponentType"] = worker.kind
+        service["scalingAdapter"] = {"enabled": True}
         service["envFromSecret"] = SECRET
         service["resources"] = {"limits": {"gpu": str(request.plan.engine.tensor_parallel_size)}}
         services[worker.name] = service
     return _graph(request, "v1alpha1", {"services": services})
 
 
-def mocker_script(request: EmitRequest) -> str:
-    """A worker of Dynamo's mocker with the profile's times: the plan's engines without a GPU."""
+def mocker_script(request: EmitRequest, measured: int | None) -> str:
+    """A worker of Dynamo's mocker with the profile's times: the plan's engines without a GPU.
+
+    It takes the times of whole steps, since it draws by itself how many drafted tokens each yields.
+    """
     engine = request.plan.engine
     words = ["python", "-m", "dynamo.mocker", "--model-path", request.model, *WITHOUT_SERVICES]
-    words += ["--planner-profile-data", str(request.profile_folder), "--num-workers", str(request.plan.replicas)]
+    folder = request.profile_folder
+    times = folder if folder is None or measured is None else folder / f"mocker_k{measured}.npz"
+    words += ["--planner-profile-data", str(times), "--num-workers", str(request.plan.replicas)]
     words += ["--max-num-seqs", str(engine.max_num_seqs), "--max-model-len", str(engine.max_model_len)]
     words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--block-size", str(engine.block_size)]
     rates = (request.plan.acceptance or {}).get("conditional_accept_rates", [])
@@ -165,7 +190,7 @@ def mocker_script(request: EmitRequest) -> str:
     return script(words)
 
 
-def _traps(request: EmitRequest) -> list[str]:
+def _traps(request: EmitRequest, measured: int | None) -> list[str]:
     notes = []
     length = _num_drafted(request)
     if length > MOST_MOCKED_TOKENS:
@@ -174,12 +199,13 @@ def _traps(request: EmitRequest) -> list[str]:
         )
     if length and not (request.plan.acceptance or {}).get("conditional_accept_rates"):
         notes.append("mocker.sh drafts nothing: the plan has no acceptance rates; profile the method's acceptance")
-    config = request.plan.speculative_config or {}
-    if config.get("model") is not None and request.plan.layout is Layout.DISAGGREGATED:
+    if measured not in (None, length):
         notes.append(
-            "prefill and decode engines must have the same speculative configuration, since the drafter's KV moves, too; "
-            "KV connectors that leave it out lower acceptance to nothing: check it before you rely on the plan"
+            f"the planner's and the mocker's latencies are those of {measured} drafted tokens: {length}, as planned, were "
+            "not profiled"
         )
+    if request.plan.layout is Layout.DISAGGREGATED:
+        notes += drafter_kv_notes(request.plan.speculative_config)
     return notes
 
 
@@ -191,7 +217,7 @@ def _num_drafted(request: EmitRequest) -> int:
 def _workers(request: EmitRequest) -> list[_Worker]:
     plan = request.plan
     if plan.layout is Layout.AGGREGATED:
-        return [_Worker("VllmWorker", "worker", plan.replicas, None)]
+        return [_Worker("VllmWorker", "decode", plan.replicas, None)]  # the role that the planner scales
     return [
         _Worker("VllmPrefillWorker", "prefill", plan.prefill_replicas, "prefill"),
         _Worker("VllmDecodeWorker", "decode", plan.decode_replicas, "decode"),

@@ -45,9 +45,23 @@ class Emission:
     notes: tuple[str, ...] = ()
 
 
+class _PlainDumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes what occurs twice twice, without anchors, and text of several lines line by line."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_PlainDumper.add_representer(str, _text)
+
+
 def yaml_text(*documents: Any) -> str:
     """YAML of one document or several, keys in the order given."""
-    text: str = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 

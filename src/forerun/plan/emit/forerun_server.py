@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import re
+from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
+from forerun.plan.profile import Profile
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
 PORT = 8000
 CONFIG_FILE = "serve.yaml"
 CONFIG_FOLDER = "/config"
 DRAIN_SECONDS = 120  # that a request in flight may take to its end
+HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}/health', timeout=4)"
+MIB = 2**20
+PROCESS_BYTES = 2**30  # of Python, its packages and activations
+WEIGHT_COPIES = 2  # while they are loaded: as they lie in the file, and packed for the kernels
+
+
+class _Resources(NamedTuple):
+    """What one server of the plan takes; None: not known."""
+
+    cores: int | None
+    kv_bytes: int | None
+    memory_mib: int | None
 
 
 def forerun(request: EmitRequest) -> Emission:
@@ -27,13 +42,22 @@ def forerun(request: EmitRequest) -> Emission:
 def compose(request: EmitRequest) -> Emission:
     """A compose file: the replicas, each with its health check."""
     is_one = request.plan.replicas == 1
+    memory = resources_of(request).memory_mib
+    limits = {} if memory is None else {"resources": {"limits": {"memory": f"{memory}M"}}}
     service: dict[str, Any] = {
         "image": request.image or IMAGE,
         "command": ["serve", "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
         "environment": ["FORERUN_API_KEY"],  # passed on where it is set
         "ports": [f"127.0.0.1:{PORT}:{PORT}" if is_one else f"127.0.0.1::{PORT}"],
         "volumes": [f"./{CONFIG_FILE}:{CONFIG_FOLDER}/{CONFIG_FILE}:ro", "models:/models"],
-        "deploy": {"replicas": request.plan.replicas},
+        "deploy": {"replicas": request.plan.replicas} | limits,
+        "healthcheck": {
+            "test": ["CMD", "python", "-c", HEALTH_CHECK],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": "10m",
+        },
         "read_only": True,
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
@@ -45,7 +69,9 @@ def compose(request: EmitRequest) -> Emission:
         "compose.yaml": yaml_text({"services": {"forerun": service}, "volumes": {"models": {}}}),
         CONFIG_FILE: yaml_text(server_options(request)),
     }
-    return Emission(files=files, notes=(_image_note(request), *_several(request)))
+    together = "give each server cores of its own with cpuset: those that share cores wait for each other"
+    notes = (_image_note(request), *_resource_notes(request), *_several(request), *(() if is_one else (together,)))
+    return Emission(files=files, notes=notes)
 
 
 def kubernetes(request: EmitRequest) -> Emission:
@@ -73,7 +99,7 @@ def kubernetes(request: EmitRequest) -> Emission:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-    }
+    } | _pod_resources(resources_of(request))
     pod = {
         "terminationGracePeriodSeconds": DRAIN_SECONDS,
         "containers": [container],
@@ -112,7 +138,7 @@ def kubernetes(request: EmitRequest) -> Emission:
     notes = (
         _image_note(request),
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
-        "cores and memory are those of the node: set resources as on the machine that was profiled",
+        *_resource_notes(request),
     )
     return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
 
@@ -135,11 +161,48 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
         "max-model-len": plan.engine.max_model_len,
         "dtype": plan.engine.dtype,
     }
+    kv_bytes = resources_of(request).kv_bytes
+    if kv_bytes is not None:
+        options["kv-cache-memory-bytes"] = kv_bytes
     if plan.engine.quantization is not None:
         options["quantization"] = plan.engine.quantization
     if plan.speculative_config is None:
         return options | {"no-speculation": True}
     return options | {"speculative-config": plan.speculative_config}
+
+
+def resources_of(request: EmitRequest) -> _Resources:
+    """The cores of the profiled machine, and with the profile's folder the memory of its KV cache and weights.
+
+    Raises:
+        ConfigError: the folder has no profile, or one of another model.
+    """
+    cores = re.search(r"(\d+) cores", str(request.plan.profile.get("machine", "")))
+    count = int(cores[1]) if cores else None
+    if request.profile_folder is None:
+        return _Resources(count, None, None)
+    profile = Profile.load(request.profile_folder)
+    profile.check_fits(model=request.plan.model)
+    if profile.kv_bytes_per_token is None or profile.weight_bytes is None:
+        return _Resources(count, None, None)
+    kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    total = kv_bytes + WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES
+    return _Resources(count, kv_bytes, math.ceil(total / MIB))
+
+
+def _pod_resources(resources: _Resources) -> dict[str, Any]:
+    """Requests equal limits, so that a node with the static CPU manager policy gives the pod cores of its own."""
+    found = {
+        **({} if resources.cores is None else {"cpu": str(resources.cores)}),
+        **({} if resources.memory_mib is None else {"memory": f"{resources.memory_mib}Mi"}),
+    }
+    return {"resources": {"requests": found, "limits": found}} if found else {}
+
+
+def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
+    if resources_of(request).memory_mib is None:
+        return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
+    return ("the limit of memory is an estimate: the profiled KV cache, the weights twice while loading, and 1 GiB",)
 
 
 def _image_note(request: EmitRequest) -> str:

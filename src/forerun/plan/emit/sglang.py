@@ -7,7 +7,7 @@ from typing import Any
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.emit.emission import Emission, EmitRequest, script
-from forerun.plan.emit.speculation import sglang_options
+from forerun.plan.emit.speculation import ngram_notes, sglang_options
 from forerun.plan.emit.vllm import check_quantization, several_engines
 
 
@@ -33,4 +33,7 @@ def sglang(request: EmitRequest) -> Emission:
     words = ["python", "-m", "sglang.launch_server"]
     for name, value in options.items():
         words += [f"--{name}", str(value)]
-    return Emission(files={"serve.sh": script(words)}, notes=several_engines(request))
+    return Emission(
+        files={"serve.sh": script(words)},
+        notes=(*several_engines(request), *ngram_notes(plan.speculative_config, "SGLang")),
+    )

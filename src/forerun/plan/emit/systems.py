@@ -8,6 +8,7 @@ from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.emit.dynamo import dynamo
 from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.forerun_server import compose, forerun, kubernetes
+from forerun.plan.emit.ray import ray
 from forerun.plan.emit.sglang import sglang
 from forerun.plan.emit.trtllm import trtllm
 from forerun.plan.emit.vllm import vllm
@@ -20,6 +21,7 @@ SYSTEMS: dict[str, Callable[[EmitRequest], Emission]] = {
     "sglang": sglang,
     "trtllm": trtllm,
     "dynamo": dynamo,
+    "ray": ray,
 }
 
 OWN = ("forerun", "compose", "kubernetes")

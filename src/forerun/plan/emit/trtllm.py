@@ -6,7 +6,7 @@ from typing import Any
 
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
-from forerun.plan.emit.speculation import trtllm_config
+from forerun.plan.emit.speculation import drafter_kv_notes, ngram_notes, trtllm_config
 from forerun.plan.emit.vllm import check_quantization, several_engines
 
 HOST_DRAFTERS = ("ngram", "draft_model")
@@ -20,6 +20,7 @@ def trtllm(request: EmitRequest) -> Emission:
     """
     check_quantization(request, "TensorRT-LLM")
     plan = request.plan
+    notes = ngram_notes(plan.speculative_config, "TensorRT-LLM")
     if plan.layout is Layout.AGGREGATED:
         words = [
             "trtllm-serve",
@@ -32,7 +33,7 @@ def trtllm(request: EmitRequest) -> Emission:
             "config.yaml",
         ]
         files = {"config.yaml": yaml_text(engine_options(request)), "serve.sh": script(words)}
-        return Emission(files=files, notes=several_engines(request))
+        return Emission(files=files, notes=(*several_engines(request), *notes))
     apart = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": plan.engine.max_model_len}}
     # a prefill engine has no tokens to overlap with, and drafts only so that the decoding one finds the drafter's KV
     prefill = engine_options(request) | {"disable_overlap_scheduler": True} | apart
@@ -47,6 +48,8 @@ def trtllm(request: EmitRequest) -> Emission:
         notes=(
             f"start {instances['prefill']} server(s) with prefill.yaml and {instances['decode']} with decode.yaml, "
             "and trtllm-serve disaggregated in front of them",
+            *notes,
+            *drafter_kv_notes(plan.speculative_config),
         ),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.emit.emission import Emission, EmitRequest, script
-from forerun.plan.emit.speculation import SCHEDULE, vllm_config
+from forerun.plan.emit.speculation import vllm_config, vllm_notes
 
 
 def vllm(request: EmitRequest) -> Emission:
@@ -18,24 +19,38 @@ def vllm(request: EmitRequest) -> Emission:
             "layout: prefill and decode apart need a router between vLLM's engines; emit to dynamo, or plan with --layout aggregated"
         )
     words = ["vllm", "serve", request.model, "--port", '"${PORT:-8000}"', *engine_options(request)]
-    return Emission(files={"serve.sh": script(words)}, notes=(*several_engines(request), *schedule_trap(request)))
+    return Emission(
+        files={"serve.sh": script(words)}, notes=(*several_engines(request), *vllm_notes(plan.speculative_config))
+    )
 
 
 def engine_options(request: EmitRequest) -> list[str]:
     """The options of one vLLM engine, whoever starts it."""
-    engine = request.plan.engine
-    check_quantization(request, "vLLM")
-    words = ["--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)]
-    words += [
-        "--max-num-seqs",
-        str(engine.max_num_seqs),
-        "--max-num-batched-tokens",
-        str(engine.max_num_batched_tokens),
-    ]
-    words += ["--block-size", str(engine.block_size), "--tensor-parallel-size", str(engine.tensor_parallel_size)]
-    if request.plan.speculative_config is not None:
-        words += ["--speculative-config", json.dumps(vllm_config(request.plan.speculative_config))]
+    words: list[str] = []
+    for name, value in engine_arguments(request).items():
+        words += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
+
+
+def engine_arguments(request: EmitRequest) -> dict[str, Any]:
+    """The arguments of one engine, in the names of vLLM's `LLM`.
+
+    Raises:
+        ConfigError: vLLM has no such speculation or quantization.
+    """
+    check_quantization(request, "vLLM")
+    engine, config = request.plan.engine, request.plan.speculative_config
+    arguments: dict[str, Any] = {
+        "dtype": engine.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "block_size": engine.block_size,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+    }
+    if config is not None:
+        arguments["speculative_config"] = vllm_config(config, max_model_len=engine.max_model_len)
+    return arguments
 
 
 def check_quantization(request: EmitRequest, system: str) -> None:
@@ -54,10 +69,3 @@ def several_engines(request: EmitRequest) -> tuple[str, ...]:
     if count == 1:
         return ()
     return (f"{count} engines are planned: start each with a PORT of its own and put a balancer in front of them",)
-
-
-def schedule_trap(request: EmitRequest) -> tuple[str, ...]:
-    """What vLLM does to a schedule of draft lengths."""
-    if SCHEDULE not in (request.plan.speculative_config or {}):
-        return ()
-    return (f"vLLM ignores {SCHEDULE} with --data-parallel-size above 1: run engines apart instead",)
