@@ -40,6 +40,13 @@ def test_a_step_that_another_program_interrupted_moves_a_fit_little() -> None:
     )
 
 
+@given(st.lists(st.floats(1e-4, 1e-1), min_size=len(SHAPES), max_size=len(SHAPES)))
+def test_times_that_are_nothing_but_noise_give_a_model_whose_steps_take_time(seconds: list[float]) -> None:
+    samples = [StepSample(**shape, seconds=taken) for shape, taken in zip(SHAPES, seconds, strict=True)]
+    found = StepTimeModel.fit(samples)
+    assert all(found.seconds(**shape) > 0.0 for shape in SHAPES)
+
+
 @given(
     st.fixed_dictionaries(
         {

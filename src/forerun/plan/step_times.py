@@ -25,6 +25,12 @@ PROMPT_PRIOR = (0.0, 1e-5)
 
 PROMPT_DEVIATION = (0.02, 5e-5)
 
+LEAST = np.array([0.01, *[-np.inf] * (len(PRIOR) - 3), 0.0, 0.0, *[0.0] * len(PROMPT_PRIOR)])
+"""The least that each term costs, in steps of one row, even where times that are mostly noise say less.
+
+A step takes some time, whatever it computes; per row and from each kink on more rows may get cheaper; sequences,
+context and prompts save nothing."""
+
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
 
@@ -171,7 +177,7 @@ class StepTimeModel:
         unit = float(np.median(means / np.maximum(features @ prior, 1e-9)))  # seconds of a step of cost 1
         deviation = unit * np.array([*PRIOR_DEVIATION, *PROMPT_DEVIATION])
         precision = np.minimum(counts, MOST_WEIGHT) / (NOISE * means) ** 2
-        weights = _solve(features, means, precision, prior * unit, deviation)
+        weights = _solve(features, means, precision, prior * unit, deviation, unit * LEAST)
         found = cls(
             weights.tolist(),
             measured=MeasuredRange(
@@ -296,24 +302,23 @@ def _solve(
     precision: npt.NDArray[np.float64],
     prior: npt.NDArray[np.float64],
     deviation: npt.NDArray[np.float64],
+    least: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Ridge regression around the prior, where no term beside the rows' kinks may save time.
+    """Ridge regression around the prior, with a lower bound for each term.
 
-    A term that would is left out, and the others are fitted again.
+    A term that would lie below its bound is put there, and the others are fitted again.
     """
-    kept = np.ones(len(prior), dtype=bool)
-    signed = np.arange(len(prior)) >= len(PRIOR) - 2  # per sequence, per token of context, per logits row, per pair
-    weights = np.zeros(len(prior))
+    free = np.ones(len(prior), dtype=bool)
     while True:
-        some, inverse = features[:, kept], 1.0 / np.square(deviation[kept])
+        weights = np.where(free, 0.0, least)
+        some, inverse = features[:, free], 1.0 / np.square(deviation[free])
         left = (some.T * precision) @ some + np.diag(inverse)
-        right = (some.T * precision) @ seconds + inverse * prior[kept]
-        weights[:] = 0.0
-        weights[kept] = np.linalg.solve(left, right)
-        negative = kept & signed & (weights < 0.0)
-        if not negative.any():
+        right = (some.T * precision) @ (seconds - features[:, ~free] @ least[~free]) + inverse * prior[free]
+        weights[free] = np.linalg.solve(left, right)
+        too_low = free & (weights < least)
+        if not too_low.any():
             return weights
-        kept &= ~negative
+        free &= ~too_low
 
 
 def _means(
