@@ -163,7 +163,10 @@ class ProfileGrid:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ProfileGrid:
         """The grid of a record that `to_json` made."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+        }
+        return cls(**values)
 
 
 GRIDS: dict[str, ProfileGrid] = {
