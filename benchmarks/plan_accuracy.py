@@ -53,7 +53,8 @@ def compare(profile: Profile, isl: int, osl: int, num_engines: int, share: float
     search = FleetSearch(engine, load, SLA, options.transfer, options.routing)
     plan = search.at(answer.plan.policy.for_load(engine, load), 0, num_engines)
     found = simulated(profile, plan, load, options, seed=seed)
-    predicted, seen = {}, {}
+    predicted: dict[str, float] = {}
+    seen: dict[str, float] = {}
     for name in NAMES:
         latency, values = getattr(plan, name), found.latencies(name)
         predicted |= {
