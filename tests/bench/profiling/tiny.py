@@ -36,7 +36,7 @@ def settings() -> EngineSettings:
     )
 
 
-def profiler(folder: Path, *, **changes: Any) -> Profiler:
+def profiler(folder: Path, **changes: Any) -> Profiler:
     parts: dict[str, Any] = {
         "settings": settings(),
         "configs": {"ngram": NGRAM},

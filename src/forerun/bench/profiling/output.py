@@ -83,12 +83,12 @@ Cells = dict[tuple[int, int, int], float]
 
 
 def step_medians(steps: Sequence[MeasuredStep]) -> Cells:
-    """Median seconds of the steps in which every sequence had a draft of the same length."""
+    """Median seconds of the steps in which all sequences decoded, by the mean length of their drafts."""
     found: dict[tuple[int, int, int], list[float]] = {}
     for step in steps:
         sample = step.sample
-        length, rest = divmod(sample.num_draft_tokens, max(1, step.num_sequences))
-        if step.sweep == DECODE and not rest and sample.num_sequences == step.num_sequences:
+        if step.sweep == DECODE and sample.num_sequences == step.num_sequences:
+            length = round(sample.num_draft_tokens / step.num_sequences)  # a server drafts as it likes
             found.setdefault((step.num_sequences, step.context, length), []).append(sample.seconds)
     return {cell: statistics.median(seconds) for cell, seconds in sorted(found.items())}
 
@@ -117,8 +117,11 @@ def choose(profile: Profile, cells: Cells) -> Chosen:
     batches only has no advantage.
     """
     best, best_cost = Chosen(None, 0), 1.0
+    lengths = _interpolated(cells)
+    if lengths[0]:  # a server that always drafts
+        return Chosen(next(iter(profile.configs), None), lengths[0])
     for name in profile.configs:
-        for length in _interpolated(cells)[1:]:
+        for length in lengths[1:]:
             ratios = [
                 point.itl_seconds / cells[point.num_sequences, point.context, 0]
                 for point in decode_points(profile, cells, name, length)

@@ -32,7 +32,7 @@ class MeasuredStep:
 
     sweep: str
     round: int
-    gigabytes_per_second: float
+    gigabytes_per_second: float | None  # None: not probed
     num_sequences: int  # of the cell
     context: int  # of the cell; of a prompt, its length
     sample: StepSample
@@ -50,10 +50,11 @@ class MeasuredPrompt:
 class RoundResult:
     """What a round measured."""
 
-    gigabytes_per_second: float
+    gigabytes_per_second: float | None  # None: not probed
     steps: list[MeasuredStep] = field(default_factory=list)
     prompts: list[MeasuredPrompt] = field(default_factory=list)
-    watts: float | None = None
+    watts: float | None = None  # mean; None: no counter
+    idle_watts: float | None = None  # of the machine at rest
 
     def to_json(self) -> dict[str, Any]:
         """The result as `from_json` reads it."""
@@ -106,6 +107,7 @@ class StepSweep:
                 else:
                     self._measure_batch(job, number, result)
         energy = self._meter.energy
+        result.idle_watts = energy.idle_w
         result.watts = None if energy.joules is None else energy.joules / energy.window_s
         if result.watts is not None:
             result.steps = [_with_energy(step, result.watts) for step in result.steps]
@@ -247,5 +249,5 @@ def write_sweep(path: Path, steps: Sequence[MeasuredStep]) -> None:
         writer.writerow([*COLUMNS, *names])
         for step in steps:
             of_sample = [getattr(step.sample, name) for name in names]
-            speed = round(step.gigabytes_per_second, 3)
+            speed = None if step.gigabytes_per_second is None else round(step.gigabytes_per_second, 3)
             writer.writerow([step.sweep, step.round, speed, step.num_sequences, step.context, *of_sample])
