@@ -4,7 +4,8 @@ python -m benchmarks.simulation_accuracy run FOLDER [--quick] [--minutes M]
 python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
 FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was.
-Every run has a server of its own. Rates are shares of what the simulator says that the configuration can
+Every run has a server of its own. The first one, of plain decoding with the profile's own prompts, is no test:
+what the server takes of the engine's time, for each request and each chunk, is fitted to it. Rates are shares of what the simulator says that the configuration can
 serve; one load comes in clumps. The report simulates all runs and shows the errors.
 """
 
@@ -14,14 +15,15 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import STILL_TO_DO, run_command
-from benchmarks.simulation_accuracy.comparison import GOALS, Compared, compare, summary
+from benchmarks.simulation_accuracy.comparison import GOALS, Compared, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import NUM_WARMUPS, RealRun, Serving, measure
 from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
@@ -34,12 +36,10 @@ from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
+from forerun.ops.native.library import load_kernels
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
-
-if TYPE_CHECKING:
-    from forerun.models.base import LoadedTarget
 
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 """Without a pool of past answers: what it brings depends on the order in which requests come."""
@@ -52,6 +52,9 @@ LOADS = {"idle": 0.1, "light": 0.4, "busy": 0.7, "full": 0.9, "overload": 1.2, "
 BURSTINESS = {"bursts": 0.2}  # of the gaps' gamma distribution; 1 is a Poisson process
 QUICK_LOADS = ("light", "overload")
 FEWEST, MOST = 30, 300  # requests of a run
+CALIBRATION = "calibration"  # plain decoding at a middling load, with the profile's prompts
+CALIBRATION_SHARE = 0.6
+
 LIMITS = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
 
@@ -82,14 +85,12 @@ def _run(arguments: argparse.Namespace) -> int:
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     settings = EngineSettings(model=arguments.model, **LIMITS)
     device = settings.torch_device
-    target = load_target(resolve_model(arguments.model), settings, device)
-    profile = _profile(target, settings, folder / "profile", quick=arguments.quick)
-    probe = BandwidthProbe(Stopwatch(device), read=target.kernels.read if target.kernels else read_by_torch)
-    del target
+    profile = _profile(settings, folder / "profile", quick=arguments.quick)
+    kernels = load_kernels() if device.type == "cpu" else None
+    probe = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
     serving = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
     seconds = arguments.seconds / 4 if arguments.quick else arguments.seconds
     wanted = _runs(profile, arguments, seconds)
-    prompts = mixed_prompts(MOST + NUM_WARMUPS)
     num_left = 0
     for run in wanted:
         file = folder / "runs" / f"{run.name}.json"
@@ -99,16 +100,18 @@ def _run(arguments: argparse.Namespace) -> int:
             num_left += 1
             continue
         print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
+        prompts = mixed_prompts(MOST + NUM_WARMUPS, is_test=run.load != CALIBRATION)
         measure(run, serving, prompts, max_tokens=arguments.max_tokens, probe=probe, file=file)
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
     return STILL_TO_DO if num_left else 0
 
 
-def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
+def _profile(settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
     """The profile of the folder, or what is missing of it measured now, with prompts that no run sends."""
     if (folder / "profile.json").is_file():
         return Profile.load(folder)
+    target = load_target(resolve_model(settings.model), settings, settings.torch_device)
     tokenizer = target.tokenizer
     assert tokenizer is not None, "the model has one"
     grid = GRIDS["quick" if quick else "usual"]
@@ -126,19 +129,21 @@ def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, qu
 def _runs(profile: Profile, arguments: argparse.Namespace, seconds: float) -> list[RealRun]:
     """The runs that are asked for, configurations in turn."""
     loads = [one for one in arguments.loads if not arguments.quick or one in QUICK_LOADS]
-    rates = {name: capacity(profile, name, arguments.max_tokens) for name in arguments.configs}
-    return [
-        RealRun(
+    rates = {name: capacity(profile, name, arguments.max_tokens) for name in {PLAIN, *arguments.configs}}
+
+    def run(config: str, load: str, share: float) -> RealRun:
+        rate = share * rates[config]
+        return RealRun(
             config=config,
             load=load,
-            share=LOADS[load],
-            rate=round(LOADS[load] * rates[config], 3),
+            share=share,
+            rate=round(rate, 3),
             burstiness=BURSTINESS.get(load, 1.0),
-            num_requests=min(max(round(LOADS[load] * rates[config] * seconds), FEWEST), MOST),
+            num_requests=min(max(round(rate * seconds), FEWEST), MOST),
         )
-        for load in loads
-        for config in arguments.configs
-    ]
+
+    tests = [run(config, load, LOADS[load]) for load in loads for config in arguments.configs]
+    return [run(PLAIN, CALIBRATION, CALIBRATION_SHARE), *tests]
 
 
 def capacity(profile: Profile, config: str, max_tokens: int) -> float:
@@ -151,22 +156,30 @@ def _report(arguments: argparse.Namespace) -> int:
     """Simulate all runs, and print and write the errors."""
     folder = arguments.folder
     profile = Profile.load(folder / "profile")
-    files = sorted((folder / "runs").glob("*.json"))
-    if not files:
-        raise ConfigError(f"{folder}: has no runs; measure some with the command run")
+    runs = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
+    tests = [run for run in runs if run["load"] != CALIBRATION]
+    if not tests or len(tests) == len(runs):
+        raise ConfigError(f"{folder}: has {len(runs)} run(s); measure a calibration and a test with the command run")
     tokenizer = load_tokenizer(resolve_model(profile.model))
-    ids = [encode_prompt(tokenizer, prompt) for prompt in mixed_prompts(MOST + NUM_WARMUPS)]
-    compared = []
-    for file in files:
-        run = json.loads(file.read_text())
-        compared.append(compare(run, profile, ids[: len(run["ttfts"])], seed=arguments.seed))
+
+    def ids_of(run: dict[str, Any]) -> list[list[int]]:
+        prompts = mixed_prompts(MOST + NUM_WARMUPS, is_test=run["load"] != CALIBRATION)
+        return [encode_prompt(tokenizer, prompt) for prompt in prompts[: len(run["ttfts"])]]
+
+    calibration = next(run for run in runs if run["load"] == CALIBRATION)
+    serving = fit_serving(calibration, profile, ids_of(calibration))
+    compared = [compare(run, profile, serving, ids_of(run), seed=arguments.seed) for run in tests]
     compared.sort(key=lambda one: ([*CONFIGS].index(one.config), [*LOADS].index(one.load)))
+    print(
+        f"a server takes {1e6 * serving.seconds_per_chunk:.0f} µs per chunk, {1e3 * serving.seconds_per_request:.1f} ms per request"
+    )
     _show(compared, Console(highlight=False))
     if arguments.json:
         document = {
             "model": profile.model,
             "machine": describe_machine(EngineSettings(model=profile.model).torch_device),
             "goals": GOALS,
+            "serving": asdict(serving),
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
             "summary": summary(compared),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forerun.plan.profile import Profile
-from forerun.plan.simulation.profiled import profiled_engine
+from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
+NUM_BISECTIONS = 14
 LATENCIES = ("ttft", "tpot", "e2el")
 GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 """The errors that a mean and a 95th percentile should stay within, and must."""
@@ -50,7 +51,9 @@ class Compared:
         }
 
 
-def compare(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequence[int]], *, seed: int) -> Compared:
+def compare(
+    run: Mapping[str, Any], profile: Profile, serving: ServingCost, prompts: Sequence[Sequence[int]], *, seed: int
+) -> Compared:
     """Simulate a served run from a profile.
 
     The simulation is told when each request was sent, its prompt, how long its answer was, and the memory's
@@ -59,9 +62,49 @@ def compare(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequence
     Args:
         run: what `runs.measure` kept.
         profile: made before.
+        serving: fitted before.
         prompts: token ids of each request's prompt.
         seed: of the simulated drafts.
     """
+    return Compared(
+        config=run["config"],
+        load=run["load"],
+        share=run["share"],
+        num_requests=len(prompts),
+        gigabytes_per_second=run["gigabytes_per_second"],
+        real=_real_figures(run),
+        simulated=_simulated_figures(_simulate(run, profile, serving, prompts, seed=seed)),
+    )
+
+
+def fit_serving(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequence[int]]) -> ServingCost:
+    """What the server takes for each chunk and each request, so that means of TPOT and then TTFT are those of a served run."""
+    real = _real_figures(run)
+
+    def error(name: str, serving: ServingCost) -> float:
+        return _simulated_figures(_simulate(run, profile, serving, prompts, seed=0))[name] - real[name]
+
+    per_chunk = _root(lambda found: error("mean_tpot", ServingCost(seconds_per_chunk=found)), 0.01)
+    per_request = _root(
+        lambda found: error("mean_ttft", ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=found)), 0.1
+    )
+    return ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=per_request)
+
+
+def _root(error: Callable[[float], float], most: float) -> float:
+    """Where a rising error is 0, from 0 to `most`, by bisection."""
+    low, high = 0.0, most
+    if error(low) >= 0:
+        return low
+    for _ in range(NUM_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if error(middle) < 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _simulate(
+    run: Mapping[str, Any], profile: Profile, serving: ServingCost, prompts: Sequence[Sequence[int]], *, seed: int
+) -> SimulationResult:
     lengths = [len(ids) for ids in prompts]
     assert lengths == run["input_lens"], "the same prompts in the same order"
     start = min(run["start_times"])
@@ -75,16 +118,8 @@ def compare(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequence
         )
         for number in order
     ]
-    engine = profiled_engine(profile, run["config"], gigabytes_per_second=run["gigabytes_per_second"])
-    return Compared(
-        config=run["config"],
-        load=run["load"],
-        share=run["share"],
-        num_requests=len(requests),
-        gigabytes_per_second=run["gigabytes_per_second"],
-        real=_real_figures(run),
-        simulated=_simulated_figures(engine.simulate(requests, seed=seed)),
-    )
+    engine = profiled_engine(profile, run["config"], gigabytes_per_second=run["gigabytes_per_second"], serving=serving)
+    return engine.simulate(requests, seed=seed)
 
 
 def _real_figures(run: Mapping[str, Any]) -> dict[str, float]:

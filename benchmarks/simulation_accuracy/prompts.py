@@ -22,9 +22,9 @@ def prompts_by_kind(count: int, *, is_test: bool) -> dict[str, list[str]]:
     return {kind: [writers[kind](*function) for function in part] for kind, part in parts.items()}
 
 
-def mixed_prompts(count: int) -> list[str]:
-    """Prompts of the test, of all kinds in turn."""
-    found = prompts_by_kind(-(-count // len(KINDS)), is_test=True)
+def mixed_prompts(count: int, *, is_test: bool) -> list[str]:
+    """Prompts of all kinds in turn."""
+    found = prompts_by_kind(-(-count // len(KINDS)), is_test=is_test)
     return [prompt for three in zip(*found.values(), strict=True) for prompt in three][:count]
 
 

@@ -151,6 +151,13 @@ def test_drafts_that_are_never_right_are_no_speculation(sla: Sla) -> None:
     assert useless == pytest.approx(best_rate(engine, None, LOAD, sla))
 
 
+def test_an_adaptive_drafter_is_planned_with_the_best_length_at_each_batch_size() -> None:
+    adaptive = replace(speculation(*RATES), is_adaptive=True)
+    policies = serving_policies(engine_model(max_num_seqs=16), [adaptive], LOAD)
+    assert [one.max_num_seqs for one in policies] == [1, 2, 4, 8, 16]
+    assert all(one.lengths is policies[0].lengths for one in policies)
+
+
 def test_length_zero_is_no_speculation() -> None:
     engine = engine_model()
     rates = np.array([1.0, 5.0])

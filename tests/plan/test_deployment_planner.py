@@ -164,7 +164,7 @@ def test_the_simulator_agrees_with_the_formulas(profile: Profile, layout: Layout
 
 def test_confirmation_is_written_into_the_plan(profile: Profile) -> None:
     plan, answer = plan_deployment(profile, LOAD, SLA)
-    once, again = (confirmed(profile, plan, answer, num_requests=60, seed=3) for _ in range(2))
+    once, again = (confirmed(profile, plan, answer, num_requests=60, seed=3)[0] for _ in range(2))
     assert once == again
     assert once.simulated is not None
     assert once.simulated["num_requests"] == 60
@@ -177,12 +177,13 @@ def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> 
     plan, answer = plan_deployment(profile, LOAD, SLA)
     search = FleetSearch(engine_model(profile), LOAD, SLA, PlanningOptions().transfer)
     too_few = replace(answer, plan=search.at(answer.plan.policy, 0, 2))
-    found = confirmed(profile, replace(plan, replicas=2), too_few, num_requests=120)
+    found, found_answer = confirmed(profile, replace(plan, replicas=2), too_few, num_requests=120)
+    assert found_answer.plan.num_engines == found.replicas
     assert found.feasible
     assert found.replicas > 2
     assert any("the simulator asked for" in one for one in found.warnings)
     within = PlanningOptions(most_engines=2)
-    kept = confirmed(profile, replace(plan, replicas=2), too_few, within, num_requests=120)
+    kept, _ = confirmed(profile, replace(plan, replicas=2), too_few, within, num_requests=120)
     assert not kept.feasible
     assert kept.replicas == 2
     assert kept.best_achievable is not None

@@ -18,7 +18,14 @@ from forerun.plan.capacity import Routing
 from forerun.plan.confirmation import confirmed
 from forerun.plan.day_replay import DEFAULT_INTERVAL, DayPlan, DayReplay, Interval, intervals_of, replay_day
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
-from forerun.plan.deployment_planner import PlanningOptions, corrected, describe, engine_model, plan_deployment
+from forerun.plan.deployment_planner import (
+    PlanningOptions,
+    chooses_itself,
+    corrected,
+    describe,
+    engine_model,
+    plan_deployment,
+)
 from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile
@@ -173,7 +180,7 @@ def plan(
         found, answer = plan_deployment(known, arriving, wanted, options)
         found, answer = _kept(known, found, answer, options, choice.running)
         if confirmation.confirm:
-            found = confirmed(
+            found, answer = confirmed(
                 known,
                 found,
                 answer,
@@ -193,7 +200,7 @@ def plan(
     report.write(found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}))
     if not report.json_output:
         console = Console(highlight=False)
-        _show(found, answer, console)
+        _show(found, console)
         if days:
             console.print(_days_table(days))
     return 0 if found.feasible else 1
@@ -260,12 +267,12 @@ def _replay(
     return replay_day(replay, intervals, day.predictor)
 
 
-def _show(found: DeploymentPlan, answer: FleetAnswer, console: Console) -> None:
+def _show(found: DeploymentPlan, console: Console) -> None:
     """Print the plan: what to run, what requests will see, what is to be known."""
     target = f"{found.sla.attainment:.0%} of requests within the SLA"
     if not found.feasible:
         console.print(f"INFEASIBLE: {target} cannot be had; this is the best that can be done:", style="bold red")
-    for name, value in _settings(found, answer):
+    for name, value in _settings(found):
         console.print(f"{name + ':':<14}{value}")
     console.print(_latencies(found))
     for missed in (found.best_achievable or {}).get("limits_missed_when_idle", ()):
@@ -277,25 +284,32 @@ def _show(found: DeploymentPlan, answer: FleetAnswer, console: Console) -> None:
         console.print(f"note: {warning}")
 
 
-def _settings(found: DeploymentPlan, answer: FleetAnswer) -> list[tuple[str, str]]:
+def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:
     engines = f"{found.replicas}, each for whole requests"
     if found.layout is Layout.DISAGGREGATED:
         engines = f"{found.prefill_replicas} for prompts, {found.decode_replicas} for answers"
-    policy, predicted = answer.plan.policy, found.predicted
-    drafts = "none: they would not pay"
-    if policy.speculation is not None:
-        lengths = ", ".join(
-            f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"
-            for first, last, number in policy.schedule
-        )
-        drafts = f"{policy.speculation.name}, K = {lengths}"
+    predicted = found.predicted
     return [
         ("engines", engines),
-        ("drafts", drafts),
+        ("drafts", _drafts(found)),
         ("sequences", f"{found.engine.max_num_seqs} at most, {predicted['batch_size']:.1f} on average"),
         ("busy", f"{predicted['utilization']:.0%} of what they can do"),
         ("within SLA", f"{predicted['attainment']:.1%} of requests by the formulas" + _simulated_share(found)),
     ]
+
+
+def _drafts(found: DeploymentPlan) -> str:
+    config = found.speculative_config
+    if config is None:
+        return "none: they would not pay"
+    if chooses_itself(config):
+        return f"{config['method']}, which chooses its lengths while it runs"
+    whole = [[1, found.engine.max_num_seqs, config["num_speculative_tokens"]]]
+    lengths = [
+        f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"
+        for first, last, number in config.get("num_speculative_tokens_per_batch_size", whole)
+    ]
+    return f"{config['method']}, K = {', '.join(lengths)}"
 
 
 def _simulated_share(found: DeploymentPlan) -> str:

@@ -242,7 +242,8 @@ class _Steady:
         mean = self._seen_mean(per_token) + self.company_seconds / self.tokens_after
         batch_cv2 = self._seen_variance(per_token) / mean**2
         luck = self.seen @ (self.policy.variance_of_tokens / self.policy.tokens_per_step) / self.tokens_after
-        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * self.tokens_after) + luck)
+        spread = luck + self.policy.request_cv**2
+        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * self.tokens_after) + spread)
 
     def _stall_cv2(self, life: Floats) -> Floats:
         """What the prompts add that others bring during a request's life, and those that came with its own."""

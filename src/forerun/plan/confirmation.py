@@ -15,13 +15,14 @@ from forerun.plan.deployment_planner import (
     PlanningOptions,
     describe,
     engine_model,
-    more_engines,
+    speculations,
     speculative_config,
     with_simulation,
 )
 from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
+from forerun.plan.serving_policies import serving_policies
 from forerun.plan.simulation.fleet import Fleet
 from forerun.plan.simulation.profiled import PLAIN, control_of, profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
@@ -46,7 +47,7 @@ def confirmed(
     seed: int = 0,
     num_requests: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> DeploymentPlan:
+) -> tuple[DeploymentPlan, FleetAnswer]:
     """The plan with what the simulator says of it; with more engines, up to 8, where that is not enough.
 
     An infeasible plan is simulated as it is. `num_requests` None: as many as turn all places over ten times.
@@ -56,6 +57,7 @@ def confirmed(
     """
     load, sla, added = plan.load, plan.sla, 0
     engine = engine_model(profile)
+    policies = serving_policies(engine, [None, *speculations(profile, options)], load)
     while True:
         progress(f"simulating {answer.plan.num_engines} engines")
         result = simulated(profile, answer.plan, load, options, seed=seed, num_requests=num_requests)
@@ -66,9 +68,8 @@ def confirmed(
         budget = options.most_engines or math.inf
         if not falls_short or not plan.feasible or added == MOST_ADDED or answer.plan.num_engines + 1 > budget:
             break
-        prefill, others = more_engines(answer.plan)
         search = FleetSearch(engine, load, sla, options.transfer, options.routing)
-        answer = replace(answer, plan=search.at(answer.plan.policy, prefill, others))
+        answer = replace(answer, plan=search.best_of(policies, [answer.plan.layout], answer.plan.num_engines + 1))
         plan, added = describe(profile, load, sla, answer, options), added + 1
     warnings = []
     if added and not falls_short:
@@ -79,7 +80,7 @@ def confirmed(
             f"{answer.plan.attainment:.1%}; give a larger budget"
         )
         plan = replace(plan, feasible=False, best_achievable=dict(figures))
-    return with_simulation(plan, figures, warnings)
+    return with_simulation(plan, figures, warnings), answer
 
 
 def simulated(

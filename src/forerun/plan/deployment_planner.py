@@ -17,6 +17,7 @@ from forerun.plan.draft_lengths import Speculation
 from forerun.plan.fleet_plan import FREE_TRANSFER, FleetAnswer, FleetPlan, plan_fleet
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES, Profile, missing_points
+from forerun.plan.request_spread import request_cv
 from forerun.plan.serving_policies import EngineModel, serving_policies
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.sla import LATENCIES, Sla
@@ -106,6 +107,8 @@ def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[
                 max_draft_tokens=max(1, longest),
                 cost=profile.drafting[name],
                 speculative_config=dict(config),
+                is_adaptive=chooses_itself(config),
+                request_cv=request_cv(profile, name, options.kind, longest),
             )
         )
     return found
@@ -178,7 +181,7 @@ def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
     if speculation is None:
         return None
     config = dict(speculation.speculative_config)
-    if chooses_itself(config):
+    if speculation.is_adaptive:
         return config
     config["num_speculative_tokens"] = plan.policy.max_draft_tokens
     config.pop("num_speculative_tokens_per_batch_size", None)
@@ -265,7 +268,7 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     if BUSY < busiest < 1.0:
         found.append(f"engines are {busiest:.0%} busy: a few percent more load or time makes long queues")
     speculation = policy.speculation
-    if speculation is not None and not chooses_itself(speculation.speculative_config):
+    if speculation is not None and not speculation.is_adaptive:
         if policy.max_draft_tokens == speculation.acceptance.num_places:
             found.append(
                 f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
@@ -279,13 +282,6 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     if load.prefix_hit_rate:
         found.append("the prefix hit rate is taken as given; cached prompts need KV memory that is not counted")
     return found
-
-
-def more_engines(plan: FleetPlan) -> tuple[int, int]:
-    """Counts (prefill, others) with one more engine, of the kind that is busier."""
-    if plan.prefill_replicas and (plan.prefill_utilization or 0.0) > plan.utilization:
-        return plan.prefill_replicas + 1, plan.replicas
-    return plan.prefill_replicas, plan.replicas + 1
 
 
 def with_simulation(plan: DeploymentPlan, simulated: dict[str, Any], warnings: Sequence[str] = ()) -> DeploymentPlan:

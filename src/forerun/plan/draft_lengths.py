@@ -48,7 +48,9 @@ class StepSeconds(Protocol):
 class Speculation:
     """A way to draft that may be planned: what it yields and what it costs.
 
-    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens.
+    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens, or, where it
+    `is_adaptive`, as many as the engine finds best while it runs. `request_cv` is how far requests differ in steps per
+    token, deviation over mean, beyond the luck of single drafts.
 
     Raises:
         ConfigError: acceptance is not known up to `max_draft_tokens`.
@@ -59,6 +61,8 @@ class Speculation:
     max_draft_tokens: int
     cost: DraftingCost = FREE
     speculative_config: dict[str, Any] = field(default_factory=dict)
+    is_adaptive: bool = False
+    request_cv: float = 0.0
 
     def __post_init__(self) -> None:
         known = self.acceptance.num_places

@@ -33,6 +33,9 @@ COUNT_GRID = 24
 ALMOST_EQUAL = 0.01
 """Of two plans of as many engines the simpler one is taken, unless the other answers so much sooner."""
 
+WORTH_ROOM = 0.05
+"""A limit on running sequences is planned only if requests end so much sooner with it: more places are room for bursts."""
+
 KEEP_BELOW = 0.8
 """Engines are given up only if those that stay are then busy for less than this share of what they can do.
 
@@ -75,9 +78,9 @@ class FleetPlan:
 
     @property
     def complexity(self) -> tuple[int, ...]:
-        """Less is simpler: prompts together, shorter drafts, one K for all batch sizes, no limit on sequences."""
+        """Less is simpler: prompts together, shorter drafts, one K for all batch sizes."""
         changes = len(self.policy.schedule) if self.policy.speculation else 0
-        return (self.prefill_replicas, self.policy.max_draft_tokens, changes, -self.policy.max_num_seqs)
+        return (self.prefill_replicas, self.policy.max_draft_tokens, changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +166,10 @@ class FleetSearch:
         return _preferred([one for one in found if one.num_engines == fewest])
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
-        """What attains the SLA for most requests with `most` engines."""
+        """The best way to run so many engines: one that attains the SLA, or else attains it for most requests."""
         tried = [self._most_attaining(policy, layout, most) for policy in policies for layout in layouts]
-        best = max(one.attainment for one in tried)
-        near = [one for one in tried if one.attainment >= best - 1e-9]
-        return _preferred(near)
+        enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
+        return _preferred([one for one in tried if one.attainment >= enough])
 
     def _least_by_speed(self, policy: ServingPolicy) -> float:
         """Engines below which even decoding alone cannot keep up."""
@@ -329,10 +331,15 @@ class FleetSearch:
 
 
 def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:
-    """Of plans with as many engines the one that answers soonest, or a simpler one that is almost as soon."""
+    """Of plans with as many engines one that answers soonest, or almost: rather with more places, then rather a simpler one."""
+    roomiest = max(one.policy.max_num_seqs for one in _near_soonest(plans, WORTH_ROOM))
+    roomy = [one for one in _near_soonest(plans, WORTH_ROOM) if one.policy.max_num_seqs == roomiest]
+    return min(_near_soonest(roomy, ALMOST_EQUAL), key=lambda one: one.complexity)
+
+
+def _near_soonest(plans: Sequence[FleetPlan], margin: float) -> list[FleetPlan]:
     soonest = min(float(one.e2el.mean[0]) for one in plans)
-    near = [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + ALMOST_EQUAL)]
-    return min(near or plans, key=lambda one: one.complexity)
+    return [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + margin)]
 
 
 def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int) -> int | None:

@@ -115,6 +115,11 @@ class ServingPolicy:
         return steps
 
     @property
+    def request_cv(self) -> float:
+        """How far requests differ in steps per token, deviation over mean; 0 where nothing is drafted."""
+        return self.speculation.request_cv if self.speculation and self.max_draft_tokens else 0.0
+
+    @property
     def max_draft_tokens(self) -> int:
         """The largest K of any batch size."""
         return int(self._at[1].max())
@@ -158,7 +163,8 @@ def serving_policies(
         most = min(engine.max_num_seqs, places)
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
-        for lengths in _length_rules(table, longest, most):
+        is_adaptive = speculation is not None and speculation.is_adaptive
+        for lengths in [best_lengths(table)] if is_adaptive else _length_rules(table, longest, most):
             if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
                 continue
             seen.add(lengths.tobytes())

@@ -25,13 +25,8 @@ PROMPT_PRIOR = (0.0, 1e-5)
 
 PROMPT_DEVIATION = (0.02, 5e-5)
 
-LEAST = np.array([0.01, *[-np.inf] * (len(PRIOR) - 3), 0.0, 0.0, *[0.0] * len(PROMPT_PRIOR)])
-"""The least that each term costs, in steps of one row, even where times that are mostly noise say less.
-
-A step takes some time, whatever it computes; per row and from each kink on more rows may get cheaper; sequences,
-context and prompts save nothing."""
-
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
+LEAST_BASE = 0.05  # of what a step usually costs at all
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
 
 
@@ -177,7 +172,7 @@ class StepTimeModel:
         unit = float(np.median(means / np.maximum(features @ prior, 1e-9)))  # seconds of a step of cost 1
         deviation = unit * np.array([*PRIOR_DEVIATION, *PROMPT_DEVIATION])
         precision = np.minimum(counts, MOST_WEIGHT) / (NOISE * means) ** 2
-        weights = _solve(features, means, precision, prior * unit, deviation, unit * LEAST)
+        weights = _solve(features, means, precision, prior * unit, deviation)
         found = cls(
             weights.tolist(),
             measured=MeasuredRange(
@@ -302,23 +297,28 @@ def _solve(
     precision: npt.NDArray[np.float64],
     prior: npt.NDArray[np.float64],
     deviation: npt.NDArray[np.float64],
-    least: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Ridge regression around the prior, with a lower bound for each term.
+    """Ridge regression around the prior, where no term beside the rows' kinks may save time, and no step is free.
 
-    A term that would lie below its bound is put there, and the others are fitted again.
+    A term that would save time is left out, a base that would be less than a little is set to that; then the
+    others are fitted again.
     """
-    free = np.ones(len(prior), dtype=bool)
+    kept, fixed = np.ones(len(prior), dtype=bool), np.zeros(len(prior))
+    least = np.full(len(prior), -np.inf)
+    least[0] = LEAST_BASE * prior[0]
+    least[len(PRIOR) - 2 :] = 0.0  # per sequence, per token of context, per row of logits, per pair
     while True:
-        weights = np.where(free, 0.0, least)
-        some, inverse = features[:, free], 1.0 / np.square(deviation[free])
+        some, inverse = features[:, kept], 1.0 / np.square(deviation[kept])
+        rest = seconds - features @ fixed
         left = (some.T * precision) @ some + np.diag(inverse)
-        right = (some.T * precision) @ (seconds - features[:, ~free] @ least[~free]) + inverse * prior[free]
-        weights[free] = np.linalg.solve(left, right)
-        too_low = free & (weights < least)
+        right = (some.T * precision) @ rest + inverse * prior[kept]
+        weights = fixed.copy()
+        weights[kept] = np.linalg.solve(left, right)
+        too_low = kept & (weights < least)
         if not too_low.any():
             return weights
-        free &= ~too_low
+        kept &= ~too_low
+        fixed[too_low] = least[too_low]
 
 
 def _means(

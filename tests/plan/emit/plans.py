@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
-from forerun.plan.dynamo_files import DECODE_FILE, PREFILL_FILE, DecodePoint, PrefillPoint, write_decode, write_prefill
+from forerun.plan.dynamo_files import (
+    DECODE_FILE,
+    PREFILL_FILE,
+    DecodePoint,
+    PrefillPoint,
+    write_decode,
+    write_mocker,
+    write_prefill,
+)
 from forerun.plan.emit.emission import EmitRequest
 from forerun.plan.load import Load
 from forerun.plan.sla import Sla
@@ -49,8 +57,10 @@ def with_engine(plan: DeploymentPlan, **changes: Any) -> DeploymentPlan:
 
 def write_profile(folder: Path) -> Path:
     """A profile, and its files that Dynamo reads: sweeps of 0 and of 4 drafted tokens, of which a step yields 2."""
-    replace(fake_profile(), model=PLAN.model, traces={}).save(folder)
-    write_prefill(folder / PREFILL_FILE, [PrefillPoint(isl=n, ttft_seconds=n / 1e4) for n in (100, 500, 1000)])
+    profile = replace(fake_profile(), model=PLAN.model, traces={})
+    profile.save(folder)
+    prompts = [PrefillPoint(isl=n, ttft_seconds=n / 1e4) for n in (100, 500, 1000)]
+    write_prefill(folder / PREFILL_FILE, prompts)
     for length, accept_length in ((0, 1.0), (4, 2.0)):
         points = [
             DecodePoint(
@@ -65,4 +75,13 @@ def write_profile(folder: Path) -> Path:
         ]
         for path in (DECODE_FILE, Path(f"decode_k{length}/raw_data.npz")):
             write_decode(folder / path, points, max_kv_tokens=10_000)
+        write_mocker(
+            folder / f"mocker_k{length}.npz",
+            profile.step_times,
+            prompts,
+            num_draft_tokens=length,
+            contexts=[200, 800],
+            num_sequences=[1, 8],
+            max_kv_tokens=10_000,
+        )
     return folder
