@@ -20,7 +20,13 @@ from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.arrivals import SECONDS_OF_DAY, ArrivalPattern
 from forerun.plan.simulation.fleet import Fleet, Transfer
-from forerun.plan.simulation.profiled import PLAIN, ProfiledEngine, profiled_engine, recorded_requests
+from forerun.plan.simulation.profiled import (
+    PLAIN,
+    ProfiledEngine,
+    ServingCost,
+    profiled_engine,
+    recorded_requests,
+)
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests, with_arrivals
 from forerun.plan.simulation.traces import MOONCAKE_PIECE, conversation_requests, read_trace
 from forerun.plan.sla import Sla, parse_sla
@@ -146,6 +152,10 @@ class FleetOptions:
     """The most sequences at once; by default as profiled."""
     max_num_batched_tokens: int | None = None
     """The most tokens of a step; by default as profiled."""
+    seconds_per_request: float = 0.0
+    """What a server takes of the engine's time for a request: parsing, tokenising."""
+    seconds_per_chunk: float = 0.0
+    """What it takes for each chunk that it streams."""
     gigabytes_per_second: float | None = None
     """Memory bandwidth of the machine; steps take longer than in the profile by the ratio of the two."""
 
@@ -239,6 +249,7 @@ def simulate(
         fleet.config,
         kind=requests.prompt_class,
         gigabytes_per_second=fleet.gigabytes_per_second,
+        serving=ServingCost(seconds_per_request=fleet.seconds_per_request, seconds_per_chunk=fleet.seconds_per_chunk),
         max_num_seqs=fleet.max_num_seqs,
         max_num_batched_tokens=fleet.max_num_batched_tokens,
     )

@@ -11,7 +11,7 @@ from forerun.errors import ConfigError
 from forerun.executor.simulated_text import ConditionalAcceptance
 from forerun.plan.load import Load
 from forerun.plan.simulation.fleet import Fleet
-from forerun.plan.simulation.profiled import control_of, profiled_engine, recorded_requests
+from forerun.plan.simulation.profiled import ServingCost, control_of, profiled_engine, recorded_requests
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests
 from tests.plan.simulation.profiles import STEP_TIMES, K, a_profile
 
@@ -43,6 +43,16 @@ def test_half_the_memory_bandwidth_takes_twice_as_long(profile):
     slow = profiled_engine(profile, gigabytes_per_second=20.0)
     request = [SimulatedRequest(arrival=0, num_prompt_tokens=30, num_output_tokens=30)]
     assert slow.simulate(request).seconds == pytest.approx(2 * profiled_engine(profile).simulate(request).seconds)
+
+
+def test_a_server_takes_its_time_for_each_request_and_each_chunk(profile):
+    serving = ServingCost(seconds_per_request=0.5, seconds_per_chunk=0.25)
+    request = [SimulatedRequest(arrival=0, num_prompt_tokens=300, num_output_tokens=30)]  # read in three steps
+    alone, served = (
+        profiled_engine(profile, serving=one).simulate(request).requests[0] for one in (ServingCost(), serving)
+    )
+    assert served.ttft - alone.ttft == pytest.approx(0.5 + 0.25)
+    assert served.e2el - alone.e2el == pytest.approx(0.5 + 30 * 0.25)
 
 
 def test_a_request_that_repeats_a_recorded_text_takes_just_the_steps_that_its_drafts_leave(profile):
@@ -136,6 +146,7 @@ def test_a_draft_is_never_shorter_than_what_of_it_is_right(seed):
         (lambda profile: profiled_engine(profile, "sufix"), "config: got 'sufix'; did you mean 'suffix'"),
         (lambda profile: profiled_engine(profile, "suffix", kind="cod"), "no text of class 'cod'; did you mean 'code'"),
         (lambda profile: profiled_engine(profile, "rates", kind="chat"), "no acceptance of 'rates/chat'"),
+        (lambda _: ServingCost(seconds_per_chunk=-1.0), "seconds_per_chunk: got -1"),
         (lambda profile: profiled_engine(profile, gigabytes_per_second=0.0), "gigabytes_per_second: got 0"),
         (
             lambda profile: recorded_requests(profile.trace("suffix"), np.zeros(1), kind="cod"),

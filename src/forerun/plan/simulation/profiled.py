@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,30 @@ from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 PLAIN = "plain"
 """The name of decoding without drafts, which every profile has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCost:
+    """What a server around the engine takes of its time: for each new request, and for each chunk that is streamed.
+
+    A server that shares its processor with the engine makes its steps longer; a profile that was made in one
+    process knows nothing of that.
+
+    Raises:
+        ConfigError: one is negative or not finite.
+    """
+
+    seconds_per_request: float = 0.0
+    seconds_per_chunk: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("seconds_per_request", "seconds_per_chunk"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}: got {getattr(self, name):g}; must be a number, at least 0")
+
+
+NOT_SERVED = ServingCost()
+"""The engine in a process of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +99,7 @@ def profiled_engine(
     *,
     kind: str | None = None,
     gigabytes_per_second: float | None = None,
+    serving: ServingCost = NOT_SERVED,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
 ) -> ProfiledEngine:
@@ -88,6 +114,7 @@ def profiled_engine(
         kind: class of prompts whose acceptance counts; None: all.
         gigabytes_per_second: what the machine's memory gives now; steps take as much longer than in the profile
             as that is less. None: as in the profile.
+        serving: what a server around it takes.
         max_num_seqs, max_num_batched_tokens: other limits than the profile's.
 
     Raises:
@@ -110,8 +137,8 @@ def profiled_engine(
         cost = profile.drafting.get(name, DraftingCost())
         drafting, trace = _drafting(profile, name, kind)
     settings = SimulationSettings(
-        step_seconds=step_times.of_plan,
-        decode_seconds=decode_seconds(step_times),
+        step_seconds=step_seconds(step_times, serving),
+        decode_seconds=decode_seconds(step_times, serving),
         draft_seconds=draft_seconds(cost),
         drafting=drafting,
         vocab_size=profile.vocab_size,
@@ -153,13 +180,27 @@ def control_of(config: Mapping[str, Any] | None, longest: int) -> SpeculationCon
     return FixedLength(num_speculative_tokens=num_tokens, schedule=tuple(sorted(map(tuple, schedule))))
 
 
-def decode_seconds(step_times: StepTimeModel) -> DecodeSeconds:
-    """What `of_plan` says of steps that compute one row for each sequence."""
+def step_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> Callable[[StepPlan], float]:
+    """What a planned step takes: computed, and served."""
+    if serving == NOT_SERVED:
+        return step_times.of_plan
+
+    def seconds(plan: StepPlan) -> float:
+        num_chunks = sum([one.reaches_end for one in plan.sequences])
+        beside = serving.seconds_per_chunk * num_chunks + serving.seconds_per_request * len(plan.new)
+        return step_times.of_plan(plan) + beside
+
+    return seconds
+
+
+def decode_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> DecodeSeconds:
+    """What `step_seconds` says of steps that compute one row for each sequence."""
 
     def seconds(num_sequences: int, num_context_tokens: int) -> float:
-        return step_times.seconds(
+        computed = step_times.seconds(
             num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_context_tokens
         )
+        return computed + serving.seconds_per_chunk * num_sequences
 
     return seconds
 
