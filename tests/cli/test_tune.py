@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tune(model, tmp_path, capsys, monkeypatch):
     """Tune the tiny model into tmp_path / "tuned"; what is printed."""
-    monkeypatch.setattr(step_times, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "NUM_STEPS", 1)
     monkeypatch.setattr(step_times, "DRAFT_LENGTHS", (0, 4))
     monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
     (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
