@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import yaml
 
 from forerun.bench import instruments
+from forerun.bench.machine import describe_machine
 from forerun.bench.tuning import step_times, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
@@ -32,7 +34,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tune(model, tmp_path, capsys, monkeypatch):
     """Tune the tiny model into tmp_path / "tuned"; what is printed."""
-    monkeypatch.setattr(step_times, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "NUM_STEPS", 1)
     monkeypatch.setattr(step_times, "DRAFT_LENGTHS", (0, 4))
     monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
     (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
@@ -153,17 +155,20 @@ def test_a_profile_stands_in_for_measured_steps(tune, tmp_path, model, monkeypat
     assert (tmp_path / "tuned" / "steps.json").exists()
 
 
-def test_a_profile_of_another_model_is_refused(tune, tmp_path):
+def test_a_profile_of_another_model_or_machine_is_refused(tune, tmp_path, model):
     profile("another").save(tmp_path / "profile")
     assert "it is of another model" in tune("--profile", str(tmp_path / "profile"), code=2).err
+    profile(model, "elsewhere").save(tmp_path / "profile")
+    assert "it is of another machine" in tune("--profile", str(tmp_path / "profile"), code=2).err
     assert "has no profile.json" in tune("--profile", str(tmp_path), code=2).err
 
 
-def profile(model):
+def profile(model, machine=None):
+    machine = machine or describe_machine(torch.device("cpu")).partition("; ")[0]
     steps = [StepSample(num_rows=n, num_sequences=1, num_context_tokens=9, seconds=0.01 + n / 1e3) for n in (1, 4, 9)]
     return Profile(
         model=model,
-        machine="here",
+        machine=machine,
         kernels="torch",
         dtype="float32",
         version="0",

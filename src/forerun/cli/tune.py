@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 ENGINE = EngineOptions()
 DEFAULT_LOAD = "concurrency=1"
+WIDTH = 120  # of what is printed where there is no terminal
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
 Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
@@ -129,6 +131,7 @@ def tune(
         forerun tune smollm2-135m --prompts chat.jsonl --output tuned --load rate=2 --goodput ttft:500 tpot:50
         forerun serve --config tuned/serve.yaml
     """
+    from forerun.bench.machine import describe_machine  # torch: only when it is needed
     from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
     from forerun.bench.tuning.tuner import Tuner
     from forerun.plan.profile import Profile
@@ -145,7 +148,10 @@ def tune(
     known = None if search.profile is None else Profile.load(search.profile)
     if known is not None:
         known.check_fits(model=model)
-    settings, targets[engine.quantization] = _settings(model, prompts, workload, search, engine)
+    settings, target = _settings(model, prompts, workload, search, engine)
+    targets[engine.quantization] = target
+    if known is not None:
+        known.check_fits(machine=describe_machine(target.model.device).partition("; ")[0])
     folder = TuningFolder(output, _identity(settings))
     console = Console(stderr=True, highlight=False)
     with status() as progress:
@@ -166,7 +172,8 @@ def tune(
     if json_output:
         print(json.dumps(document))
     else:
-        _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False, markup=False))
+        width = None if sys.stdout.isatty() else WIDTH
+        _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False, markup=False, width=width))
 
 
 def _settings(
@@ -315,12 +322,12 @@ def _show(report: TuningReport, config: Path, picture: Path | None, console: Con
     """Print the runs, the reasons, and where the files are."""
     runs, front = report.medians, report.front()
     has_energy = any(run.joules_per_token is not None for run in runs.values())
-    columns = ["runs", "tokens/s", "ms/request", "TTFT", "TPOT", "p95"]
-    columns += ["goals"] if any(run.attainment is not None for run in runs.values()) else []
+    columns = ["runs", "tokens/s", "ms/request", "TTFT ms", "TPOT ms", "p95 TPOT"]
+    columns += ["goals kept"] if any(run.attainment is not None for run in runs.values()) else []
     columns += ["J/token"] if has_energy else []
     table = Table(title=f"{report.model} at {report.load}")
     table.add_column("", no_wrap=True)
-    for name in (*columns, "front"):
+    for name in (*columns, "Pareto front"):
         table.add_column(name, justify="right")
     for name, run in sorted(runs.items(), key=lambda item: -item[1].tokens_per_second):
         cells = [

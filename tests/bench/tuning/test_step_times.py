@@ -29,7 +29,7 @@ def test_prompts_of_one_length_give_a_curve_too():
 
 def test_steps_are_measured_and_fitted(monkeypatch):
     monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
-    monkeypatch.setattr(step_times, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "NUM_STEPS", 1)
     said = []
     found = measure_step_times(tiny_target(), SETTINGS, workload(), LIMITS, said.append)
     assert found.measured.rows >= 17

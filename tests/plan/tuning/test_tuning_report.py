@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,6 @@ def report(best, rounds, *, tied=None, sla=None, objective=Objective.THROUGHPUT)
         screened=[Screened(candidate=one, figures=figures(100)) for one in candidates.values()],
         rounds=rounds,
         probed=[],
-        num_differing={"suffix": 2},
         seconds={"run": 1.0},
         plain="plain",
         auto="auto" if "auto" in rounds else None,
@@ -61,7 +61,8 @@ def test_reasons_say_when_auto_would_nearly_do():
 
 
 def test_reasons_name_what_tied_and_what_wrote_other_texts():
-    lines = report("suffix", ROUNDS, tied=("auto", "suffix")).reasons()
+    rounds = {**ROUNDS, "suffix": [figures(200), replace(figures(100), num_differing=2)]}
+    lines = report("suffix", rounds, tied=("auto", "suffix")).reasons()
     assert any(line.endswith("simplest was taken: auto.") for line in lines)
     assert "suffix: 2 of 10 answers are not the recorded ones." in lines
 

@@ -48,9 +48,6 @@ class RealRuns:
     workload: TuningWorkload
     texts: Sequence[RecordedText]
     meter: EnergyMeter
-    num_differing: dict[str, int] = field(
-        default_factory=dict
-    )  # name -> answers of a run that are not the recorded ones
     _engines: dict[str, LLM] = field(default_factory=dict)
     _num_runs: int = 0
 
@@ -64,14 +61,13 @@ class RealRuns:
         llm.reset_stats()
         with self.meter:
             done = self._drive(llm, self.workload, salt=f"round {number}, {self._next_number()}")
-        differing = sum(one != text.answer_ids for one, text in zip(done.answers, self.texts, strict=True))
-        self.num_differing[candidate.name] = max(differing, self.num_differing.get(candidate.name, 0))
         return RunFigures.of(
             done.times,
             done.seconds,
             sla=self.workload.sla,
             joules=self.meter.energy.joules,
             acceptance_length=llm.stats.speculation.acceptance_length,
+            num_differing=sum(one != text.answer_ids for one, text in zip(done.answers, self.texts, strict=True)),
         )
 
     def probe(self, candidate: Candidate, num_prompts: int) -> Probe:

@@ -19,7 +19,7 @@ from forerun.plan.tuning.candidates import BatchLimits
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
-NUM_ROUNDS = 2
+NUM_ROUNDS, NUM_STEPS = 1, 2  # after one that warms up; of each draft length in each batch
 LEAST_CONTEXT = 16
 
 
@@ -37,7 +37,7 @@ def step_grid(workload: TuningWorkload, max_num_seqs: int) -> ProfileGrid:
         contexts=(max(LEAST_CONTEXT, longest // 3), longest),
         draft_lengths=DRAFT_LENGTHS,
         rounds=NUM_ROUNDS,
-        steps=1,
+        steps=NUM_STEPS,
     )
 
 

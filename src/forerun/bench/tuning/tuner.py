@@ -169,7 +169,6 @@ class Tuner:
             screened=screened,
             rounds=rounds,
             probed=folder.probed(),
-            num_differing=self._num_differing(),
             seconds=folder.seconds(),
             plain=plain,
             auto=auto,
@@ -210,9 +209,6 @@ class Tuner:
     def _run(self, candidate: Candidate, number: int) -> RunFigures:
         self.progress(f"round {number + 1} of {self.settings.rounds}: {candidate.name}")
         return self._ground(candidate.quantization).real.run(candidate, number)
-
-    def _num_differing(self) -> dict[str, int]:
-        return {name: count for ground in self._grounds.values() for name, count in ground.real.num_differing.items()}
 
     def _target(self, quantization: str | None) -> LoadedTarget:
         if quantization not in self._targets:

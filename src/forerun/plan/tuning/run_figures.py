@@ -13,7 +13,9 @@ from forerun.plan.sla import Sla
 LATENCIES = ("ttft", "tpot", "icl", "e2el")
 """vLLM's names, as in `forerun bench serve`: first token, per token, per message of the stream, end to end."""
 
-KEPT = ("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length")
+KEPT = (
+    *("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length", "num_differing"),
+)
 """The fields of `RunFigures` that JSON holds as they are."""
 
 
@@ -58,7 +60,8 @@ class RunFigures:
     """Throughput, latencies and energy of one run.
 
     `attainment` is the share of requests that kept all goals, None without goals. `joules` is what the machine
-    used, None where nothing counts it. `acceptance_length` is tokens per step of a sequence.
+    used, None where nothing counts it. `acceptance_length` is tokens per step of a sequence. `num_differing` counts
+    answers that are not the recorded ones.
     """
 
     num_requests: int
@@ -71,6 +74,7 @@ class RunFigures:
     attainment: float | None = None
     joules: float | None = None
     acceptance_length: float | None = None
+    num_differing: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -96,6 +100,7 @@ class RunFigures:
         sla: Sla | None = None,
         joules: float | None = None,
         acceptance_length: float | None = None,
+        num_differing: int = 0,
     ) -> RunFigures:
         """The figures of a run of one request or more that took so many seconds."""
         met = [sla.is_met(ttft=one.ttft, tpot=one.tpot, icl=one.icl, e2el=one.e2el) for one in requests] if sla else []
@@ -110,6 +115,7 @@ class RunFigures:
             attainment=sum(met) / len(met) if met else None,
             joules=joules,
             acceptance_length=acceptance_length,
+            num_differing=num_differing,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -25,8 +25,7 @@ class TuningReport:
     """The result of a tuning.
 
     `rounds` are the real runs, `screened` the simulations, best first. `machine` describes where it ran, `load` what was
-    offered; `num_differing` counts, by configuration, answers that are not the recorded ones. `plain` and `auto` name
-    these two configurations among the runs, where they are.
+    offered. `plain` and `auto` name these two configurations among the runs, where they are.
     """
 
     model: str
@@ -38,7 +37,6 @@ class TuningReport:
     screened: Sequence[Screened]
     rounds: Rounds
     probed: Sequence[str]
-    num_differing: Mapping[str, int]
     seconds: Mapping[str, float]
     plain: str | None
     auto: str | None
@@ -56,6 +54,11 @@ class TuningReport:
             name: sorted(runs, key=lambda run: run.tokens_per_second)[(len(runs) - 1) // 2]
             for name, runs in self.rounds.items()
         }
+
+    @property
+    def num_differing(self) -> dict[str, int]:
+        """By configuration, the most answers of a run that are not the recorded ones."""
+        return {name: max(run.num_differing for run in runs) for name, runs in self.rounds.items()}
 
     def gain_over(self, name: str) -> float | None:
         """The median over shared rounds of the best one's value over another's, by the first criterion; None without runs."""
@@ -166,6 +169,6 @@ class TuningReport:
                 name: {"throughput": throughput, "latency": latency} for name, (throughput, latency) in errors.items()
             },
             "probed": list(self.probed),
-            "num_differing": dict(self.num_differing),
+            "num_differing": self.num_differing,
             "seconds": dict(self.seconds),
         }
