@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,23 +84,29 @@ def fit_serving(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequ
     def error(name: str, serving: ServingCost) -> float:
         return _simulated_figures(_simulate(run, profile, serving, prompts, seed=0))[name] - real[name]
 
-    cost = ServingCost()
+    per_chunk = per_request = 0.0
     for _ in range(NUM_TURNS):  # each has a little part in what the other is fitted to
-        per_chunk = _root(lambda found, cost=cost: error("mean_tpot", replace(cost, seconds_per_chunk=found)), 0.01)
-        cost = replace(cost, seconds_per_chunk=per_chunk)
-        per_request = _root(lambda found, cost=cost: error("mean_ttft", replace(cost, seconds_per_request=found)), 0.1)
-        cost = replace(cost, seconds_per_request=per_request)
-    return cost
+        per_chunk = _root(
+            lambda found, other: error("mean_tpot", ServingCost(seconds_per_request=other, seconds_per_chunk=found)),
+            per_request,
+            most=0.01,
+        )
+        per_request = _root(
+            lambda found, other: error("mean_ttft", ServingCost(seconds_per_request=found, seconds_per_chunk=other)),
+            per_chunk,
+            most=0.1,
+        )
+    return ServingCost(seconds_per_request=per_request, seconds_per_chunk=per_chunk)
 
 
-def _root(error: Callable[[float], float], most: float) -> float:
-    """Where a rising error is 0, from 0 to `most`, by bisection."""
+def _root(error: Callable[[float, float], float], other: float, *, most: float) -> float:
+    """Where an error that rises with its first argument is 0, from 0 to `most`, by bisection."""
     low, high = 0.0, most
-    if error(low) >= 0:
+    if error(low, other) >= 0:
         return low
     for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if error(middle) < 0 else (low, middle)
+        low, high = (middle, high) if error(middle, other) < 0 else (low, middle)
     return (low + high) / 2
 
 
