@@ -46,6 +46,11 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--num-sequences", "1,2", "--contexts", "8"], "num_sequences, contexts: got 2 batches"),
         (["--input-lengths", "5"], "input_lengths: got 1 different value"),
         (["--speculative-config.method", "suffix"], "takes configurations from --configs"),
+        (["--server", "http://127.0.0.1:9", "--budget", "60s"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--dtype", "float32"], "leave them out"),
+        (["--server", "localhost"], "must be a URL"),
+        (["--server", "http://127.0.0.1:9"], "no server answers"),
+        (["--num-kv-tokens", "100"], "is for --server"),
         (["--output-dir", "pyproject.toml"], "is a file"),
     ],
 )

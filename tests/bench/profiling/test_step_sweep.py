@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from forerun.bench.energy import EnergyMeter
+from forerun.bench.energy import Counter, EnergyMeter
 from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.step_sweep import DECODE, MIXED, PREFILL, RoundResult, StepSweep, step_sweep, write_sweep
+from forerun.bench.profiling.step_sweep import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    MeasuredStep,
+    RoundResult,
+    StepSweep,
+    level_rounds,
+    step_sweep,
+    write_sweep,
+)
 from forerun.config.speculative_config import resolve_speculative
 from forerun.llm import LLM
+from forerun.plan.step_times import StepSample
 from tests.bench.profiling.tiny import GRID, settings
 from tests.engines import tiny_target
 
@@ -80,3 +93,43 @@ def test_a_round_comes_back_from_json_and_every_step_is_a_row_of_the_table(sweep
         rows = list(csv.DictReader(file))
     assert len(rows) == len(result.steps)
     assert float(rows[0]["seconds"]) == result.steps[0].sample.seconds
+
+
+def test_energy_is_shared_out_by_time_where_there_is_a_counter(engine: LLM) -> None:
+    start = time.perf_counter()
+    meter = EnergyMeter([Counter("cpu", "fake", "rapl", lambda: 50.0 * (time.perf_counter() - start))])  # 50 W
+    meter.rest(0.001)
+    probe = BandwidthProbe(Stopwatch(engine.device), num_bytes=1 << 16)
+    with step_sweep(engine, GRID, probe, meter) as found:
+        result = found.run_round(0)
+    assert result.watts == pytest.approx(50.0, rel=0.2)
+    assert result.idle_watts is not None
+    for step in result.steps:
+        assert step.sample.energy_joules == pytest.approx(result.watts * step.sample.seconds)
+
+
+def test_without_a_counter_energy_is_not_known(sweep: StepSweep) -> None:
+    result = sweep.run_round(0)
+    assert result.watts is None
+    assert {step.sample.energy_joules for step in result.steps} == {None}
+
+
+def test_a_round_on_a_slowed_machine_counts_as_the_others() -> None:
+    steps = [
+        MeasuredStep(
+            sweep=DECODE,
+            round=0,
+            gigabytes_per_second=None,
+            num_sequences=count,
+            context=8,
+            sample=StepSample(num_rows=count, num_sequences=count, num_context_tokens=8, seconds=0.01 * count),
+        )
+        for count in (1, 2, 3)
+    ]
+    slowed = [replace(step, sample=replace(step.sample, seconds=3 * step.sample.seconds)) for step in steps]
+    usual, slow = (
+        RoundResult(gigabytes_per_second=None, steps=steps),
+        RoundResult(gigabytes_per_second=None, steps=slowed),
+    )
+    levelled = level_rounds([usual, slow, usual])
+    assert [one.seconds for one in levelled] == pytest.approx([0.01, 0.02, 0.03] * 3)

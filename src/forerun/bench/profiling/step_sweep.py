@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ class MeasuredStep:
 
     sweep: str
     round: int
-    gigabytes_per_second: float
+    gigabytes_per_second: float | None  # None: not probed
     num_sequences: int  # of the cell
     context: int  # of the cell; of a prompt, its length
     sample: StepSample
@@ -50,10 +51,11 @@ class MeasuredPrompt:
 class RoundResult:
     """What a round measured."""
 
-    gigabytes_per_second: float
+    gigabytes_per_second: float | None  # None: not probed
     steps: list[MeasuredStep] = field(default_factory=list)
     prompts: list[MeasuredPrompt] = field(default_factory=list)
-    watts: float | None = None
+    watts: float | None = None  # mean; None: no counter
+    idle_watts: float | None = None  # of the machine at rest
 
     def to_json(self) -> dict[str, Any]:
         """The result as `from_json` reads it."""
@@ -106,6 +108,7 @@ class StepSweep:
                 else:
                     self._measure_batch(job, number, result)
         energy = self._meter.energy
+        result.idle_watts = energy.idle_w
         result.watts = None if energy.joules is None else energy.joules / energy.window_s
         if result.watts is not None:
             result.steps = [_with_energy(step, result.watts) for step in result.steps]
@@ -236,6 +239,29 @@ def _with_energy(step: MeasuredStep, watts: float) -> MeasuredStep:
     return replace(step, sample=replace(step.sample, energy_joules=watts * step.sample.seconds))
 
 
+def level_rounds(rounds: Sequence[RoundResult]) -> list[StepSample]:
+    """The steps of all rounds at the machine's usual speed: what slowed a whole round down alike is taken out of it.
+
+    A round's speed is the median, over what was measured in it, of its time to the median round's.
+    """
+    medians = [_medians(one.steps) for one in rounds]
+    usual = {key: statistics.median([one[key] for one in medians if key in one]) for key in set().union(*medians)}
+    samples = []
+    for one, found in zip(rounds, medians, strict=True):
+        level = statistics.median([seconds / usual[key] for key, seconds in found.items()]) if found else 1.0
+        samples += [replace(step.sample, seconds=step.sample.seconds / level) for step in one.steps]
+    return samples
+
+
+def _medians(steps: Sequence[MeasuredStep]) -> dict[tuple[str, int, int, int], float]:
+    """Median seconds of the steps of each kind and cell, by their draft tokens."""
+    found: dict[tuple[str, int, int, int], list[float]] = {}
+    for step in steps:
+        key = step.sweep, step.num_sequences, step.context, step.sample.num_draft_tokens
+        found.setdefault(key, []).append(step.sample.seconds)
+    return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+
 COLUMNS = ("sweep", "round", "gigabytes_per_second", "sequences", "context")
 
 
@@ -247,5 +273,5 @@ def write_sweep(path: Path, steps: Sequence[MeasuredStep]) -> None:
         writer.writerow([*COLUMNS, *names])
         for step in steps:
             of_sample = [getattr(step.sample, name) for name in names]
-            speed = round(step.gigabytes_per_second, 3)
+            speed = None if step.gigabytes_per_second is None else round(step.gigabytes_per_second, 3)
             writer.writerow([step.sweep, step.round, speed, step.num_sequences, step.context, *of_sample])
