@@ -55,7 +55,7 @@ FEWEST, MOST = 30, 300  # requests of a run
 CALIBRATION = "calibration"  # plain decoding at a middling load, with the profile's prompts
 CALIBRATION_SHARE = 0.6
 
-LIMITS = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
+LIMITS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
 
 def main() -> None:

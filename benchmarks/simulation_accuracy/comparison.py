@@ -14,7 +14,7 @@ from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
-NUM_BISECTIONS = 14
+NUM_BISECTIONS, NUM_TURNS = 14, 4
 LATENCIES = ("ttft", "tpot", "e2el")
 GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 """The errors that a mean and a 95th percentile should stay within, and must."""
@@ -84,21 +84,29 @@ def fit_serving(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequ
     def error(name: str, serving: ServingCost) -> float:
         return _simulated_figures(_simulate(run, profile, serving, prompts, seed=0))[name] - real[name]
 
-    per_chunk = _root(lambda found: error("mean_tpot", ServingCost(seconds_per_chunk=found)), 0.01)
-    per_request = _root(
-        lambda found: error("mean_ttft", ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=found)), 0.1
-    )
-    return ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=per_request)
+    per_chunk = per_request = 0.0
+    for _ in range(NUM_TURNS):  # each has a little part in what the other is fitted to
+        per_chunk = _root(
+            lambda found, other: error("mean_tpot", ServingCost(seconds_per_request=other, seconds_per_chunk=found)),
+            per_request,
+            most=0.01,
+        )
+        per_request = _root(
+            lambda found, other: error("mean_ttft", ServingCost(seconds_per_request=found, seconds_per_chunk=other)),
+            per_chunk,
+            most=0.1,
+        )
+    return ServingCost(seconds_per_request=per_request, seconds_per_chunk=per_chunk)
 
 
-def _root(error: Callable[[float], float], most: float) -> float:
-    """Where a rising error is 0, from 0 to `most`, by bisection."""
+def _root(error: Callable[[float, float], float], other: float, *, most: float) -> float:
+    """Where an error that rises with its first argument is 0, from 0 to `most`, by bisection."""
     low, high = 0.0, most
-    if error(low) >= 0:
+    if error(low, other) >= 0:
         return low
     for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if error(middle) < 0 else (low, middle)
+        low, high = (middle, high) if error(middle, other) < 0 else (low, middle)
     return (low + high) / 2
 
 

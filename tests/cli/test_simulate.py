@@ -98,7 +98,7 @@ def test_rates_may_change(folder, capsys, arrivals):
         ((*LOAD, "--time-scale", 3), "time_scale: given with --load"),
         (("--trace", "x.jsonl", "--num-requests", 3), "num_requests: given with --trace"),
         (("--trace", "x.jsonl"), "x.jsonl: No such file"),
-        ((*LOAD, "--config", "sufix"), "did you mean 'suffix'"),
+        ((*LOAD, "--config", "suffxi"), "did you mean 'suffix'"),
         ((*LOAD, "--replicas", 0), "replicas: got 0"),
         ((*LOAD, "--transfer-seconds", 1), "nothing is handed over without --prefill-replicas"),
         ((*LOAD, "--sla", "ttft=0s"), "ttft=0"),

@@ -143,7 +143,7 @@ def test_a_draft_is_never_shorter_than_what_of_it_is_right(seed):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda profile: profiled_engine(profile, "sufix"), "config: got 'sufix'; did you mean 'suffix'"),
+        (lambda profile: profiled_engine(profile, "suffxi"), "config: got 'suffxi'; did you mean 'suffix'"),
         (lambda profile: profiled_engine(profile, "suffix", kind="cod"), "no text of class 'cod'; did you mean 'code'"),
         (lambda profile: profiled_engine(profile, "rates", kind="chat"), "no acceptance of 'rates/chat'"),
         (lambda _: ServingCost(seconds_per_chunk=-1.0), "seconds_per_chunk: got -1"),
