@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
-NUM_BISECTIONS = 14
+NUM_BISECTIONS, NUM_TURNS = 14, 4
 LATENCIES = ("ttft", "tpot", "e2el")
 GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 """The errors that a mean and a 95th percentile should stay within, and must."""
@@ -84,11 +84,13 @@ def fit_serving(run: Mapping[str, Any], profile: Profile, prompts: Sequence[Sequ
     def error(name: str, serving: ServingCost) -> float:
         return _simulated_figures(_simulate(run, profile, serving, prompts, seed=0))[name] - real[name]
 
-    per_chunk = _root(lambda found: error("mean_tpot", ServingCost(seconds_per_chunk=found)), 0.01)
-    per_request = _root(
-        lambda found: error("mean_ttft", ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=found)), 0.1
-    )
-    return ServingCost(seconds_per_chunk=per_chunk, seconds_per_request=per_request)
+    cost = ServingCost()
+    for _ in range(NUM_TURNS):  # each has a little part in what the other is fitted to
+        per_chunk = _root(lambda found, cost=cost: error("mean_tpot", replace(cost, seconds_per_chunk=found)), 0.01)
+        cost = replace(cost, seconds_per_chunk=per_chunk)
+        per_request = _root(lambda found, cost=cost: error("mean_ttft", replace(cost, seconds_per_request=found)), 0.1)
+        cost = replace(cost, seconds_per_request=per_request)
+    return cost
 
 
 def _root(error: Callable[[float], float], most: float) -> float:

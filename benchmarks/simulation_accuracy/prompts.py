@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,7 @@ KINDS = ("edit", "explain", "question")
 
 def prompts_by_kind(count: int, *, is_test: bool) -> dict[str, list[str]]:
     """So many prompts of each kind, in a fixed random order; those of the test are none of the others."""
-    by_name = {(module, name): code for module, name, code in _functions(Path(sysconfig.get_paths()["stdlib"]))}
-    functions = [(module, name, code) for (module, name), code in sorted(by_name.items())]
-    random.Random(0).shuffle(functions)
-    chosen = functions[int(is_test) :: 2]
+    chosen = _shuffled_functions()[int(is_test) :: 2]
     writers = {"edit": _edit, "explain": _explain, "question": _question}
     parts = {kind: chosen[number :: len(KINDS)][:count] for number, kind in enumerate(KINDS)}
     return {kind: [writers[kind](*function) for function in part] for kind, part in parts.items()}
@@ -28,13 +27,22 @@ def mixed_prompts(count: int, *, is_test: bool) -> list[str]:
     return [prompt for three in zip(*found.values(), strict=True) for prompt in three][:count]
 
 
+@functools.cache
+def _shuffled_functions() -> list[tuple[str, str, str]]:
+    by_name = {(module, name): code for module, name, code in _functions(Path(sysconfig.get_paths()["stdlib"]))}
+    functions = [(module, name, code) for (module, name), code in sorted(by_name.items())]
+    random.Random(0).shuffle(functions)
+    return functions
+
+
 def _functions(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Module, name and source of the short functions of a library's modules."""
     for file in sorted(folder.glob("*.py")):
         source = file.read_text(encoding="utf-8")
+        lines = source.split("\n")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                code = ast.get_source_segment(source, node) or ""
+                code = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
                 if 300 < len(code) < 1500 and not node.name.startswith("_"):
                     yield file.stem, node.name, code
 
