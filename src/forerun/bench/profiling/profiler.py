@@ -106,9 +106,9 @@ class Profiler:
         del llm  # its KV memory
         recording = self._recording(grid, stages)
         profile = self._profile(rounds, grid, limits, recording, stages)
-        profile.save(self.folder)
         if not write_outputs(profile, rounds, self.folder):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
+        profile.save(self.folder)  # last: a folder with profile.json is whole
         return profile
 
     def _sweep_engine(self) -> LLM:
