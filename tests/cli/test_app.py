@@ -27,6 +27,7 @@ PAGES = {
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
     "pools": ("pools export", "pools import", "pools show"),
+    "profile": ("profile",),
     "serve": ("serve",),
     "train": ("train",),
     "verify": ("verify",),

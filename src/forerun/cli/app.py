@@ -28,6 +28,7 @@ COMMANDS = (
     "generate",
     "models",
     "pools",
+    "profile",
     "serve",
     "train",
     "verify",

@@ -1,0 +1,82 @@
+"""Sweeps: each cell is measured with each draft length, its steps are counted as a simulation counts them, memory is given back."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forerun.bench.energy import EnergyMeter
+from forerun.bench.instruments import BandwidthProbe, Stopwatch
+from forerun.bench.profiling.filling import filling_config
+from forerun.bench.profiling.step_sweep import DECODE, MIXED, PREFILL, RoundResult, StepSweep, step_sweep, write_sweep
+from forerun.config.speculative_config import resolve_speculative
+from forerun.llm import LLM
+from tests.bench.profiling.tiny import GRID, settings
+from tests.engines import tiny_target
+
+
+@pytest.fixture(scope="module")
+def engine() -> LLM:
+    return LLM.from_target(tiny_target(), settings(), resolve_speculative(filling_config(GRID.longest_draft)))
+
+
+@pytest.fixture
+def sweep(engine: LLM) -> Iterator[StepSweep]:
+    probe = BandwidthProbe(Stopwatch(engine.device), num_bytes=1 << 16)
+    with step_sweep(engine, GRID, probe, EnergyMeter([])) as found:
+        yield found
+
+
+def test_a_round_measures_each_batch_with_each_draft_length_and_each_prompt(sweep: StepSweep) -> None:
+    result = sweep.run_round(0)
+    found = {
+        (step.num_sequences, step.context, step.sample.num_draft_tokens // step.num_sequences)
+        for step in result.steps
+        if step.sweep == DECODE
+    }
+    assert found == {(n, context, k) for n in (1, 3) for context in (8, 24) for k in (0, 2)}
+    assert sorted(prompt.isl for prompt in result.prompts) == [4, 8, 16]
+    assert {step.sweep for step in result.steps} == {PREFILL, DECODE, MIXED}
+
+
+def test_steps_are_counted_by_their_rows(sweep: StepSweep) -> None:
+    for step in sweep.run_round(1).steps:
+        sample = step.sample
+        if step.sweep == PREFILL:
+            assert (sample.num_rows, sample.num_prompt_rows, sample.num_prompt_context) == (0, step.context, 0)
+        else:
+            assert sample.num_sequences == step.num_sequences
+            assert sample.num_rows == sample.num_sequences + sample.num_draft_tokens
+            least = step.num_sequences * (step.context - 1)
+            assert least <= sample.num_context_tokens <= least + step.num_sequences * 40
+        assert (step.sweep == MIXED) == (sample.num_prompt_rows > 0 and sample.num_rows > 0)
+
+
+def test_contexts_are_found_in_the_prefix_cache(sweep: StepSweep, engine: LLM) -> None:
+    scheduler = engine.engine.parts.scheduler
+    before = scheduler.num_cached_tokens
+    sweep.run_round(2)
+    # of 24 tokens five blocks of 4 come before the last token, of 8 one
+    assert scheduler.num_cached_tokens - before >= (1 + 3) * (20 + 4)
+
+
+def test_all_memory_is_given_back(engine: LLM) -> None:
+    probe = BandwidthProbe(Stopwatch(engine.device), num_bytes=1 << 16)
+    with step_sweep(engine, GRID, probe, EnergyMeter([])) as found:
+        found.run_round(0)
+    pool = engine.engine.parts.pool
+    assert pool.num_free == pool.num_blocks
+    pool.check_integrity([])
+
+
+def test_a_round_comes_back_from_json_and_every_step_is_a_row_of_the_table(sweep: StepSweep, tmp_path: Path) -> None:
+    result = sweep.run_round(0)
+    assert RoundResult.from_json(result.to_json()) == result
+    write_sweep(tmp_path / "sweep.csv", result.steps)
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(result.steps)
+    assert float(rows[0]["seconds"]) == result.steps[0].sample.seconds
