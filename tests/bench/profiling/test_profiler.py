@@ -8,10 +8,13 @@ import pytest
 
 from forerun.bench.profiling import step_sweep
 from forerun.bench.profiling.output import PAGE_FILE
+from forerun.bench.profiling.stages import open_stages
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
 from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepTimeModel
 from tests.bench.profiling.tiny import GRID, NGRAM, profiler
+from tests.plan.profiles import WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,14 @@ def test_a_budget_chooses_a_grid_and_says_when_it_is_short(tmp_path: Path) -> No
     llm = task._sweep_engine()
     with pytest.raises(ConfigError, match="leave no more"):
         task._grid(llm, task._rough_times(llm))
+
+
+def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
+    first = profiler(tmp_path)
+    llm = first._sweep_engine()
+    open_stages(tmp_path, first._identity(llm, GRID))
+    again = profiler(tmp_path, grid=None, budget_seconds=1e-6)
+    assert again._grid(llm, StepTimeModel(WEIGHTS)) == GRID
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,6 @@ def test_a_damaged_stage_says_what_to_delete(tmp_path: Path) -> None:
     stages.path("round-0").write_text("{")
     with pytest.raises(ConfigError, match=r"round-0\.json is damaged.*delete it"):
         stages.get("round-0")
+    (stages.path("identity")).write_text("{")
+    with pytest.raises(ConfigError, match=r"identity\.json is damaged"):
+        open_stages(tmp_path, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -160,6 +160,14 @@ class ProfileGrid:
         """All fields, tuples as lists."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ProfileGrid:
+        """The grid of a record that `to_json` made."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+        }
+        return cls(**values)
+
 
 GRIDS: dict[str, ProfileGrid] = {
     "quick": ProfileGrid(
@@ -196,6 +204,16 @@ GRIDS: dict[str, ProfileGrid] = {
     ),
 }
 """Grids from the quickest to the longest."""
+
+ROUGH_GRID = ProfileGrid(
+    input_lengths=(4, 16, 64),
+    num_sequences=(1, 2, 4),
+    contexts=(16,),
+    draft_lengths=(0, 4),
+    rounds=1,
+    steps=3,
+)
+"""Enough to estimate how long the others take."""
 
 DEFAULT_GRID = "usual"
 SERVER_GRID = "short"

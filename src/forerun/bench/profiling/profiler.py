@@ -17,16 +17,14 @@ from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes
 from forerun.bench.profiling.drafting import measure_live
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.grid import GRIDS, ProfileGrid
+from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
-from forerun.bench.profiling.stages import Stages, open_stages
+from forerun.bench.profiling.stages import Stages, begun_identity, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, step_sweep
 from forerun.bench.profiling.traces import can_be_traced, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
-from forerun.core.sampling_params import SamplingParams
-from forerun.engine.costs import PRIOR
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
@@ -34,9 +32,10 @@ from forerun.models.decoder import Decoder
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.profile import TRACES_FOLDER, Profile
-from forerun.plan.step_times import PROMPT_PRIOR, DraftingCost, StepTimeModel
+from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 RECORDING_FILE = "recording.jsonl.gz"
+ROUGH_ROUND = -2  # its number; warming up is -1
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
 
@@ -120,25 +119,36 @@ class Profiler:
         )
 
     def _rough_times(self, llm: LLM) -> StepTimeModel:
-        """What steps take, roughly: the usual curve at the speed of a few of them."""
+        """What steps take, roughly: fitted to a small round, after one that warms up."""
         self.progress("a few steps, to estimate the rest")
-        prompt = [1 + number % (llm.vocab_size - 1) for number in range(min(64, llm.max_model_len // 2))]
-        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-        seconds = []
-        for _ in llm.stream({"prompt_token_ids": prompt, "cache_salt": "estimate"}, sampling):
-            seconds.append(self.clock())
-        steps = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
-        unit = statistics.median(steps) if steps else 0.01
-        return StepTimeModel([unit * weight for weight in (*PRIOR, *PROMPT_PRIOR)])
+        grid, (probe, meter) = ROUGH_GRID.within(**self._room(llm)), self._instruments(llm)
+        with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
+            sweep.warm_up()
+            result = sweep.run_round(ROUGH_ROUND)
+        return StepTimeModel.fit([step.sample for step in result.steps])
+
+    def _instruments(self, llm: LLM) -> tuple[BandwidthProbe, EnergyMeter]:
+        stopwatch = Stopwatch(llm.device, self.clock)
+        probe = BandwidthProbe(stopwatch, read=llm.kernels.read if llm.kernels else read_by_torch)
+        return probe, EnergyMeter.of_this_machine()
+
+    def _room(self, llm: LLM) -> dict[str, int]:
+        """What an engine has room for, in the words of `ProfileGrid.within`."""
+        return {
+            "max_model_len": llm.max_model_len,
+            "max_num_seqs": self.task.settings.max_num_seqs,
+            "num_slots": llm.engine.parts.pool.num_blocks * llm.engine.parts.block_size,
+        }
 
     def _grid(self, llm: LLM, times: StepTimeModel) -> ProfileGrid:
-        """The grid that was asked for, or the largest within the budget, as far as the engine has room for it."""
-        task, pool = self.task, llm.engine.parts.pool
-        room = {
-            "max_model_len": llm.max_model_len,
-            "max_num_seqs": task.settings.max_num_seqs,
-            "num_slots": pool.num_blocks * llm.engine.parts.block_size,
-        }
+        """The grid that was asked for, or the largest within the budget, as far as the engine has room for it.
+
+        A profile that was begun within a budget goes on with its grid, whatever the machine's speed is by now.
+        """
+        task, room = self.task, self._room(llm)
+        begun = None if self.overwrite or task.grid is not None else begun_identity(self.folder)
+        if begun is not None:
+            return ProfileGrid.from_json(begun["grid"])
         if task.grid is not None:
             grid = task.grid.within(**room)
             self.announce(f"about {self._estimate(grid, times):.0f} s")
@@ -185,10 +195,9 @@ class Profiler:
         kept = {number: stages.get(f"round-{number}") for number in range(grid.rounds)}
         missing = [number for number, found in kept.items() if found is None]
         if missing:
-            stopwatch = Stopwatch(llm.device, self.clock)
-            probe = BandwidthProbe(stopwatch, read=llm.kernels.read if llm.kernels else read_by_torch)
+            probe, meter = self._instruments(llm)
             self.progress("computing the contexts")
-            with step_sweep(llm, grid, probe, EnergyMeter.of_this_machine(), clock=self.clock) as sweep:
+            with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
                 sweep.warm_up(self.progress)
                 for number in missing:
                     found = sweep.run_round(number, self._with_place("round", grid.rounds, number)).to_json()

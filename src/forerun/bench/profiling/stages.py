@@ -67,6 +67,22 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
         )
 
 
+def begun_identity(folder: Path) -> dict[str, Any] | None:
+    """What the measurement in a folder depends on; None where none was begun.
+
+    Raises:
+        ConfigError: the file that says so is damaged.
+    """
+    path = folder / STAGES / IDENTITY_FILE
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); give another folder, or --overwrite") from None
+    return found
+
+
 def open_stages(folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Stages:
     """Begin a profile's folder, or go on with one of the same measurement.
 
@@ -83,17 +99,16 @@ def open_stages(folder: Path, identity: Mapping[str, Any], *, overwrite: bool = 
     if overwrite:
         shutil.rmtree(stages, ignore_errors=True)
         (folder / PROFILE_FILE).unlink(missing_ok=True)
-    path = stages / IDENTITY_FILE
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        wanted = json.loads(json.dumps(identity))
-        for name in {**wanted, **found}:
-            if found.get(name) != wanted.get(name):
-                raise ConfigError(
-                    f"--output-dir: {folder} has an unfinished profile with another {name} ({found.get(name)!r:.120}, "
-                    f"here {wanted.get(name)!r:.120}); give another folder, or --overwrite"
-                )
-    else:
+    found = begun_identity(folder)
+    if found is None:
         stages.mkdir(parents=True, exist_ok=True)
-        write_json(path, identity)
+        write_json(stages / IDENTITY_FILE, identity)
+        return Stages(folder)
+    wanted = json.loads(json.dumps(identity))
+    for name in {**wanted, **found}:
+        if found.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"--output-dir: {folder} has an unfinished profile with another {name} ({found.get(name)!r:.120}, "
+                f"here {wanted.get(name)!r:.120}); give another folder, or --overwrite"
+            )
     return Stages(folder)
