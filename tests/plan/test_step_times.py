@@ -61,6 +61,15 @@ def test_more_of_anything_never_takes_less(shape: dict[str, int], name: str, mor
     assert model.seconds(**shape | {name: shape[name] + more}) >= model.seconds(**shape) > 0.0
 
 
+@given(st.lists(st.floats(1e-4, 1.0), min_size=len(SHAPES), max_size=len(SHAPES)))
+def test_any_times_give_a_model_that_rises_from_above_zero(seconds: list[float]) -> None:
+    samples = [StepSample(**shape, seconds=taken) for shape, taken in zip(SHAPES, seconds, strict=True)]
+    model = StepTimeModel.fit(samples)
+    times = [model.seconds(num_rows=rows, num_sequences=1, num_context_tokens=1) for rows in range(1, 400, 7)]
+    assert times[0] > 0.0
+    assert times == sorted(times)
+
+
 def _plan(sequences: list[PlannedSequence], drafts: list[Draft]) -> StepPlan:
     tails = [[0] * one.num_tail for one in sequences]
     return StepPlan(sequences=sequences, rows=lay_out(sequences, tails, drafts, block_size=16), block_size=16)

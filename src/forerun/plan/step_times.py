@@ -26,6 +26,7 @@ PROMPT_PRIOR = (0.0, 1e-5)
 PROMPT_DEVIATION = (0.02, 5e-5)
 
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
+LEAST_BASE = 0.05  # of what a step usually costs at all
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
 
 
@@ -297,23 +298,27 @@ def _solve(
     prior: npt.NDArray[np.float64],
     deviation: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Ridge regression around the prior, where no term beside the rows' kinks may save time.
+    """Ridge regression around the prior, where no term beside the rows' kinks may save time, and no step is free.
 
-    A term that would is left out, and the others are fitted again.
+    A term that would save time is left out, a base that would be less than a little is set to that; then the
+    others are fitted again.
     """
-    kept = np.ones(len(prior), dtype=bool)
-    signed = np.arange(len(prior)) >= len(PRIOR) - 2  # per sequence, per token of context, per logits row, per pair
-    weights = np.zeros(len(prior))
+    kept, fixed = np.ones(len(prior), dtype=bool), np.zeros(len(prior))
+    least = np.full(len(prior), -np.inf)
+    least[0] = LEAST_BASE * prior[0]
+    least[len(PRIOR) - 2 :] = 0.0  # per sequence, per token of context, per row of logits, per pair
     while True:
         some, inverse = features[:, kept], 1.0 / np.square(deviation[kept])
+        rest = seconds - features @ fixed
         left = (some.T * precision) @ some + np.diag(inverse)
-        right = (some.T * precision) @ seconds + inverse * prior[kept]
-        weights[:] = 0.0
+        right = (some.T * precision) @ rest + inverse * prior[kept]
+        weights = fixed.copy()
         weights[kept] = np.linalg.solve(left, right)
-        negative = kept & signed & (weights < 0.0)
-        if not negative.any():
+        too_low = kept & (weights < least)
+        if not too_low.any():
             return weights
-        kept &= ~negative
+        kept &= ~too_low
+        fixed[too_low] = least[too_low]
 
 
 def _means(

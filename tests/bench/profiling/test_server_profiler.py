@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +49,8 @@ def test_a_servers_profile_has_its_steps_and_the_fate_of_its_drafts(tmp_path: Pa
     assert found.acceptance["server"].marginal == pytest.approx((1.0, 1.0, 0.0))
     assert found.acceptance["server/a"] == found.acceptance["server"]
     assert found.version == '{"version": "fake 1"}'
-    step = found.step_times.seconds(num_rows=10, num_sequences=2, num_context_tokens=64)
-    assert 0.0 < step < math.inf  # how long is the machine's affair
+    assert found.step_times.measured is not None
+    assert found.step_times.measured.sequences == 3
     assert len(read_decode(tmp_path / "p" / DECODE_FILE)) == 3
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forerun.bench.energy import EnergyMeter
+from forerun.bench.energy import Counter, EnergyMeter
 from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.step_sweep import DECODE, MIXED, PREFILL, RoundResult, StepSweep, step_sweep, write_sweep
@@ -80,3 +81,22 @@ def test_a_round_comes_back_from_json_and_every_step_is_a_row_of_the_table(sweep
         rows = list(csv.DictReader(file))
     assert len(rows) == len(result.steps)
     assert float(rows[0]["seconds"]) == result.steps[0].sample.seconds
+
+
+def test_energy_is_shared_out_by_time_where_there_is_a_counter(engine: LLM) -> None:
+    start = time.perf_counter()
+    meter = EnergyMeter([Counter("cpu", "fake", "rapl", lambda: 50.0 * (time.perf_counter() - start))])  # 50 W
+    meter.rest(0.001)
+    probe = BandwidthProbe(Stopwatch(engine.device), num_bytes=1 << 16)
+    with step_sweep(engine, GRID, probe, meter) as found:
+        result = found.run_round(0)
+    assert result.watts == pytest.approx(50.0, rel=0.2)
+    assert result.idle_watts is not None
+    for step in result.steps:
+        assert step.sample.energy_joules == pytest.approx(result.watts * step.sample.seconds)
+
+
+def test_without_a_counter_energy_is_not_known(sweep: StepSweep) -> None:
+    result = sweep.run_round(0)
+    assert result.watts is None
+    assert {step.sample.energy_joules for step in result.steps} == {None}

@@ -36,6 +36,7 @@ from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 RECORDING_FILE = "recording.jsonl.gz"
 ROUGH_ROUND = -2  # its number; warming up is -1
+REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
 
@@ -202,6 +203,9 @@ class Profiler:
         missing = [number for number, found in kept.items() if found is None]
         if missing:
             probe, meter = self._instruments(llm)
+            if meter.has_sensor:
+                self.progress("the machine's power at rest")
+                meter.rest(REST_SECONDS)
             self.progress("computing the contexts")
             with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
                 sweep.warm_up(self.progress)
@@ -258,6 +262,7 @@ class Profiler:
         samples = [step.sample for one in rounds for step in one.steps]
         speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
         watts = [one.watts for one in rounds if one.watts is not None]
+        idle_watts = [one.idle_watts for one in rounds if one.idle_watts is not None]
         return Profile(
             model=self.task.settings.model,
             quantization=self.task.settings.quantization,
@@ -266,6 +271,7 @@ class Profiler:
             max_num_seqs=self.task.settings.max_num_seqs,
             max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
             watts=statistics.median(watts) if watts else None,
+            idle_watts=statistics.median(idle_watts) if idle_watts else None,
             step_times=StepTimeModel.fit(samples),
             configs={name: dict(config) for name, config in self.task.configs.items()},
             drafting=drafting,

@@ -53,7 +53,8 @@ class RoundResult:
     gigabytes_per_second: float | None  # None: not probed
     steps: list[MeasuredStep] = field(default_factory=list)
     prompts: list[MeasuredPrompt] = field(default_factory=list)
-    watts: float | None = None
+    watts: float | None = None  # mean; None: no counter
+    idle_watts: float | None = None  # of the machine at rest
 
     def to_json(self) -> dict[str, Any]:
         """The result as `from_json` reads it."""
@@ -106,6 +107,7 @@ class StepSweep:
                 else:
                     self._measure_batch(job, number, result)
         energy = self._meter.energy
+        result.idle_watts = energy.idle_w
         result.watts = None if energy.joules is None else energy.joules / energy.window_s
         if result.watts is not None:
             result.steps = [_with_energy(step, result.watts) for step in result.steps]
