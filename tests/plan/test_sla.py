@@ -8,9 +8,7 @@ from forerun.errors import ConfigError
 from forerun.plan.sla import Sla, parse_sla
 
 limits = st.none() | st.floats(1e-6, 1e4)
-slas = st.builds(
-    Sla, ttft=st.floats(1e-6, 1e4), tpot=limits, icl=limits, e2el=limits, attainment=st.floats(0.01, 0.999)
-)
+slas = st.builds(Sla, ttft=st.floats(1e-6, 1e4), tpot=limits, icl=limits, e2el=limits, attainment=st.floats(0.01, 0.999))
 
 
 @given(slas)
