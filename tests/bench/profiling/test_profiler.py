@@ -102,7 +102,7 @@ def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts"),
+        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
         ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
     ],
 )

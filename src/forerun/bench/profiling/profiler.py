@@ -191,7 +191,7 @@ class Profiler:
             "block_size": settings.block_size,
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
-            "prompts": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
+            "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
             "num_blocks": llm.engine.parts.pool.num_blocks,
             "temperature": self.task.temperature,
             "grid": grid.to_json(),

@@ -155,7 +155,7 @@ class _ServerProfiler:
             "max_num_seqs": task.max_num_seqs,
             "max_num_batched_tokens": task.max_num_batched_tokens,
             "max_model_len": facts.max_model_len,
-            "prompts": {kind: digest(list(texts)) for kind, texts in task.prompts.items()},
+            "prompts_digest": {kind: digest(list(texts)) for kind, texts in task.prompts.items()},
             "num_kv_tokens": facts.num_blocks * facts.block_size,
             "grid": grid.to_json(),
         }
