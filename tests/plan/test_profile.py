@@ -88,9 +88,11 @@ def test_a_missing_trace_is_named(tmp_path: Path) -> None:
         fake_profile().trace("head")
 
 
-def test_a_profile_of_another_model_or_machine_is_refused() -> None:
+def test_a_profile_of_another_model_machine_or_version_is_refused() -> None:
     profile = fake_profile()
-    profile.check_fits(model="tiny", machine=profile.machine)
+    profile.check_fits(model="tiny", machine=profile.machine, version=profile.version)
+    with pytest.raises(ConfigError, match="another version"):
+        profile.check_fits(version="9.9")
     with pytest.raises(ConfigError, match="another model"):
         profile.check_fits(model="other")
     with pytest.raises(ConfigError, match="another machine"):

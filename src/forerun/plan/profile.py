@@ -85,13 +85,13 @@ class Profile:
                 "run forerun profile again with the same --output-dir, which goes on where it stopped"
             )
 
-    def check_fits(self, *, model: str | None = None, machine: str | None = None) -> None:
+    def check_fits(self, *, model: str | None = None, machine: str | None = None, version: str | None = None) -> None:
         """Refuse a profile of something else; what is None is not compared.
 
         Raises:
-            ConfigError: the profile is of another model or machine.
+            ConfigError: the profile is of another model, machine or version of forerun.
         """
-        for name, wanted in (("model", model), ("machine", machine)):
+        for name, wanted in (("model", model), ("machine", machine), ("version", version)):
             found = getattr(self, name)
             if wanted is not None and wanted != found:
                 raise ConfigError(

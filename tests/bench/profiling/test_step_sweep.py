@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,20 @@ import pytest
 from forerun.bench.energy import Counter, EnergyMeter
 from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.step_sweep import DECODE, MIXED, PREFILL, RoundResult, StepSweep, step_sweep, write_sweep
+from forerun.bench.profiling.step_sweep import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    MeasuredStep,
+    RoundResult,
+    StepSweep,
+    level_rounds,
+    step_sweep,
+    write_sweep,
+)
 from forerun.config.speculative_config import resolve_speculative
 from forerun.llm import LLM
+from forerun.plan.step_times import StepSample
 from tests.bench.profiling.tiny import GRID, settings
 from tests.engines import tiny_target
 
@@ -100,3 +112,24 @@ def test_without_a_counter_energy_is_not_known(sweep: StepSweep) -> None:
     result = sweep.run_round(0)
     assert result.watts is None
     assert {step.sample.energy_joules for step in result.steps} == {None}
+
+
+def test_a_round_on_a_slowed_machine_counts_as_the_others() -> None:
+    steps = [
+        MeasuredStep(
+            sweep=DECODE,
+            round=0,
+            gigabytes_per_second=None,
+            num_sequences=count,
+            context=8,
+            sample=StepSample(num_rows=count, num_sequences=count, num_context_tokens=8, seconds=0.01 * count),
+        )
+        for count in (1, 2, 3)
+    ]
+    slowed = [replace(step, sample=replace(step.sample, seconds=3 * step.sample.seconds)) for step in steps]
+    usual, slow = (
+        RoundResult(gigabytes_per_second=None, steps=steps),
+        RoundResult(gigabytes_per_second=None, steps=slowed),
+    )
+    levelled = level_rounds([usual, slow, usual])
+    assert [one.seconds for one in levelled] == pytest.approx([0.01, 0.02, 0.03] * 3)

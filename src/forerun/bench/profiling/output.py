@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forerun.bench.profiling.step_sweep import DECODE, MeasuredStep, RoundResult, write_sweep
+from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
     LEAST_POINTS,
@@ -33,14 +34,31 @@ class Chosen(NamedTuple):
     num_draft_tokens: int
 
 
-def write_outputs(profile: Profile, rounds: Sequence[RoundResult], folder: Path) -> bool:
-    """Write sweep.csv, the .npz files of Dynamo's profiler and mocker, and profile.html; False: the page could not be drawn."""
+def write_outputs(
+    profile: Profile, rounds: Sequence[RoundResult], folder: Path, *, draft_length: int | None = None
+) -> bool:
+    """Write sweep.csv, the .npz files of Dynamo's profiler and mocker, and profile.html; False: the page could not be drawn.
+
+    Args:
+        profile: what was found.
+        rounds: what was measured.
+        folder: of the profile.
+        draft_length: what all steps count as, as of a server that drafts as it likes; None: each as it was.
+
+    Raises:
+        ConfigError: too few batches were measured.
+    """
     steps = [step for one in rounds for step in one.steps]
     write_sweep(folder / SWEEP_FILE, steps)
     prefill = prefill_points(rounds)
     write_prefill(folder / PREFILL_FILE, prefill)
     max_kv_tokens = profile.num_blocks * profile.block_size
-    cells = step_medians(steps)
+    cells = step_medians(steps, draft_length=draft_length)
+    if not _interpolated(cells):
+        raise ConfigError(
+            f"profile: got {len(cells)} measured batch(es); {LEAST_POINTS} or more must decode for long enough: "
+            "measure more --num-sequences, or shorter --contexts"
+        )
     chosen = choose(profile, cells)
     for length in _interpolated(cells):
         points = decode_points(profile, cells, chosen.name, length)
@@ -82,13 +100,13 @@ Cells = dict[tuple[int, int, int], float]
 """(sequences, context, draft length) -> median seconds of a step, drafting left out."""
 
 
-def step_medians(steps: Sequence[MeasuredStep]) -> Cells:
-    """Median seconds of the steps in which all sequences decoded, by the mean length of their drafts."""
+def step_medians(steps: Sequence[MeasuredStep], *, draft_length: int | None = None) -> Cells:
+    """Median seconds of the steps in which all sequences decoded, by the mean length of their drafts, or as of one length."""
     found: dict[tuple[int, int, int], list[float]] = {}
     for step in steps:
         sample = step.sample
         if step.sweep == DECODE and sample.num_sequences == step.num_sequences:
-            length = round(sample.num_draft_tokens / step.num_sequences)  # a server drafts as it likes
+            length = round(sample.num_draft_tokens / step.num_sequences) if draft_length is None else draft_length
             found.setdefault((step.num_sequences, step.context, length), []).append(sample.seconds)
     return {cell: statistics.median(seconds) for cell, seconds in sorted(found.items())}
 

@@ -20,7 +20,7 @@ from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
-from forerun.bench.profiling.step_sweep import RoundResult, step_sweep
+from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
 from forerun.bench.profiling.traces import can_be_traced, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.config.settings import EngineSettings
@@ -111,9 +111,9 @@ class Profiler:
         del llm  # its KV memory
         recording = self._recording(grid, stages)
         profile = self._profile(rounds, grid, limits, recording, stages)
-        profile.save(self.folder)
         if not write_outputs(profile, rounds, self.folder):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
+        profile.save(self.folder)  # last: a folder with profile.json is whole
         return profile
 
     def _sweep_engine(self) -> LLM:
@@ -259,7 +259,6 @@ class Profiler:
                 acceptance[key] = AcceptanceProfile.from_json(one)
             if found["trace"] is not None:
                 traces[name] = self.folder / found["trace"]
-        samples = [step.sample for one in rounds for step in one.steps]
         speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
         watts = [one.watts for one in rounds if one.watts is not None]
         idle_watts = [one.idle_watts for one in rounds if one.idle_watts is not None]
@@ -272,7 +271,7 @@ class Profiler:
             max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
             watts=statistics.median(watts) if watts else None,
             idle_watts=statistics.median(idle_watts) if idle_watts else None,
-            step_times=StepTimeModel.fit(samples),
+            step_times=StepTimeModel.fit(level_rounds(rounds)),
             configs={name: dict(config) for name, config in self.task.configs.items()},
             drafting=drafting,
             acceptance=acceptance,

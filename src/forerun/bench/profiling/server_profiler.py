@@ -33,7 +33,7 @@ CONFIG = "server"
 
 CACHE_INFO = "vllm:cache_config_info"
 LEAST_STEPS = 3  # of all sequences at once, to take a mean of
-NUM_STEPS = 48  # of each sequence, once the prompts are read
+NUM_TOKENS = 128  # tokens of each sequence once the prompts are read; drafts write several in a step
 ASKED_AT_ONCE = 4  # prompts whose drafts are counted
 
 
@@ -141,9 +141,12 @@ class _ServerProfiler:
                 "seconds": round(time.monotonic() - started, 1),
             },
         )
-        profile.save(self.folder)
-        if not write_outputs(profile, rounds, self.folder):
+        decoding = [step for one in rounds for step in one.steps if step.sweep == DECODE]
+        num_drafted = sum(step.sample.num_draft_tokens for step in decoding)
+        mean_length = round(num_drafted / max(1, sum(step.num_sequences for step in decoding)))
+        if not write_outputs(profile, rounds, self.folder, draft_length=mean_length):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
+        profile.save(self.folder)
         return profile
 
     def _identity(self, facts: _Facts, grid: ProfileGrid) -> dict[str, Any]:
@@ -233,7 +236,7 @@ class _ServerProfiler:
 
     async def _measure_batch(self, cell: Cell, server: Server, session: aiohttp.ClientSession) -> StepSample | None:
         """The mean step while all sequences of a batch decode; None where they did not for long enough."""
-        output_len = NUM_STEPS + cell.num_sequences * cell.context // self.task.max_num_batched_tokens
+        output_len = NUM_TOKENS + cell.num_sequences * cell.context // self.task.max_num_batched_tokens
         before = await server.draft_counts()
         answers = await self._ask_all(
             session, [self._request(cell.context, output_len) for _ in range(cell.num_sequences)]

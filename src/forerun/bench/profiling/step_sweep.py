@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -236,6 +237,29 @@ def step_sweep(
 def _with_energy(step: MeasuredStep, watts: float) -> MeasuredStep:
     """The step with its share of the round's energy, by time: counters are too slow for one step."""
     return replace(step, sample=replace(step.sample, energy_joules=watts * step.sample.seconds))
+
+
+def level_rounds(rounds: Sequence[RoundResult]) -> list[StepSample]:
+    """The steps of all rounds at the machine's usual speed: what slowed a whole round down alike is taken out of it.
+
+    A round's speed is the median, over what was measured in it, of its time to the median round's.
+    """
+    medians = [_medians(one.steps) for one in rounds]
+    usual = {key: statistics.median([one[key] for one in medians if key in one]) for key in set().union(*medians)}
+    samples = []
+    for one, found in zip(rounds, medians, strict=True):
+        level = statistics.median([seconds / usual[key] for key, seconds in found.items()]) if found else 1.0
+        samples += [replace(step.sample, seconds=step.sample.seconds / level) for step in one.steps]
+    return samples
+
+
+def _medians(steps: Sequence[MeasuredStep]) -> dict[tuple[str, int, int, int], float]:
+    """Median seconds of the steps of each kind and cell, by their draft tokens."""
+    found: dict[tuple[str, int, int, int], list[float]] = {}
+    for step in steps:
+        key = step.sweep, step.num_sequences, step.context, step.sample.num_draft_tokens
+        found.setdefault(key, []).append(step.sample.seconds)
+    return {key: statistics.median(seconds) for key, seconds in found.items()}
 
 
 COLUMNS = ("sweep", "round", "gigabytes_per_second", "sequences", "context")
