@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepTimeModel
-from tests.bench.profiling.tiny import GRID, NGRAM, profiler
+from tests.bench.profiling.tiny import GRID, NGRAM, profiler, settings
 from tests.plan.profiles import WEIGHTS
 
 
@@ -99,9 +100,24 @@ def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
+        ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
+    ],
+)
+def test_stages_of_other_prompts_or_memory_are_not_taken(tmp_path: Path, changes: dict[str, object], name: str) -> None:
+    first = profiler(tmp_path)
+    open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
+    with pytest.raises(ConfigError, match=f"another {name} "):
+        profiler(tmp_path, **changes).run()
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"prompts": {}}, "prompts: got none"),
+        ({"configs": {"none": NGRAM | {"num_speculative_tokens": 0}}}, "none: got num_speculative_tokens 0"),
         ({"budget_seconds": 0.0}, "budget: got 0 s"),
         ({"configs": {"a/b": NGRAM}}, "may not contain /"),
     ],

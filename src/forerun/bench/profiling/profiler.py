@@ -19,7 +19,7 @@ from forerun.bench.profiling.drafting import measure_live
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
-from forerun.bench.profiling.stages import Stages, begun_identity, open_stages
+from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
 from forerun.bench.profiling.traces import can_be_traced, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
@@ -57,7 +57,12 @@ class ProfileTask:
             raise ConfigError("prompts: got none; give one or more of each class")
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ConfigError(f"budget: got {self.budget_seconds:g} s; must be above 0, e.g. 60s")
-        for name in self.configs:
+        for name, config in self.configs.items():
+            if not resolve_speculative(config).num_speculative_tokens:
+                raise ConfigError(
+                    f"configs, {name}: got num_speculative_tokens 0, which drafts nothing; leave it out, as every profile "
+                    "measures steps without drafts"
+                )
             if "/" in name:
                 raise ConfigError(
                     f"configs: got the name {name!r}; may not contain /, which sets classes of prompts apart"
@@ -186,7 +191,8 @@ class Profiler:
             "block_size": settings.block_size,
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
-            "num_prompts": {kind: len(ids) for kind, ids in self.task.prompts.items()},
+            "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
+            "num_blocks": llm.engine.parts.pool.num_blocks,
             "temperature": self.task.temperature,
             "grid": grid.to_json(),
         }

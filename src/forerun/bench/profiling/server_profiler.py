@@ -20,7 +20,7 @@ from forerun.bench.load.client import Endpoint, ask
 from forerun.bench.load.server import DraftCounts, Server, parse_metrics
 from forerun.bench.profiling.grid import Cell, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
-from forerun.bench.profiling.stages import Stages, open_stages
+from forerun.bench.profiling.stages import Stages, digest, open_stages
 from forerun.bench.profiling.step_sweep import DECODE, PREFILL, MeasuredPrompt, MeasuredStep, RoundResult
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
@@ -158,7 +158,8 @@ class _ServerProfiler:
             "max_num_seqs": task.max_num_seqs,
             "max_num_batched_tokens": task.max_num_batched_tokens,
             "max_model_len": facts.max_model_len,
-            "num_prompts": {kind: len(texts) for kind, texts in task.prompts.items()},
+            "prompts_digest": {kind: digest(list(texts)) for kind, texts in task.prompts.items()},
+            "num_kv_tokens": facts.num_blocks * facts.block_size,
             "grid": grid.to_json(),
         }
 

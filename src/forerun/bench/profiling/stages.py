@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from forerun.plan.profile import PROFILE_FILE, write_json
 
 STAGES = "stages"
 IDENTITY_FILE = "identity.json"
+
+
+def digest(prompts: Sequence[Any]) -> str:
+    """Some prompts, texts or token ids, in a few letters: other prompts have others."""
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
