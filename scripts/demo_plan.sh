@@ -8,7 +8,7 @@ mkdir -p "$folder"
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 say "$BIN/forerun" models pull smollm2-135m
-[ -f "$folder/profile/profile.json" ] || say "$BIN/forerun" profile smollm2-135m --output-dir "$folder/profile" --budget 90s
+[ -f "$folder/profile/profile.json" ] || say "$BIN/forerun" profile smollm2-135m --output-dir "$folder/profile" --budget 60s
 # exit code 1 would say that no plan meets the target: the demo goes on with the best that can be done
 say "$BIN/forerun" plan "$folder/profile" --sla ttft=1s,itl=30ms --load rate=12,isl=200,osl=100 \
     --method suffix --confirm --output "$folder/plan" || [ $? -eq 1 ]
