@@ -4,9 +4,10 @@ python -m benchmarks.simulation_accuracy run FOLDER [--quick] [--minutes M]
 python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
 FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was.
-Every run has a server of its own. The first one, of plain decoding with the profile's own prompts, is no test:
-what the server takes of the engine's time, for each request and each chunk, is fitted to it. Rates are shares of what the simulator says that the configuration can
-serve; one load comes in clumps. The report simulates all runs and shows the errors.
+Every run has a server of its own, and all runs come in rounds, as the machine's speed drifts. Two of plain decoding
+with the profile's own prompts are no test: what the server takes of the engine's time, for each request, step and
+chunk, is fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load
+comes in clumps. The report simulates all runs and shows the errors, those of all rounds together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import STILL_TO_DO, run_command
-from benchmarks.simulation_accuracy.comparison import GOALS, Compared, compare, fit_serving, summary
-from benchmarks.simulation_accuracy.prompts import mixed_prompts, prompts_by_kind
+from benchmarks.simulation_accuracy.comparison import GOALS, Compared, ServedRun, compare, fit_serving, summary
+from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import NUM_WARMUPS, RealRun, Serving, measure
 from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
 from forerun.bench.machine import describe_machine
@@ -35,7 +36,7 @@ from forerun.build import load_target
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import load_tokenizer
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
@@ -51,9 +52,12 @@ LOADS = {"idle": 0.1, "light": 0.4, "busy": 0.7, "full": 0.9, "overload": 1.2, "
 
 BURSTINESS = {"bursts": 0.2}  # of the gaps' gamma distribution; 1 is a Poisson process
 QUICK_LOADS = ("light", "overload")
-FEWEST, MOST = 30, 300  # requests of a run
-CALIBRATION = "calibration"  # plain decoding at a middling load, with the profile's prompts
-CALIBRATION_SHARE = 0.6
+FEWEST, MOST = 16, 120  # requests of a run
+CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6}
+"""Plain decoding with the profile's prompts."""
+
+NUM_TEXTS = 40  # of each kind in the profile
+PROFILE_ROUNDS = 6
 
 LIMITS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
@@ -65,7 +69,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="profile, serve and measure what is still missing")
     running.add_argument("--model", default="smollm2-135m")
-    running.add_argument("--seconds", type=float, default=60, help="about how long requests arrive in a run")
+    running.add_argument("--rounds", type=int, default=3)
+    running.add_argument("--seconds", type=float, default=20, help="about how long requests arrive in a run")
     running.add_argument("--max-tokens", type=int, default=128, help="of each answer")
     running.add_argument("--configs", nargs="+", choices=CONFIGS, default=[*CONFIGS])
     running.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
@@ -74,6 +79,11 @@ def main() -> None:
     reporting = commands.add_parser("report", help="simulate what was measured, and print the errors")
     reporting.add_argument("--json", type=Path)
     reporting.add_argument("--seed", type=int, default=0, help="of the simulated drafts")
+    reporting.add_argument(
+        "--scale-by-bandwidth",
+        action="store_true",
+        help="steps take as much longer than in the profile as the memory gave less around the run",
+    )
     for command in (running, reporting):
         command.add_argument("folder", type=Path)
     run_command(parser, {"run": _run, "report": _report})
@@ -89,8 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     kernels = load_kernels() if device.type == "cpu" else None
     probe = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
     serving = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
-    seconds = arguments.seconds / 4 if arguments.quick else arguments.seconds
-    wanted = _runs(profile, arguments, seconds)
+    wanted = _runs(profile, arguments)
     num_left = 0
     for run in wanted:
         file = folder / "runs" / f"{run.name}.json"
@@ -100,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
             num_left += 1
             continue
         print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
-        prompts = mixed_prompts(MOST + NUM_WARMUPS, is_test=run.load != CALIBRATION)
+        prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
         measure(run, serving, prompts, max_tokens=arguments.max_tokens, probe=probe, file=file)
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
@@ -114,8 +123,8 @@ def _profile(settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
     target = load_target(resolve_model(settings.model), settings, settings.torch_device)
     tokenizer = target.tokenizer
     assert tokenizer is not None, "the model has one"
-    grid = GRIDS["quick" if quick else "usual"]
-    texts = prompts_by_kind(4 if quick else 16, is_test=False)
+    grid = GRIDS["quick"] if quick else replace(GRIDS["usual"], num_texts=NUM_TEXTS, rounds=PROFILE_ROUNDS)
+    texts = prompts_by_kind(4 if quick else NUM_TEXTS, is_test=False)
     task = ProfileTask(
         settings=settings,
         configs={name: config for name, config in CONFIGS.items() if config is not None},
@@ -126,24 +135,38 @@ def _profile(settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
     return Profiler(target=target, task=task, folder=folder, progress=say, announce=say).run()
 
 
-def _runs(profile: Profile, arguments: argparse.Namespace, seconds: float) -> list[RealRun]:
-    """The runs that are asked for, configurations in turn."""
+def _runs(profile: Profile, arguments: argparse.Namespace) -> list[RealRun]:
+    """The runs that are asked for: in each round all loads, and for each load all configurations in turn."""
+    seconds = arguments.seconds / 4 if arguments.quick else arguments.seconds
     loads = [one for one in arguments.loads if not arguments.quick or one in QUICK_LOADS]
     rates = {name: capacity(profile, name, arguments.max_tokens) for name in {PLAIN, *arguments.configs}}
 
-    def run(config: str, load: str, share: float) -> RealRun:
+    def run(config: str, load: str, share: float, number: int) -> RealRun:
         rate = share * rates[config]
         return RealRun(
             config=config,
             load=load,
+            round=number,
             share=share,
             rate=round(rate, 3),
             burstiness=BURSTINESS.get(load, 1.0),
             num_requests=min(max(round(rate * seconds), FEWEST), MOST),
         )
 
-    tests = [run(config, load, LOADS[load]) for load in loads for config in arguments.configs]
-    return [run(PLAIN, CALIBRATION, CALIBRATION_SHARE), *tests]
+    return [
+        one
+        for number in range(1 if arguments.quick else arguments.rounds)
+        for one in (
+            *(run(PLAIN, load, share, number) for load, share in CALIBRATIONS.items()),
+            *(run(config, load, LOADS[load], number) for load in loads for config in arguments.configs),
+        )
+    ]
+
+
+def prompts_of(load: str, round_number: int, count: int) -> list[str]:
+    """The prompts of a run, other ones in each round; the kinds of `KINDS` in turn."""
+    first = round_number * (MOST + NUM_WARMUPS)
+    return mixed_prompts(first + count, is_test=load not in CALIBRATIONS)[first:]
 
 
 def capacity(profile: Profile, config: str, max_tokens: int) -> float:
@@ -156,22 +179,26 @@ def _report(arguments: argparse.Namespace) -> int:
     """Simulate all runs, and print and write the errors."""
     folder = arguments.folder
     profile = Profile.load(folder / "profile")
-    runs = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
-    tests = [run for run in runs if run["load"] != CALIBRATION]
-    if not tests or len(tests) == len(runs):
-        raise ConfigError(f"{folder}: has {len(runs)} run(s); measure a calibration and a test with the command run")
     tokenizer = load_tokenizer(resolve_model(profile.model))
-
-    def ids_of(run: dict[str, Any]) -> list[list[int]]:
-        prompts = mixed_prompts(MOST + NUM_WARMUPS, is_test=run["load"] != CALIBRATION)
-        return [encode_prompt(tokenizer, prompt) for prompt in prompts[: len(run["ttfts"])]]
-
-    calibration = next(run for run in runs if run["load"] == CALIBRATION)
-    serving = fit_serving(calibration, profile, ids_of(calibration))
-    compared = [compare(run, profile, serving, ids_of(run), seed=arguments.seed) for run in tests]
+    served = [_served(json.loads(file.read_text()), tokenizer) for file in sorted((folder / "runs").glob("*.json"))]
+    tests = [run for run in served if run.load not in CALIBRATIONS]
+    calibrations = [run for run in served if run.load in CALIBRATIONS]
+    if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
+        raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
+    if arguments.scale_by_bandwidth:
+        tests, calibrations = (
+            [replace(run, assumed_gigabytes_per_second=run.gigabytes_per_second) for run in some]
+            for some in (tests, calibrations)
+        )
+    serving = fit_serving(*([run for run in calibrations if run.load == load] for load in CALIBRATIONS), profile)
+    groups: dict[tuple[str, str], list[ServedRun]] = {}
+    for run in tests:
+        groups.setdefault((run.config, run.load), []).append(run)
+    compared = [compare(some, profile, serving, seed=arguments.seed) for some in groups.values()]
     compared.sort(key=lambda one: ([*CONFIGS].index(one.config), [*LOADS].index(one.load)))
     print(
-        f"a server takes {1e6 * serving.seconds_per_chunk:.0f} µs per chunk, {1e3 * serving.seconds_per_request:.1f} ms per request"
+        f"a server takes {1e3 * serving.seconds_per_request:.1f} ms per request, "
+        f"{1e6 * serving.seconds_per_step:.0f} µs per step and {1e6 * serving.seconds_per_chunk:.0f} µs per chunk"
     )
     _show(compared, Console(highlight=False))
     if arguments.json:
@@ -180,6 +207,7 @@ def _report(arguments: argparse.Namespace) -> int:
             "machine": describe_machine(EngineSettings(model=profile.model).torch_device),
             "goals": GOALS,
             "serving": asdict(serving),
+            "is_scaled_by_bandwidth": arguments.scale_by_bandwidth,
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
             "summary": summary(compared),
@@ -187,6 +215,24 @@ def _report(arguments: argparse.Namespace) -> int:
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def _served(run: dict[str, Any], tokenizer: Tokenizer) -> ServedRun:
+    """A kept run with its prompts' token ids and kinds."""
+    prompts = prompts_of(run["load"], run["round"], len(run["ttfts"]))
+    return ServedRun(
+        config=run["config"],
+        load=run["load"],
+        share=run["share"],
+        gigabytes_per_second=run["gigabytes_per_second"],
+        prompts=[encode_prompt(tokenizer, prompt) for prompt in prompts],
+        kinds=[KINDS[number % len(KINDS)] for number in range(len(prompts))],
+        input_lens=run["input_lens"],
+        output_lens=run["output_lens"],
+        start_times=run["start_times"],
+        ttfts=run["ttfts"],
+        latencies=run["latencies"],
+    )
 
 
 def _show(compared: list[Compared], console: Console) -> None:
@@ -199,7 +245,13 @@ def _show(compared: list[Compared], console: Console) -> None:
         if before is None or before.config != one.config:
             table.add_section()
         errors = [f"{one.errors[name]:+.1%}" for name in names]
-        table.add_row(one.config, one.load, str(one.num_requests), f"{one.gigabytes_per_second:.0f}", *errors)
+        table.add_row(
+            one.config,
+            one.load,
+            str(one.num_requests),
+            "/".join(f"{found:.0f}" for found in one.gigabytes_per_second),
+            *errors,
+        )
     table.add_section()
     found = summary(compared)
     for title in ("mean", "largest", "within_goal", "within_limit"):

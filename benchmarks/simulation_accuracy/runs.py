@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.serving import FORERUN, serving
@@ -16,18 +17,19 @@ from forerun.bench.instruments import BandwidthProbe
 from forerun.plan.profile import write_json
 
 NUM_WARMUPS = 6
-AT_ONCE = float("inf")
+NUM_PROBES, PROBE_PAUSE_S = 8, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """One load on a server with one configuration.
+    """One load on a server with one configuration, in one of the rounds.
 
     `share` is the load's rate over what the simulator says that the configuration can serve.
     """
 
     config: str
     load: str
+    round: int
     share: float
     rate: float
     burstiness: float
@@ -36,7 +38,7 @@ class RealRun:
     @property
     def name(self) -> str:
         """Of its file."""
-        return f"{self.config}-{self.load}"
+        return f"{self.config}-{self.load}-{self.round}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,15 @@ class Serving:
         ]
 
 
+def _bandwidth(probe: BandwidthProbe) -> float:
+    """Bytes per second: the median of some seconds, as a moment is not the machine's state."""
+    found = []
+    for _ in range(NUM_PROBES):
+        found.append(probe.measure())
+        time.sleep(PROBE_PAUSE_S)
+    return median(found)
+
+
 def measure(
     run: RealRun,
     serving_options: Serving,
@@ -75,7 +86,7 @@ def measure(
         folder = Path(scratch)
         dataset, result = folder / "prompts.jsonl", folder / "result.json"
         dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-        before = probe.measure()
+        before = _bandwidth(probe)
         with serving(*serving_options.words(run.config), log=folder / "log") as server:
             options = {
                 "--base-url": server.url,
@@ -105,10 +116,11 @@ def measure(
             {
                 "config": run.config,
                 "load": run.load,
+                "round": run.round,
                 "share": run.share,
                 "rate": run.rate,
                 "burstiness": run.burstiness,
-                "gigabytes_per_second": fmean((before, probe.measure())) / 1e9,
+                "gigabytes_per_second": fmean((before, _bandwidth(probe))) / 1e9,
                 **details,
                 **speculation,
             },

@@ -46,6 +46,14 @@ def test_counts_are_the_engines(after):
         assert found[f"vllm:spec_decode_{name}_total", ()] == getattr(spec, name) > 0
 
 
+def test_the_kv_memory_is_told_in_blocks_and_their_size():
+    with served(chat_llm(knows_all(PROMPT))) as server:
+        [labels] = [dict(labels) for name, labels in samples(server) if name == "vllm:cache_config_info"]
+        engine = server.llm.engine.state
+        assert labels == {"num_gpu_blocks": str(engine.num_blocks), "block_size": str(engine.block_size)}
+        assert engine.num_blocks > 0 < engine.block_size
+
+
 def test_acceptance_is_told_per_position(after):
     found, spec = after
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"

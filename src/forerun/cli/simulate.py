@@ -154,6 +154,8 @@ class FleetOptions:
     """The most tokens of a step; by default as profiled."""
     seconds_per_request: float = 0.0
     """What a server takes of the engine's time for a request: parsing, tokenising."""
+    seconds_per_step: float = 0.0
+    """What it takes for each step that streams anything."""
     seconds_per_chunk: float = 0.0
     """What it takes for each chunk that it streams."""
     gigabytes_per_second: float | None = None
@@ -249,7 +251,11 @@ def simulate(
         fleet.config,
         kind=requests.prompt_class,
         gigabytes_per_second=fleet.gigabytes_per_second,
-        serving=ServingCost(seconds_per_request=fleet.seconds_per_request, seconds_per_chunk=fleet.seconds_per_chunk),
+        serving=ServingCost(
+            seconds_per_request=fleet.seconds_per_request,
+            seconds_per_step=fleet.seconds_per_step,
+            seconds_per_chunk=fleet.seconds_per_chunk,
+        ),
         max_num_seqs=fleet.max_num_seqs,
         max_num_batched_tokens=fleet.max_num_batched_tokens,
     )

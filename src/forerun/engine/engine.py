@@ -102,6 +102,8 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + sum(len(r.held) for r in self._requests.values()),
             kv_usage=1 - pool.num_free / pool.num_blocks,
+            num_blocks=pool.num_blocks,
+            block_size=self._parts.block_size,
             num_preemptions=scheduler.num_preemptions,
             num_queried_tokens=scheduler.num_queried_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,

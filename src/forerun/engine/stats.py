@@ -52,6 +52,8 @@ class EngineState:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of blocks in use, 0 to 1
+    num_blocks: int = 0
+    block_size: int = 0  # tokens of a block
     num_preemptions: int = 0
     num_queried_tokens: int = 0  # looked up in the prefix cache
     num_cached_tokens: int = 0  # of these, found
@@ -78,6 +80,11 @@ class EngineStats:
             Gauge("vllm:num_requests_running", state.num_running),
             Gauge("vllm:num_requests_waiting", state.num_waiting),
             Gauge("vllm:kv_cache_usage_perc", state.kv_usage),
+            Gauge(
+                "vllm:cache_config_info",
+                1,
+                {"block_size": str(state.block_size), "num_gpu_blocks": str(state.num_blocks)},
+            ),
             Counter("vllm:prompt_tokens", self.num_prompt_tokens),
             Counter("vllm:generation_tokens", self.num_generation_tokens),
             Counter("vllm:prefix_cache_queries", state.num_queried_tokens),

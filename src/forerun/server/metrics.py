@@ -98,6 +98,7 @@ ABOUT = {
     "vllm:num_requests_running": "Sequences that are computed.",
     "vllm:num_requests_waiting": "Sequences that wait for a place.",
     "vllm:kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1.",
+    "vllm:cache_config_info": "Always 1; the labels say how many KV blocks there are, and of how many tokens each.",
     "vllm:prompt_tokens": "Prompt tokens computed.",
     "vllm:generation_tokens": "Tokens written.",
     "vllm:prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",

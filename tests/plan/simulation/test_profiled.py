@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import fmean
+
 import numpy as np
 import pytest
 
@@ -45,8 +48,8 @@ def test_half_the_memory_bandwidth_takes_twice_as_long(profile):
     assert slow.simulate(request).seconds == pytest.approx(2 * profiled_engine(profile).simulate(request).seconds)
 
 
-def test_a_server_takes_its_time_for_each_request_and_each_chunk(profile):
-    serving = ServingCost(seconds_per_request=0.5, seconds_per_chunk=0.25)
+def test_a_server_takes_its_time_for_each_request_each_step_that_writes_and_each_chunk(profile):
+    serving = ServingCost(seconds_per_request=0.5, seconds_per_step=0.15, seconds_per_chunk=0.1)
     request = [SimulatedRequest(arrival=0, num_prompt_tokens=300, num_output_tokens=30)]  # read in three steps
     alone, served = (
         profiled_engine(profile, serving=one).simulate(request).requests[0] for one in (ServingCost(), serving)
@@ -77,6 +80,29 @@ def test_traced_drafts_of_other_requests_stand_as_often_as_in_the_texts(profile)
     code = profiled_engine(profile, "suffix", kind="code").simulate(LOAD).speculation.acceptance_length
     chat = profiled_engine(profile, "suffix", kind="chat").simulate(LOAD).speculation.acceptance_length
     assert chat < result.speculation.acceptance_length < code
+
+
+def test_each_request_meets_the_drafts_of_its_own_class(profile):
+    engine = profiled_engine(profile, "suffix")
+    mixed = engine.simulate([replace(one, kind=("code", "chat")[number % 2]) for number, one in enumerate(LOAD)])
+    code, chat = (
+        [one.num_chunks / one.num_output_tokens for one in mixed.requests if one.number % 2 == number]
+        for number in (0, 1)
+    )
+    assert fmean(code) < 0.8 * fmean(chat)
+    with pytest.raises(ConfigError, match="has no text of class 'poems'"):
+        engine.simulate([replace(LOAD[0], kind="poems")])
+
+
+def test_a_request_meets_at_each_place_the_drafts_of_that_place(profile):
+    engine = profiled_engine(profile, "suffix")
+    trace = engine.trace
+    lengths = sorted(trace.num_answer_tokens(text) for text in range(trace.num_texts))
+    request = [SimulatedRequest(arrival=0, num_prompt_tokens=30, num_output_tokens=lengths[0])]
+    alike = {
+        engine.simulate([replace(request[0], text=text)]).requests[0].num_chunks for text in range(trace.num_texts)
+    }
+    assert engine.simulate(request).requests[0].num_chunks in alike
 
 
 def test_an_adaptive_configuration_leaves_out_what_the_trace_says_will_not_stand(profile):

@@ -41,7 +41,7 @@ ASKED_AT_ONCE = 4  # prompts whose drafts are counted
 class ServerTask:
     """A server, what it was started with as far as it does not say so itself, and what is measured.
 
-    `num_kv_tokens`: tokens that its KV memory holds; None: as its metrics say (vLLM's do). Prompts of the
+    `num_kv_tokens`: tokens that its KV memory holds; None: as its metrics say (forerun's and vLLM's do). Prompts of the
     sweeps are random token ids below `vocab_size`, which must be in the model's vocabulary.
     """
 

@@ -32,7 +32,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCost:
-    """What a server around the engine takes of its time: for each new request, and for each chunk that is streamed.
+    """What a server around the engine takes of its time: for each new request, each step that writes, and each chunk of it.
 
     A server that shares its processor with the engine makes its steps longer; a profile that was made in one
     process knows nothing of that.
@@ -42,12 +42,17 @@ class ServingCost:
     """
 
     seconds_per_request: float = 0.0
+    seconds_per_step: float = 0.0
     seconds_per_chunk: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds_per_request", "seconds_per_chunk"):
+        for name in ("seconds_per_request", "seconds_per_step", "seconds_per_chunk"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}: got {getattr(self, name):g}; must be a number, at least 0")
+
+    def of_step(self, num_chunks: int) -> float:
+        """Seconds that a step takes longer which streams so many chunks."""
+        return self.seconds_per_step + self.seconds_per_chunk * num_chunks if num_chunks else 0.0
 
 
 NOT_SERVED = ServingCost()
@@ -187,7 +192,7 @@ def step_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -
 
     def seconds(plan: StepPlan) -> float:
         num_chunks = sum([one.reaches_end for one in plan.sequences])
-        beside = serving.seconds_per_chunk * num_chunks + serving.seconds_per_request * len(plan.new)
+        beside = serving.of_step(num_chunks) + serving.seconds_per_request * len(plan.new)
         return step_times.of_plan(plan) + beside
 
     return seconds
@@ -200,7 +205,7 @@ def decode_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED)
         computed = step_times.seconds(
             num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_context_tokens
         )
-        return computed + serving.seconds_per_chunk * num_sequences
+        return computed + serving.of_step(num_sequences)
 
     return seconds
 
@@ -228,40 +233,36 @@ def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, 
 class TracedDrafting:
     """The drafts that a drafter made at each place of recorded texts.
 
-    A request that repeats a recorded text (`follow`) meets exactly its drafts. Any other one meets those of a
-    text chosen by its seed, from a place on that is chosen so too, over and over, as its length is another.
+    A request that repeats a recorded text (`follow`) meets exactly its drafts. Any other one meets at each place
+    those of the same place in a text of its class that is chosen by its seed, and behind that text's end those of
+    another, longer one.
     """
 
     def __init__(self, trace: DraftTrace, *, kind: str | None = None) -> None:
         self._trace = trace
-        self._texts = [number for number in trace.texts_of(kind) if trace.num_answer_tokens(number) > 1]
-        self._by_seed: dict[int | None, int] = {}
-        if not self._texts:
-            raise ConfigError(
-                f"trace of {trace.name}: has no text of class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
-            )
+        self._kind = kind
+        self._texts: dict[str | None, _RecordedTexts] = {kind: _RecordedTexts.of(trace, kind)}
+        self._requests: dict[int | None, SimulatedRequest] = {}
 
     def follow(self, requests: Sequence[SimulatedRequest], *, seed: int) -> TracedDrafting:
-        """The same for a simulation with this seed: its requests that name a text meet the text's drafts."""
-        found = TracedDrafting.__new__(TracedDrafting)
-        found._trace, found._texts = self._trace, self._texts
-        found._by_seed = {
-            request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None
-        }
+        """The same for a simulation of these requests with this seed."""
+        found = TracedDrafting(self._trace, kind=self._kind)
+        found._requests = {request_seed(seed, number): one for number, one in enumerate(requests)}
+        kinds = {one.kind for one in requests if one.kind is not None}
+        found._texts |= {kind: _RecordedTexts.of(self._trace, kind) for kind in sorted(kinds)}
         return found
 
     def draft(
         self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
     ) -> tuple[DraftShape, tuple[int, ...]]:
         """See `Drafting`."""
-        text = self._by_seed.get(spec.sampling.seed)
-        if text is None:
-            key = key_of(spec.seed)
-            text = self._texts[key % len(self._texts)]
-            places = self._trace.num_answer_tokens(text) - 1  # the first one has no draft
-            place = 1 + (position + (key >> 32)) % places
+        request = self._requests[spec.sampling.seed]
+        place = position - request.num_prompt_tokens
+        if request.text is None:
+            kind = self._kind if request.kind is None else request.kind
+            text, place = self._texts[kind].at(place, key_of(spec.seed))
         else:
-            place = position - self._trace.num_prompt_tokens[text].item()
+            text = request.text
         draft = self._trace.draft(text, place)
         if draft.survival is not None and draft.survival and draft.survival[-1] < min_survival:
             limit = min(limit, _num_likely(draft.survival, min_survival))
@@ -269,6 +270,34 @@ class TracedDrafting:
         if not draft.num_nodes:
             return NO_SHAPE, ()
         return DraftShape(draft.num_nodes, draft.parents, draft.survival, draft.source), draft.right_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedTexts:
+    """The recorded texts of a class of prompts, the shortest answer first."""
+
+    numbers: list[int]
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, trace: DraftTrace, kind: str | None) -> _RecordedTexts:
+        """Those with more than the token that the prompt's own step writes."""
+        lengths = {number: trace.num_answer_tokens(number) for number in trace.texts_of(kind)}
+        numbers = sorted((number for number, length in lengths.items() if length > 1), key=lengths.__getitem__)
+        if not numbers:
+            raise ConfigError(
+                f"trace of {trace.name}: has no text of class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
+            )
+        return cls(numbers, [lengths[number] for number in numbers])
+
+    def at(self, place: int, key: int) -> tuple[int, int]:
+        """The text and its place that stand for a place of an answer; places of no text are those from the first on again."""
+        chosen = key % len(self.numbers)
+        if place < self.lengths[chosen]:
+            return self.numbers[chosen], place
+        place = 1 + (place - 1) % (self.lengths[-1] - 1)
+        shorter = bisect_right(self.lengths, place)
+        return self.numbers[shorter + key % (len(self.numbers) - shorter)], place
 
 
 def _num_likely(survival: Sequence[float], least: float) -> int:

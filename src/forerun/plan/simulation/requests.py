@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,8 +22,9 @@ class SimulatedRequest:
 
     `piece_hashes` name the contents of the prompt's pieces of `piece_size` tokens, the last perhaps partial:
     prompts whose pieces have the same names up to some place have the same tokens up to there. Whatever
-    they leave over is the request's own. `prompt_ids`, if given, are the tokens themselves. `text` is the
-    number of a recorded text, which the request then repeats.
+    they leave over is the request's own. `prompt_ids`, if given, are the tokens themselves. `kind` is the
+    prompt's class, of whose recorded texts the request meets the drafts; None: of any. `text` is the number of
+    a recorded text, which the request then repeats.
     """
 
     arrival: float
@@ -32,6 +33,7 @@ class SimulatedRequest:
     piece_hashes: tuple[int, ...] = ()
     piece_size: int = 512
     prompt_ids: Sequence[int] | None = None
+    kind: str | None = None
     text: int | None = None
 
     def prompt_tokens(self, number: int, *, vocab_size: int, seed: int) -> list[int]:
@@ -86,18 +88,7 @@ def synthetic_requests(
 
 def with_arrivals(requests: Iterable[SimulatedRequest], times: Floats) -> list[SimulatedRequest]:
     """The same requests at other times, in their order."""
-    return [
-        SimulatedRequest(
-            arrival=arrival,
-            num_prompt_tokens=one.num_prompt_tokens,
-            num_output_tokens=one.num_output_tokens,
-            piece_hashes=one.piece_hashes,
-            piece_size=one.piece_size,
-            prompt_ids=one.prompt_ids,
-            text=one.text,
-        )
-        for one, arrival in zip(requests, times.tolist(), strict=True)
-    ]
+    return [replace(one, arrival=arrival) for one, arrival in zip(requests, times.tolist(), strict=True)]
 
 
 def check_requests(requests: Sequence[SimulatedRequest], *, max_model_len: int) -> None:
