@@ -7,13 +7,15 @@ FOLDER keeps the profile and each run as soon as it is measured; called again, t
 Every run has a server of its own, and all runs come in rounds, as the machine's speed drifts. Two of plain decoding
 with the profile's own prompts are no test: what the server takes of the engine's time, for each request, step and
 chunk, is fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load
-comes in clumps. The report simulates all runs and shows the errors, those of all rounds together.
+comes in clumps. Before and after each run the machine's speed is probed, by steps of plain decoding in a process of
+their own, and simulated steps are scaled by it. The report simulates all runs and shows the errors, those of all rounds together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import asdict, replace
@@ -27,6 +29,7 @@ from benchmarks.command_line import STILL_TO_DO, run_command
 from benchmarks.simulation_accuracy.comparison import GOALS, Compared, ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import NUM_WARMUPS, RealRun, Serving, measure
+from benchmarks.simulation_accuracy.step_probe import StepProbe
 from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
 from forerun.bench.machine import describe_machine
 from forerun.bench.profiling.grid import GRIDS
@@ -35,6 +38,7 @@ from forerun.bench.prompts import encode_prompt
 from forerun.build import load_target
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
+from forerun.models.base import LoadedTarget
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
@@ -80,9 +84,10 @@ def main() -> None:
     reporting.add_argument("--json", type=Path)
     reporting.add_argument("--seed", type=int, default=0, help="of the simulated drafts")
     reporting.add_argument(
-        "--scale-by-bandwidth",
-        action="store_true",
-        help="steps take as much longer than in the profile as the memory gave less around the run",
+        "--speed",
+        choices=("steps", "memory", "profile"),
+        default="steps",
+        help="by what steps are scaled from the profile to a run: plain steps or the memory's bandwidth around it, or nothing",
     )
     for command in (running, reporting):
         command.add_argument("folder", type=Path)
@@ -95,9 +100,11 @@ def _run(arguments: argparse.Namespace) -> int:
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     settings = EngineSettings(model=arguments.model, **LIMITS)
     device = settings.torch_device
-    profile = _profile(settings, folder / "profile", quick=arguments.quick)
+    target = load_target(resolve_model(settings.model), settings, device)
+    profile = _profile(target, settings, folder / "profile", quick=arguments.quick)
     kernels = load_kernels() if device.type == "cpu" else None
-    probe = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
+    memory = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
+    steps = StepProbe(target, settings, profile)
     serving = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
     wanted = _runs(profile, arguments)
     num_left = 0
@@ -110,17 +117,16 @@ def _run(arguments: argparse.Namespace) -> int:
             continue
         print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
         prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
-        measure(run, serving, prompts, max_tokens=arguments.max_tokens, probe=probe, file=file)
+        measure(run, serving, prompts, max_tokens=arguments.max_tokens, memory=memory, steps=steps, file=file)
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
     return STILL_TO_DO if num_left else 0
 
 
-def _profile(settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
+def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
     """The profile of the folder, or what is missing of it measured now, with prompts that no run sends."""
     if (folder / "profile.json").is_file():
         return Profile.load(folder)
-    target = load_target(resolve_model(settings.model), settings, settings.torch_device)
     tokenizer = target.tokenizer
     assert tokenizer is not None, "the model has one"
     grid = GRIDS["quick"] if quick else replace(GRIDS["usual"], num_texts=NUM_TEXTS, rounds=PROFILE_ROUNDS)
@@ -180,16 +186,14 @@ def _report(arguments: argparse.Namespace) -> int:
     folder = arguments.folder
     profile = Profile.load(folder / "profile")
     tokenizer = load_tokenizer(resolve_model(profile.model))
-    served = [_served(json.loads(file.read_text()), tokenizer) for file in sorted((folder / "runs").glob("*.json"))]
+    served = [
+        _served(json.loads(file.read_text()), tokenizer, profile, arguments.speed)
+        for file in sorted((folder / "runs").glob("*.json"))
+    ]
     tests = [run for run in served if run.load not in CALIBRATIONS]
     calibrations = [run for run in served if run.load in CALIBRATIONS]
     if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
         raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
-    if arguments.scale_by_bandwidth:
-        tests, calibrations = (
-            [replace(run, assumed_gigabytes_per_second=run.gigabytes_per_second) for run in some]
-            for some in (tests, calibrations)
-        )
     serving = fit_serving(*([run for run in calibrations if run.load == load] for load in CALIBRATIONS), profile)
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
@@ -207,7 +211,7 @@ def _report(arguments: argparse.Namespace) -> int:
             "machine": describe_machine(EngineSettings(model=profile.model).torch_device),
             "goals": GOALS,
             "serving": asdict(serving),
-            "is_scaled_by_bandwidth": arguments.scale_by_bandwidth,
+            "speed": arguments.speed,
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
             "summary": summary(compared),
@@ -217,14 +221,20 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _served(run: dict[str, Any], tokenizer: Tokenizer) -> ServedRun:
+def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: str) -> ServedRun:
     """A kept run with its prompts' token ids and kinds."""
+    slowness = {
+        "steps": run["slowness"],
+        "memory": (profile.gigabytes_per_second or math.nan) / run["gigabytes_per_second"],
+        "profile": 1.0,
+    }
     prompts = prompts_of(run["load"], run["round"], len(run["ttfts"]))
     return ServedRun(
         config=run["config"],
         load=run["load"],
         share=run["share"],
         gigabytes_per_second=run["gigabytes_per_second"],
+        slowness=slowness[speed],
         prompts=[encode_prompt(tokenizer, prompt) for prompt in prompts],
         kinds=[KINDS[number % len(KINDS)] for number in range(len(prompts))],
         input_lens=run["input_lens"],
@@ -239,7 +249,7 @@ def _show(compared: list[Compared], console: Console) -> None:
     """Print the errors of each run, and over all."""
     names = [*compared[0].errors]
     table = Table(title="simulated / real - 1")
-    for name in ("", "load", "requests", "GB/s", *names):
+    for name in ("", "load", "requests", "slowness", *names):
         table.add_column(name.replace("_", " "), justify="left" if name in ("", "load") else "right")
     for before, one in zip([None, *compared], compared, strict=False):
         if before is None or before.config != one.config:
@@ -249,7 +259,7 @@ def _show(compared: list[Compared], console: Console) -> None:
             one.config,
             one.load,
             str(one.num_requests),
-            "/".join(f"{found:.0f}" for found in one.gigabytes_per_second),
+            "/".join(f"{found:.2f}" for found in one.slowness),
             *errors,
         )
     table.add_section()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from forerun.plan.profile import Profile
+from forerun.plan.simulation.arrivals import Floats
 from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
-NUM_BISECTIONS, NUM_TURNS = 12, 8
+NUM_ITERATIONS = 10
+STEPS = (0.0002, 0.0001, 0.002)  # seconds per step, chunk and request; slopes are taken over them
 LATENCIES = ("ttft", "tpot", "e2el")
 GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 """The errors that a mean and a 95th percentile should stay within, and must."""
@@ -24,15 +26,15 @@ GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 class ServedRun:
     """What a real run kept of its requests; lists by request, times in seconds.
 
-    `gigabytes_per_second` is what the memory gave around it, `assumed_gigabytes_per_second` what the simulation is told
-    of that; None: nothing, so that steps take as long as in the profile.
+    `gigabytes_per_second` is what the memory gave around it; `slowness` how much longer steps take in its simulation
+    than in the profile.
     """
 
     config: str
     load: str
     share: float
     gigabytes_per_second: float
-    assumed_gigabytes_per_second: float | None = None
+    slowness: float
     prompts: Sequence[Sequence[int]]
     kinds: Sequence[str | None]
     input_lens: Sequence[int]
@@ -51,6 +53,7 @@ class Compared:
     share: float
     num_requests: int
     gigabytes_per_second: list[float]  # of each run
+    slowness: list[float]  # of each run
     real: dict[str, float]
     simulated: dict[str, float]
 
@@ -68,7 +71,7 @@ def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *
     """Simulate the served runs of one load from a profile, and compare their requests together.
 
     The simulation is told when each request was sent, its prompt and the prompt's class, how long its answer was,
-    and perhaps the memory's bandwidth at the time; nothing of what came of them.
+    and how fast the machine was around it; nothing of what came of them.
 
     Args:
         runs: of one configuration at one load.
@@ -83,6 +86,7 @@ def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *
         share=first.share,
         num_requests=sum(len(run.prompts) for run in runs),
         gigabytes_per_second=[run.gigabytes_per_second for run in runs],
+        slowness=[run.slowness for run in runs],
         real=_real_figures(runs),
         simulated=_simulated_figures([_simulate(run, profile, serving, seed=seed) for run in runs]),
     )
@@ -92,34 +96,31 @@ def fit_serving(idle: Sequence[ServedRun], busy: Sequence[ServedRun], profile: P
     """What the server takes for each request, step and chunk.
 
     With it the simulated mean time per token is that of the idle runs, whose steps write one chunk each, and of
-    the busy ones, whose steps write several, and the mean time to the first token is that of the busy ones.
+    the busy ones, whose steps write several, and the mean time to the first token is that of the busy ones:
+    three equations, solved by Newton's method.
     """
+    wanted = (("mean_tpot", idle), ("mean_tpot", busy), ("mean_ttft", busy))
+    real = [_real_figures(runs)[figure] for figure, runs in wanted]
 
-    def error(figure: str, runs: Sequence[ServedRun], cost: ServingCost) -> float:
-        simulated = _simulated_figures([_simulate(run, profile, cost, seed=0) for run in runs])
-        return simulated[figure] - _real_figures(runs)[figure]
+    def errors(seconds: Floats) -> Floats:
+        cost = ServingCost(seconds_per_step=seconds[0], seconds_per_chunk=seconds[1], seconds_per_request=seconds[2])
+        found = {
+            id(runs): _simulated_figures([_simulate(run, profile, cost, seed=0) for run in runs]) for _, runs in wanted
+        }
+        return np.array([found[id(runs)][figure] for figure, runs in wanted]) / real - 1
 
-    def cost_of(alone: float, chunk: float, request: float) -> ServingCost:
-        """`alone` is what a step of one chunk takes, which the idle runs show."""
-        return ServingCost(seconds_per_step=alone - chunk, seconds_per_chunk=chunk, seconds_per_request=request)
-
-    alone = chunk = request = 0.0
-    for _ in range(NUM_TURNS):  # each has a little part in what the others are fitted to
-        alone = chunk + _root(lambda x: error("mean_tpot", idle, cost_of(chunk + x, chunk, request)), most=0.01)  # noqa: B023
-        chunk = _root(lambda x: error("mean_tpot", busy, cost_of(alone, x, request)), most=alone)  # noqa: B023
-        request = _root(lambda x: error("mean_ttft", busy, cost_of(alone, chunk, x)), most=0.1)  # noqa: B023
-    return cost_of(alone, chunk, request)
-
-
-def _root(error: Callable[[float], float], *, most: float) -> float:
-    """Where an error that rises with its argument is 0, from 0 to `most`, by bisection."""
-    low, high = 0.0, most
-    if error(low) >= 0:
-        return low
-    for _ in range(NUM_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if error(middle) < 0 else (low, middle)
-    return (low + high) / 2
+    seconds = best = np.zeros(len(wanted))
+    least = math.inf
+    for _ in range(NUM_ITERATIONS):
+        now = errors(seconds)
+        if (
+            np.abs(now).max() < least
+        ):  # which step an arrival falls into changes by jumps: not every iteration is better
+            least, best = np.abs(now).max(), seconds
+        slopes = np.stack([(errors(seconds + step) - now) / step.sum() for step in np.diag(STEPS)], axis=1)
+        seconds = np.maximum(seconds - np.linalg.solve(slopes, now), 0.0)
+    per_step, per_chunk, per_request = best.tolist()
+    return ServingCost(seconds_per_step=per_step, seconds_per_chunk=per_chunk, seconds_per_request=per_request)
 
 
 def _simulate(run: ServedRun, profile: Profile, serving: ServingCost, *, seed: int) -> SimulationResult:
@@ -136,9 +137,8 @@ def _simulate(run: ServedRun, profile: Profile, serving: ServingCost, *, seed: i
         )
         for number in order
     ]
-    engine = profiled_engine(
-        profile, run.config, gigabytes_per_second=run.assumed_gigabytes_per_second, serving=serving
-    )
+    now = replace(profile, step_times=profile.step_times.scaled(run.slowness))
+    engine = profiled_engine(now, run.config, serving=serving)
     return engine.simulate(requests, seed=seed)
 
 
@@ -163,7 +163,7 @@ def _simulated_figures(results: Sequence[SimulationResult]) -> dict[str, float]:
     return _figures(throughput, {name: values[~np.isnan(values)] for name, values in found.items()})
 
 
-def _figures(throughput: float, values: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]) -> dict[str, float]:
+def _figures(throughput: float, values: Mapping[str, Floats]) -> dict[str, float]:
     figures = {"throughput": throughput}
     for name, seconds in values.items():
         figures[f"mean_{name}"] = 1e3 * float(seconds.mean()) if len(seconds) else math.nan

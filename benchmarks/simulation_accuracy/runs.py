@@ -1,23 +1,22 @@
-"""The real runs: a server for each, loaded by `forerun bench serve`, the memory's bandwidth probed before and after."""
+"""The real runs: a server for each, loaded by `forerun bench serve`, the machine's speed probed before and after."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from benchmarks.serving import FORERUN, serving
+from benchmarks.simulation_accuracy.step_probe import StepProbe
 from forerun.bench.instruments import BandwidthProbe
 from forerun.plan.profile import write_json
 
 NUM_WARMUPS = 6
-NUM_PROBES, PROBE_PAUSE_S = 8, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +62,22 @@ class Serving:
         ]
 
 
-def _bandwidth(probe: BandwidthProbe) -> float:
-    """Bytes per second: the median of some seconds, as a moment is not the machine's state."""
-    found = []
-    for _ in range(NUM_PROBES):
-        found.append(probe.measure())
-        time.sleep(PROBE_PAUSE_S)
-    return median(found)
-
-
 def measure(
     run: RealRun,
     serving_options: Serving,
     prompts: Sequence[str],
     *,
     max_tokens: int,
-    probe: BandwidthProbe,
+    memory: BandwidthProbe,
+    steps: StepProbe,
     file: Path,
 ) -> None:
-    """Serve one load, and keep what `forerun bench serve` says of each request, with the bandwidth, in a file."""
+    """Serve one load, and keep what `forerun bench serve` says of each request, with the machine's speed around it, in a file."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         dataset, result = folder / "prompts.jsonl", folder / "result.json"
         dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-        before = _bandwidth(probe)
+        slowness, speeds = [steps.slowness()], [memory.measure()]
         with serving(*serving_options.words(run.config), log=folder / "log") as server:
             options = {
                 "--base-url": server.url,
@@ -106,6 +97,8 @@ def measure(
             words = [str(word) for option in options.items() for word in option]
             flags = ("--disable-shuffle", "--disable-tqdm", "--save-result", "--save-detailed")
             subprocess.run([*FORERUN, "bench", "serve", *words, *flags], check=True, capture_output=True)
+        slowness.append(steps.slowness())
+        speeds.append(memory.measure())
         found = json.loads(result.read_text())
         assert found["completed"] == run.num_requests, f"{found['failed']} requests failed"
         kept = ("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "errors")
@@ -120,7 +113,8 @@ def measure(
                 "share": run.share,
                 "rate": run.rate,
                 "burstiness": run.burstiness,
-                "gigabytes_per_second": fmean((before, _bandwidth(probe))) / 1e9,
+                "slowness": fmean(slowness),
+                "gigabytes_per_second": fmean(speeds) / 1e9,
                 **details,
                 **speculation,
             },

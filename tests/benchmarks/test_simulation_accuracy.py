@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.simulation_accuracy.comparison import ServedRun, compare, fit_serving, summary
@@ -20,7 +22,7 @@ def profile(tmp_path_factory):
     return a_profile(tmp_path_factory.mktemp("profile"))
 
 
-def served(profile, config="plain", *, rate=15.0, gigabytes_per_second=None):
+def served(profile, config="plain", *, rate=15.0, slowness=1.0):
     """What `forerun bench serve` would say of a server that is just as simulated."""
     arrivals = [one.arrival for one in synthetic_requests(Load(rate=rate, isl=20, osl=30), len(PROMPTS))]
     kinds = [("code", "chat")[number % 2] for number in range(len(PROMPTS))]
@@ -28,7 +30,8 @@ def served(profile, config="plain", *, rate=15.0, gigabytes_per_second=None):
         SimulatedRequest(arrival=arrival, num_prompt_tokens=len(ids), num_output_tokens=30, prompt_ids=ids, kind=kind)
         for arrival, ids, kind in zip(arrivals, PROMPTS, kinds, strict=True)
     ]
-    engine = profiled_engine(profile, config, gigabytes_per_second=gigabytes_per_second, serving=SERVING)
+    now = replace(profile, step_times=profile.step_times.scaled(slowness))
+    engine = profiled_engine(now, config, serving=SERVING)
     records = engine.simulate(requests).requests
     first = records[0].arrival
     return ServedRun(
@@ -36,7 +39,7 @@ def served(profile, config="plain", *, rate=15.0, gigabytes_per_second=None):
         load="a load",
         share=0.5,
         gigabytes_per_second=50.0,
-        assumed_gigabytes_per_second=gigabytes_per_second,
+        slowness=slowness,
         prompts=PROMPTS,
         kinds=kinds,
         input_lens=[len(ids) for ids in PROMPTS],
@@ -48,19 +51,23 @@ def served(profile, config="plain", *, rate=15.0, gigabytes_per_second=None):
 
 
 @pytest.mark.parametrize("config", ["plain", "suffix", "auto"])
-@pytest.mark.parametrize("gigabytes_per_second", [None, 50.0])
-def test_what_is_simulated_right_has_no_error(profile, config, gigabytes_per_second):
-    run = served(profile, config, gigabytes_per_second=gigabytes_per_second)
+@pytest.mark.parametrize("slowness", [1.0, 1.3])
+def test_what_is_simulated_right_has_no_error(profile, config, slowness):
+    run = served(profile, config, slowness=slowness)
     found = compare([run, run], profile, SERVING, seed=0)
     assert all(error == pytest.approx(0, abs=1e-6) for error in found.errors.values())
     assert all(one["within_goal"] == 1 for one in summary([found]).values())
 
 
-def test_the_servers_costs_are_found(profile):
-    found = fit_serving([served(profile, rate=0.5)], [served(profile, rate=40)], profile)
-    assert found.seconds_per_step == pytest.approx(SERVING.seconds_per_step, rel=0.1)
-    assert found.seconds_per_chunk == pytest.approx(SERVING.seconds_per_chunk, rel=0.2)
-    assert found.seconds_per_request == pytest.approx(SERVING.seconds_per_request, rel=0.2)
+def test_with_the_costs_found_the_runs_that_they_were_fitted_to_are_simulated_right(profile):
+    idle, busy = [served(profile, rate=0.5)], [served(profile, rate=15)]
+    found = fit_serving(idle, busy, profile)
+    assert found.seconds_per_step + found.seconds_per_chunk == pytest.approx(0.0008, rel=0.1)
+    for runs, names in ((idle, ["mean_tpot"]), (busy, ["mean_tpot", "mean_ttft"])):
+        errors = compare(runs, profile, found, seed=0).errors
+        assert [errors[name] for name in names] == pytest.approx([0] * len(names), abs=0.01)
+        unserved = compare(runs, profile, ServingCost(), seed=0).errors
+        assert all(unserved[name] < -0.05 for name in names)
 
 
 def test_prompts_of_the_test_are_none_of_the_profiles():
