@@ -194,7 +194,8 @@ def _report(arguments: argparse.Namespace) -> int:
     calibrations = [run for run in served if run.load in CALIBRATIONS]
     if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
         raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
-    serving = fit_serving(*([run for run in calibrations if run.load == load] for load in CALIBRATIONS), profile)
+    idle, busy = ([run for run in calibrations if run.load == load] for load in CALIBRATIONS)
+    serving = fit_serving(idle, busy, profile)
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
         groups.setdefault((run.config, run.load), []).append(run)
