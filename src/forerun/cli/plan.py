@@ -16,7 +16,9 @@ from forerun.cli.output import status
 from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
 from forerun.plan.confirmation import confirmed
-from forerun.plan.day_replay import DEFAULT_INTERVAL, DayPlan, DayReplay, Interval, intervals_of, replay_day
+from forerun.plan.day_confirmation import confirmed_days
+from forerun.plan.day_plan import DayPlan
+from forerun.plan.day_replay import DEFAULT_INTERVAL, DayReplay, Interval, intervals_of, replay_day
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
@@ -32,6 +34,9 @@ from forerun.plan.profile import Profile
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
+
+OUTCOMES = ("engine hours", "within SLA", "worst interval")
+"""Of a day, by the formulas and in the simulator."""
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
 Flag = Annotated[bool, Parameter(negative=())]
@@ -106,11 +111,11 @@ class ConfirmationOptions:
     """Whether the simulator is asked too."""
 
     confirm: Flag = False
-    """Simulate the plan, and plan more engines where it falls short."""
+    """Simulate the plan, and plan more engines where it falls short; with --replay, simulate the day under each predictor too."""
     num_requests: int | None = None
-    """Requests of a simulation; by default as many as fill all engines ten times, 500 at least."""
+    """Requests of the plan's simulation; by default as many as fill all engines ten times, 500 at least."""
     seed: int = 0
-    """Of the simulation."""
+    """Of the simulations."""
 
     def __post_init__(self) -> None:
         if self.num_requests is not None and self.num_requests < 1:
@@ -169,9 +174,11 @@ def plan(
         forerun plan profile --sla ttft=500ms,itl=50ms --load rate=20,isl=3000,osl=300
         forerun plan profile --sla ttft=1s,itl=20ms --load rate=5,isl=800,osl=200 --budget 8 --confirm --output plan
         forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --picture day.svg
+        forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --predictor kalman --confirm
     """
     wanted = parse_sla(sla)
-    intervals = [] if day.replay is None else intervals_of(read_trace(day.replay), day.interval)
+    requests = [] if day.replay is None else read_trace(day.replay)
+    intervals = intervals_of(requests, day.interval) if requests else []
     arriving = _load(load, intervals)
     known = corrected(Profile.load(profile), time_factor=choice.time_factor, acceptance_factor=choice.acceptance_factor)
     options = choice.planning(known)
@@ -191,6 +198,10 @@ def plan(
             )
         progress("replaying the day")
         days = _replay(known, answer.plan, wanted, options, intervals, day)
+        if confirmation.confirm and days:
+            days = confirmed_days(
+                known, answer.plan, days, requests, wanted, options, seed=confirmation.seed, progress=progress
+            )
     if output is not None:
         found.save(output)
     if day.picture is not None:
@@ -341,16 +352,17 @@ def _milliseconds(value: Any) -> str:
 
 
 def _days_table(days: list[DayPlan]) -> Table:
+    """A row for each way to decide: by the formulas, and in the simulator where it was asked."""
     table = Table("the day by", box=None, header_style="bold")
-    for name in ("engine hours", "within SLA", "worst interval", "changes", "error of the rate"):
+    simulated = [f"sim. {name}" for name in OUTCOMES] if days[0].simulated else []
+    for name in (*OUTCOMES, *simulated, "changes", "error of the rate"):
         table.add_column(name, justify="right")
     for one in days:
-        table.add_row(
-            one.name,
-            f"{one.engine_hours:.1f}",
-            f"{one.attainment:.1%}",
-            f"{one.worst:.1%}",
-            str(one.num_changes),
-            f"{one.rate_error:.1%}",
-        )
+        outcomes = [one] if one.simulated is None else [one, one.simulated]
+        cells = [
+            cell
+            for found in outcomes
+            for cell in (f"{found.engine_hours:.1f}", f"{found.attainment:.1%}", f"{found.worst:.1%}")
+        ]
+        table.add_row(one.name, *cells, str(one.num_changes), f"{one.rate_error:.1%}")
     return table
