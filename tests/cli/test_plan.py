@@ -92,6 +92,20 @@ def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
     assert sum(one["num_requests"] for one in days[0]["intervals"]) == len(trace.read_text().splitlines())
 
 
+def test_a_day_is_simulated_as_it_was_decided(folder, tmp_path, capsys):
+    lines = [{"timestamp": 250 * number, "input_length": 200, "output_length": 60} for number in range(160)]
+    trace = tmp_path / "short.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    options = ("--replay", trace, "--interval", 10, "--predictor", "constant", "--confirm", "--num-requests", 20)
+    assert run(folder, *SLA, *options, "--output-json", tmp_path / "day.json") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count(" simulated ") == 4
+    for day in json.loads((tmp_path / "day.json").read_text())["days"]:
+        assert len(day["simulated"]["attained"]) == len(day["intervals"]) == 4
+        assert day["simulated"]["engine_hours"] >= 0.999 * day["engine_hours"]
+        assert 0.0 <= day["simulated"]["worst_interval_attainment"] <= day["simulated"]["attainment"] <= 1.0
+
+
 def test_a_day_is_drawn(folder, trace, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "day.svg"

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
 from forerun.plan.confirmation import confirmed
 from forerun.plan.day_confirmation import confirmed_days
-from forerun.plan.day_plan import DayPlan
+from forerun.plan.day_plan import DayPlan, SimulatedDay
 from forerun.plan.day_replay import DEFAULT_INTERVAL, DayReplay, Interval, intervals_of, replay_day
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
@@ -34,9 +34,6 @@ from forerun.plan.profile import Profile
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
-
-OUTCOMES = ("engine hours", "within SLA", "worst interval")
-"""Of a day, by the formulas and in the simulator."""
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
 Flag = Annotated[bool, Parameter(negative=())]
@@ -352,17 +349,16 @@ def _milliseconds(value: Any) -> str:
 
 
 def _days_table(days: list[DayPlan]) -> Table:
-    """A row for each way to decide: by the formulas, and in the simulator where it was asked."""
+    """A row for each way to decide, by the formulas, and one below it for what the simulator says, where it was asked."""
     table = Table("the day by", box=None, header_style="bold")
-    simulated = [f"sim. {name}" for name in OUTCOMES] if days[0].simulated else []
-    for name in (*OUTCOMES, *simulated, "changes", "error of the rate"):
+    for name in ("engine hours", "within SLA", "worst interval", "changes", "error of the rate"):
         table.add_column(name, justify="right")
     for one in days:
-        outcomes = [one] if one.simulated is None else [one, one.simulated]
-        cells = [
-            cell
-            for found in outcomes
-            for cell in (f"{found.engine_hours:.1f}", f"{found.attainment:.1%}", f"{found.worst:.1%}")
-        ]
-        table.add_row(one.name, *cells, str(one.num_changes), f"{one.rate_error:.1%}")
+        table.add_row(one.name, *_outcome(one), str(one.num_changes), f"{one.rate_error:.1%}")
+        if one.simulated is not None:
+            table.add_row("  simulated", *_outcome(one.simulated))
     return table
+
+
+def _outcome(found: DayPlan | SimulatedDay) -> tuple[str, str, str]:
+    return f"{found.engine_hours:.1f}", f"{found.attainment:.1%}", f"{found.worst:.1%}"

@@ -87,7 +87,7 @@ def _outcome(result: SimulationResult, day: DayPlan, sla: Sla, seed: int) -> Sim
         attained[number] += is_attained
     return SimulatedDay(
         seed=seed,
-        engine_seconds=result.engine_seconds(until=day.seconds),
+        engine_seconds=result.engine_seconds(since=0.0, until=day.seconds),
         attained=tuple(attained),
         num_requests=tuple(counts),
         num_preemptions=result.num_preemptions,

@@ -87,7 +87,9 @@ class Fleet:
         times = [0.0, *(change.at for change in self.changes)]
         for before, at in pairwise(times):
             if not before <= at < math.inf:
-                raise ConfigError(f"changes: got one at {at:g} s after {before:g} s; must be sorted by time, 0 or later")
+                raise ConfigError(
+                    f"changes: got one at {at:g} s after {before:g} s; must be sorted by time, 0 or later"
+                )
         routing_policy(self.routing, 0)
 
     @staticmethod

@@ -144,15 +144,15 @@ class SimulationResult:
         """From the first arrival to the last token."""
         return max(one.finished for one in self.requests) - self.start
 
-    def engine_seconds(self, until: float = 0.0) -> float:
-        """How long engines were up in all, from the first arrival on.
+    def engine_seconds(self, *, since: float, until: float) -> float:
+        """How long engines were up in all, from a time on.
 
         One that was given up counts until it was drained, the others to `until` or to their last step, if that is later.
         """
         total = 0.0
         for life, log in zip(self.lifetimes, self.steps, strict=True):
             stop = max(until, log.ends[-1] if log.ends else 0.0) if life.stop is None else life.stop
-            total += stop - max(life.start, self.start)
+            total += max(0.0, stop - max(life.start, since))
         return total
 
     @property
