@@ -280,7 +280,11 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
             f"max_num_seqs is {policy.max_num_seqs}, below the profile's {profile.max_num_seqs}: more would be slower or not fit"
         )
     if load.prefix_hit_rate:
-        found.append("the prefix hit rate is taken as given; cached prompts need KV memory that is not counted")
+        shared = engine_model(profile).shared_blocks(load)
+        found.append(
+            f"the prefix hit rate is taken for one beginning that all prompts share, whose {shared} KV blocks each engine holds "
+            "once; with several such beginnings, or those of conversations, fewer sequences fit"
+        )
     return found
 
 
