@@ -159,6 +159,7 @@ def learn_corrections(
             found.acceptance.observe(
                 observed=test.figures.tokens_per_step, predicted=simulated.tokens_per_step, num_steps=num_steps
             )
+            found.acceptance.checked()
         ratio = test.figures.tokens_per_step / simulated.tokens_per_step if name != PLAIN else 1.0
         accepting = corrected(profile, time_factor=1.0, acceptance_factor=ratio, methods=(name,))
         factor = _time_factor(accepting, test, name, kind, seed, progress)
