@@ -18,7 +18,8 @@ from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from tests.plan.profiles import fake_profile
 
-LOAD = Load(rate=12, isl=150, osl=50, osl_cv=0.4)
+LOAD = Load(rate=12, isl=100, osl=30, osl_cv=0.4)
+NUM_REQUESTS = 80
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def load_test(
     folder: Path, profile: Profile, config: str, *, seed: int = 5, name: str = "test.json", **changes: Any
 ) -> Path:
     """What a load test of a service that is as a profile says would save."""
-    requests = synthetic_requests(LOAD, 150, seed=seed)
+    requests = synthetic_requests(LOAD, NUM_REQUESTS, seed=seed)
     served = profiled_engine(profile, config).simulate(requests, seed=seed, keeps_chunks=True)
     records = served.to_json() | served.records_to_json() | {"start_times": [100.0 + one.arrival for one in requests]}
     if not records["spec_decode_num_drafts"]:
@@ -69,7 +70,9 @@ def test_both_are_told_apart(profile: Profile, tmp_path: Path) -> None:
 
 def test_of_several_tests_a_running_mean_is_taken(profile: Profile, tmp_path: Path) -> None:
     paths = [
-        load_test(tmp_path, corrected(profile, time_factor=factor, acceptance_factor=1.0), "plain", name=f"{factor}.json")
+        load_test(
+            tmp_path, corrected(profile, time_factor=factor, acceptance_factor=1.0), "plain", name=f"{factor}.json"
+        )
         for factor in (1.2, 1.0)
     ]
     assert learnt(profile, *paths).time_factor == pytest.approx(1.2 - 0.3 * 0.2, rel=0.01)
@@ -86,11 +89,11 @@ def test_the_service_must_be_named_where_it_drafted_and_the_profile_has_several(
     profile: Profile, tmp_path: Path
 ) -> None:
     drafted, plain = (load_test(tmp_path, profile, config, name=f"{config}.json") for config in ("head", "plain"))
-    with pytest.raises(ConfigError, match="2 configurations .* --observed-config"):
+    with pytest.raises(ConfigError, match=r"2 configurations .* --observed-config"):
         learnt(profile, drafted)
-    with pytest.raises(ConfigError, match="got 'plain', and head.json counts drafts"):
+    with pytest.raises(ConfigError, match=r"got 'plain', and head.json counts drafts"):
         learnt(profile, drafted, config="plain")
-    with pytest.raises(ConfigError, match="got 'head', and plain.json has no spec_decode_accepted_tokens"):
+    with pytest.raises(ConfigError, match=r"got 'head', and plain.json has no spec_decode_accepted_tokens"):
         learnt(profile, plain, config="head")
     with pytest.raises(ConfigError, match="did you mean 'suffix'"):
         learnt(profile, drafted, config="sufix")
@@ -102,9 +105,9 @@ def test_the_service_must_be_named_where_it_drafted_and_the_profile_has_several(
         ({"start_times": None}, "has no start_times; save a load test with --save-detailed"),
         ({"ttfts": [0.1]}, "differ in length"),
         ({"errors": ["", "timeout"]}, "1 requests failed"),
-        ({"itls": [["a"]] * 150}, r"request 0 \(from 0\): has a time or a length"),
-        ({"output_lens": [0] * 150}, "each must be 1"),
-        ({"output_lens": [1] * 150, "itls": [[]] * 150}, "test with longer answers"),
+        ({"itls": [["a"]] * NUM_REQUESTS}, r"request 0 \(from 0\): has a time or a length"),
+        ({"output_lens": [0] * NUM_REQUESTS}, "each must be 1"),
+        ({"output_lens": [1] * NUM_REQUESTS, "itls": [[]] * NUM_REQUESTS}, "test with longer answers"),
         ({"spec_decode_accepted_tokens": 10**9}, "test with longer answers"),
     ],
 )

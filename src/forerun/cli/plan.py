@@ -17,11 +17,9 @@ from forerun.cli.output import status
 from forerun.cli.plan_options import (
     CHOICE,
     CONFIRMATION,
-    CORRECTION,
     REPLAY,
     ChoiceOptions,
     ConfirmationOptions,
-    CorrectionOptions,
     ReplayOptions,
 )
 from forerun.errors import ConfigError
@@ -44,6 +42,7 @@ from forerun.plan.profile import Profile
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
 
+
 @command
 def plan(
     profile: Path,
@@ -53,7 +52,6 @@ def plan(
     load: str | None = None,
     output: Path | None = None,
     choice: Annotated[ChoiceOptions, Parameter(name="*", group=Group("Choice", sort_key=1))] = CHOICE,
-    correction: Annotated[CorrectionOptions, Parameter(name="*", group=Group("Correction", sort_key=2))] = CORRECTION,
     confirmation: Annotated[
         ConfirmationOptions, Parameter(name="*", group=Group("Confirmation", sort_key=3))
     ] = CONFIRMATION,
@@ -82,7 +80,7 @@ def plan(
     arriving = _load(load, intervals)
     measured = Profile.load(profile)
     with status() as progress:
-        learnt = correction.of(measured, choice.prompt_class, progress)
+        learnt = choice.correction.of(measured, choice.prompt_class, progress)
         known = corrected(
             measured,
             time_factor=learnt.time_factor,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from forerun.cli.options import check_picture
 from forerun.errors import ConfigError
@@ -22,6 +22,38 @@ from forerun.plan.simulation.fleet import Transfer
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
 Flag = Annotated[bool, Parameter(negative=())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionOptions:
+    """What a running service shows of the profile."""
+
+    time_factor: float = 1.0
+    """Observed over profiled seconds of a step."""
+    acceptance_factor: float = 1.0
+    """Observed over profiled tokens of a step."""
+    observed: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
+    """Learn both factors from a load test of the profiled engine, "forerun bench serve --save-result --save-detailed"; several times for several."""
+    observed_config: str | None = None
+    """The configuration of the profile that the tested service ran; by default the only one, or plain where it drafted nothing."""
+
+    def __post_init__(self) -> None:
+        if self.observed and (self.time_factor, self.acceptance_factor) != (1.0, 1.0):
+            raise ConfigError(
+                "observed: contradicts --time-factor and --acceptance-factor, which it learns; leave them out"
+            )
+        if self.observed_config is not None and not self.observed:
+            raise ConfigError("observed_config: given without --observed; leave it out, or give a load test")
+
+    def of(self, profile: Profile, prompt_class: str | None, progress: Callable[[str], None]) -> AppliedCorrections:
+        """The factors: as given, or learnt."""
+        if not self.observed:
+            return AppliedCorrections(time_factor=self.time_factor, acceptance_factor=self.acceptance_factor)
+        tests = [read_load_test(path) for path in self.observed]
+        return learn_corrections(profile, tests, config=self.observed_config, kind=prompt_class, progress=progress)
+
+
+CORRECTION = CorrectionOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +80,7 @@ class ChoiceOptions:
     """What handing over the KV of a prompt takes at least."""
     transfer_gigabytes_per_second: float = float("inf")
     """How much KV is handed over in a second."""
+    correction: Annotated[CorrectionOptions, Parameter(name="*", group=Group("Correction", sort_key=2))] = CORRECTION
 
     def __post_init__(self) -> None:
         for name in ("budget", "devices_per_engine", "running"):
@@ -82,33 +115,6 @@ class ChoiceOptions:
             routing=self.routing,
             transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrectionOptions:
-    """What a running service shows of the profile."""
-
-    time_factor: float = 1.0
-    """Observed over profiled seconds of a step."""
-    acceptance_factor: float = 1.0
-    """Observed over profiled tokens of a step."""
-    observed: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
-    """Learn both factors from a load test of the profiled engine, "forerun bench serve --save-result --save-detailed"; several times for several."""
-    observed_config: str | None = None
-    """The configuration of the profile that the tested service ran; by default the only one, or plain where it drafted nothing."""
-
-    def __post_init__(self) -> None:
-        if self.observed and (self.time_factor, self.acceptance_factor) != (1.0, 1.0):
-            raise ConfigError("observed: contradicts --time-factor and --acceptance-factor, which it learns; leave them out")
-        if self.observed_config is not None and not self.observed:
-            raise ConfigError("observed_config: given without --observed; leave it out, or give a load test")
-
-    def of(self, profile: Profile, prompt_class: str | None, progress: Callable[[str], None]) -> AppliedCorrections:
-        """The factors: as given, or learnt."""
-        if not self.observed:
-            return AppliedCorrections(time_factor=self.time_factor, acceptance_factor=self.acceptance_factor)
-        tests = [read_load_test(path) for path in self.observed]
-        return learn_corrections(profile, tests, config=self.observed_config, kind=prompt_class, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,5 +154,4 @@ class ReplayOptions:
             raise ConfigError("interval, picture: given without --replay; leave them out")
 
 
-CHOICE, CORRECTION, CONFIRMATION = ChoiceOptions(), CorrectionOptions(), ConfirmationOptions()
-REPLAY = ReplayOptions()
+CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()

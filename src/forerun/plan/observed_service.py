@@ -215,7 +215,7 @@ def _time_factor(
         else:
             high, at_high = middle, at_middle
     share = math.log(wanted / at_low) / math.log(at_high / at_low) if at_high > at_low else 0.5
-    return low * (high / low) ** share
+    return float(low * (high / low) ** share)
 
 
 def _simulated(profile: Profile, test: LoadTest, name: str, kind: str | None, seed: int) -> ServiceFigures:

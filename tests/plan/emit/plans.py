@@ -25,9 +25,7 @@ WINDOW = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 EAGLE3 = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 2], [17, 64, 0]]}
 
-PLAN = replace(
-    PLAIN_PLAN, speculative_config=NGRAM, acceptance={"conditional_accept_rates": [0.7, 0.6, 0.5, 0.4]}
-)
+PLAN = replace(PLAIN_PLAN, speculative_config=NGRAM, acceptance={"conditional_accept_rates": [0.7, 0.6, 0.5, 0.4]})
 APART = replace(PLAN, layout=Layout.DISAGGREGATED, prefill_replicas=1, decode_replicas=2)
 
 

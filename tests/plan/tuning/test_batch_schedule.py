@@ -58,8 +58,14 @@ def test_each_batch_size_gets_its_best_length() -> None:
 
 
 def test_drafting_that_takes_time_is_counted() -> None:
-    slow = {name: DraftingFigures(tokens_per_step=one.tokens_per_step, draft_tokens_per_step=one.draft_tokens_per_step,
-                                  drafting_seconds_per_step=0.01) for name, one in FIGURES.items()}
+    slow = {
+        name: DraftingFigures(
+            tokens_per_step=one.tokens_per_step,
+            draft_tokens_per_step=one.draft_tokens_per_step,
+            drafting_seconds_per_step=0.01,
+        )
+        for name, one in FIGURES.items()
+    }
     assert with_schedule(NGRAMS, slow, STEEP, max_batch_size=32, context=0.0) is None  # then nothing pays at any size
 
 

@@ -76,7 +76,9 @@ def _family(candidate: Candidate) -> str | None:
     config: Mapping[str, Any] = candidate.speculative_config or {}
     if candidate.is_auto or not candidate.num_speculative_tokens or any(config.get(name) for name in CHOSEN_OTHERWISE):
         return None
-    return json.dumps({name: value for name, value in config.items() if name != "num_speculative_tokens"}, sort_keys=True)
+    return json.dumps(
+        {name: value for name, value in config.items() if name != "num_speculative_tokens"}, sort_keys=True
+    )
 
 
 def _table(

@@ -70,9 +70,7 @@ def _load(offered: OfferedLoad, prompt_lengths: Sequence[int], run: RunFigures) 
 
 def _kept_limits(run: RunFigures) -> Sla:
     """Limits that the run kept; answers of one token have no time per token."""
-    return Sla(
-        ttft=run.ttft.p95 or None, tpot=run.tpot.p95 or None, e2el=run.e2el.p95, attainment=DEFAULT_ATTAINMENT
-    )
+    return Sla(ttft=run.ttft.p95 or None, tpot=run.tpot.p95 or None, e2el=run.e2el.p95, attainment=DEFAULT_ATTAINMENT)
 
 
 def _figures(run: RunFigures) -> dict[str, Any]:
