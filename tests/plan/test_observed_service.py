@@ -96,7 +96,7 @@ def test_the_service_must_be_named_where_it_drafted_and_the_profile_has_several(
     with pytest.raises(ConfigError, match=r"got 'head', and plain.json has no spec_decode_accepted_tokens"):
         learnt(profile, plain, config="head")
     with pytest.raises(ConfigError, match="did you mean 'suffix'"):
-        learnt(profile, drafted, config="sufix")
+        learnt(profile, drafted, config="suffx")
 
 
 @pytest.mark.parametrize(
