@@ -134,8 +134,9 @@ def _measure(settings: TuningSettings, target: LoadedTarget, path: Path, is_time
             status.update(f"sweep, round {number + 1}: {candidate.name}")
             return real.run(candidate, number)
 
+        # all ways to draft, at their one limit, and what the tuning made of them
         return sweep(
-            settings.space.all(),
+            [one.candidate for one in tuned.screened() or ()],
             run,
             SweepFile(path / "sweep.json"),
             identity,

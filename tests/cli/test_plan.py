@@ -81,6 +81,27 @@ def test_running_engines_are_given_up_only_where_the_others_stay_unbusy(folder, 
     assert planned("--running", 20) < 20
 
 
+def test_corrections_are_learnt_and_shown(folder, tmp_path, capsys):
+    """Of a service that takes 20 ms for each step, with one request at a time."""
+    test = {
+        "start_times": [float(number) for number in range(20)],
+        "input_lens": [100] * 20,
+        "output_lens": [21] * 20,
+        "ttfts": [0.02] * 20,
+        "itls": [[0.006] * 20] * 20,
+    }
+    (tmp_path / "test.json").write_text(json.dumps(test))
+    options = ("--observed", tmp_path / "test.json", "--output-json", tmp_path / "plan.json")
+    assert run(folder, *SLA, *LOAD, *options) == 0
+    found = json.loads((tmp_path / "plan.json").read_text())["corrections"]
+    assert found["learnt_from"] == ["test.json"]
+    assert found["acceptance_factor"] == 1.0
+    assert 1.0 < found["time_factor"] < 2.0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"corrected: a step takes {found['time_factor']:.3g} times as long as profiled, and yields 1 times" in shown
+    assert "learnt from test.json" in shown
+
+
 def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
     options = ("--replay", trace, "--interval", 300, "--predictor", "constant", "--predictor", "ar")
     assert run(folder, *SLA, *options, "--output-json", tmp_path / "day.json") == 0
@@ -90,6 +111,20 @@ def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
     days = json.loads((tmp_path / "day.json").read_text())["days"]
     assert [day["name"] for day in days] == ["constant", "ar", "oracle", "fixed: peak", "fixed: mean"]
     assert sum(one["num_requests"] for one in days[0]["intervals"]) == len(trace.read_text().splitlines())
+
+
+def test_a_day_is_simulated_as_it_was_decided(folder, tmp_path, capsys):
+    lines = [{"timestamp": 250 * number, "input_length": 200, "output_length": 60} for number in range(160)]
+    trace = tmp_path / "short.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    options = ("--replay", trace, "--interval", 10, "--predictor", "constant", "--confirm", "--num-requests", 20)
+    assert run(folder, *SLA, *options, "--output-json", tmp_path / "day.json") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count(" simulated ") == 4
+    for day in json.loads((tmp_path / "day.json").read_text())["days"]:
+        assert len(day["simulated"]["attained"]) == len(day["intervals"]) == 4
+        assert day["simulated"]["engine_hours"] >= 0.999 * day["engine_hours"]
+        assert 0.0 <= day["simulated"]["worst_interval_attainment"] <= day["simulated"]["attainment"] <= 1.0
 
 
 def test_a_day_is_drawn(folder, trace, tmp_path):
@@ -112,6 +147,9 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
         ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
         ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
+        ((*SLA, *LOAD, "--observed", "x.json", "--time-factor", 1.1), "contradicts --time-factor"),
+        ((*SLA, *LOAD, "--observed-config", "suffix"), "given without --observed"),
+        ((*SLA, *LOAD, "--observed", "nothing.json"), "give the result of a load test"),
         ((*SLA, *LOAD, "--time-factor", 0), "must be a number above 0"),
         ((*SLA, "--load", "rate=1,isl=5000,osl=10"), "must be at most that: profile with"),
         ((*SLA, "--replay", "nothing.jsonl"), "nothing.jsonl"),

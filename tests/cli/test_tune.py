@@ -14,6 +14,7 @@ from forerun.bench.tuning import step_times, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
 from forerun.errors import ConfigError
+from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepSample, StepTimeModel
 from tests.stand_in import save_stand_in
@@ -64,6 +65,9 @@ def test_tune_writes_a_configuration_its_reasons_and_a_picture(tune, tmp_path):
     assert set(report["pareto_front"]) <= report["runs"].keys()
     for line in report["reasons"]:
         assert line in (tuned / "serve.yaml").read_text()
+    plan = DeploymentPlan.load_file(tuned)
+    assert plan.speculative_config == best["speculative_config"]
+    assert (plan.engine.max_num_seqs, plan.engine.dtype) == (64, "float32")
     assert f"forerun serve --config {tuned / 'serve.yaml'}" in shown.replace("\n", "")
     pytest.importorskip("matplotlib")
     assert "<svg" in (tuned / "pareto.svg").read_text()

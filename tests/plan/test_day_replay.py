@@ -5,11 +5,11 @@ import math
 import pytest
 
 from forerun.errors import ConfigError
+from forerun.plan.day_plan import DayPlan
 from forerun.plan.day_replay import (
     MEAN,
     ORACLE,
     PEAK,
-    DayPlan,
     DayReplay,
     Interval,
     LoadForecast,

@@ -1,31 +1,20 @@
 """plan.json, written and read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
-from forerun.plan.load import Load
-from forerun.plan.sla import Sla
+from forerun.plan.deployment_plan import DeploymentPlan
+from tests.plan.deployment_plans import PLAIN_PLAN
 
-PLAN = DeploymentPlan(
-    model="smollm2-135m",
-    profile={"machine": "a machine"},
-    load=Load(rate=20, isl=3000, osl=300),
-    sla=Sla(ttft=0.5, tpot=0.05),
-    feasible=True,
-    best_achievable=None,
-    layout=Layout.AGGREGATED,
-    replicas=3,
-    prefill_replicas=0,
-    decode_replicas=0,
-    engine=PlannedEngine(
-        max_num_seqs=16, max_num_batched_tokens=2048, max_model_len=4096, block_size=16, dtype="bfloat16"
-    ),
+PLAN = replace(
+    PLAIN_PLAN,
     speculative_config={"method": "suffix", "num_speculative_tokens": 5},
     predicted={"ttft_p95_ms": 410.0},
+    corrections={"time_factor": 1.1, "acceptance_factor": 1.0, "learnt_from": ["test.json"]},
     warnings=("one",),
 )
 

@@ -39,7 +39,7 @@ def emit(
     What a system lacks is an error that says what it has instead; nothing of a plan is left out silently.
 
     Args:
-        plan: The folder of "forerun plan --output", or its plan.json.
+        plan: The folder of "forerun plan --output" or of "forerun tune --output", or its plan.json.
         to: Where it runs: forerun itself, alone, in Docker's compose or on Kubernetes; or another system.
         output: The folder for the files, which is made if needed; without it they are printed.
         profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads, and whose memory servers get.

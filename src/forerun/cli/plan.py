@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
 from forerun.cli.command import command
-from forerun.cli.options import REPORT, ReportOptions, check_picture
+from forerun.cli.options import REPORT, ReportOptions
 from forerun.cli.output import status
+from forerun.cli.plan_options import (
+    CHOICE,
+    CONFIRMATION,
+    REPLAY,
+    ChoiceOptions,
+    ConfirmationOptions,
+    ReplayOptions,
+)
 from forerun.errors import ConfigError
-from forerun.plan.capacity import Routing
 from forerun.plan.confirmation import confirmed
-from forerun.plan.day_replay import DEFAULT_INTERVAL, DayPlan, DayReplay, Interval, intervals_of, replay_day
+from forerun.plan.day_confirmation import confirmed_days
+from forerun.plan.day_plan import DayPlan, SimulatedDay
+from forerun.plan.day_replay import DayReplay, Interval, intervals_of, replay_day
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
@@ -29,116 +39,8 @@ from forerun.plan.deployment_planner import (
 from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile
-from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
-
-Layouts = Literal["aggregated", "disaggregated", "any"]
-Flag = Annotated[bool, Parameter(negative=())]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceOptions:
-    """What the plan may choose."""
-
-    layout: Layouts = "aggregated"
-    """aggregated: each engine serves whole requests; disaggregated: some compute prompts and hand the KV over; any: the better of both."""
-    budget: int | None = None
-    """GPUs or cores that all engines may take together; by default as many as it needs."""
-    devices_per_engine: int = 1
-    """GPUs or cores of one engine, as profiled."""
-    running: int | None = None
-    """Engines that run now; fewer are planned only if they stay below 80 % busy."""
-    method: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    """Configurations of the profile that may be chosen, besides no speculation; by default all."""
-    prompt_class: str | None = None
-    """Acceptance as on the profile's prompts of this class only."""
-    confidence: float | None = None
-    """Plan with acceptance at the lower end of its interval, e.g. 0.9; by default as measured."""
-    time_factor: float = 1.0
-    """Observed over profiled seconds of a step."""
-    acceptance_factor: float = 1.0
-    """Observed over profiled tokens of a step."""
-    routing: Routing = Routing.LEAST_REQUESTS
-    """Which engine a request is sent to: least-requests, that with the fewest; random: any, which is the safe side."""
-    transfer_seconds: float = 0.0
-    """What handing over the KV of a prompt takes at least."""
-    transfer_gigabytes_per_second: float = float("inf")
-    """How much KV is handed over in a second."""
-
-    def __post_init__(self) -> None:
-        for name in ("budget", "devices_per_engine", "running"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: got {value}; must be 1 or more")
-
-    def planning(self, profile: Profile) -> PlanningOptions:
-        """The same for the planner.
-
-        Raises:
-            ConfigError: the budget is less than one engine, or the profile does not know the size of the KV.
-        """
-        most = None if self.budget is None else self.budget // self.devices_per_engine
-        if most == 0:
-            raise ConfigError(
-                f"budget: got {self.budget}, and one engine takes {self.devices_per_engine}; must be at least that"
-            )
-        rate = 1e9 * self.transfer_gigabytes_per_second
-        if rate != float("inf") and profile.kv_bytes_per_token is None:
-            raise ConfigError(
-                "transfer_gigabytes_per_second: the profile does not say how large the KV of a token is; give "
-                "--transfer-seconds instead"
-            )
-        size = 0.0 if rate == float("inf") else float(profile.kv_bytes_per_token or 0)
-        return PlanningOptions(
-            layouts=tuple(Layout) if self.layout == "any" else (Layout(self.layout),),
-            most_engines=most,
-            kind=self.prompt_class,
-            confidence=self.confidence,
-            methods=self.method or None,
-            routing=self.routing,
-            transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfirmationOptions:
-    """Whether the simulator is asked too."""
-
-    confirm: Flag = False
-    """Simulate the plan, and plan more engines where it falls short."""
-    num_requests: int | None = None
-    """Requests of a simulation; by default as many as fill all engines ten times, 500 at least."""
-    seed: int = 0
-    """Of the simulation."""
-
-    def __post_init__(self) -> None:
-        if self.num_requests is not None and self.num_requests < 1:
-            raise ConfigError(f"num_requests: got {self.num_requests}; must be 1 or more")
-        if not self.confirm and (self.num_requests is not None or self.seed):
-            raise ConfigError("num_requests, seed: given without --confirm; nothing is simulated then: leave them out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
-    """A day of traffic."""
-
-    replay: Path | None = None
-    """A trace: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
-    interval: float = DEFAULT_INTERVAL
-    """Seconds from one decision to the next."""
-    predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
-    """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet."""
-    picture: Path | None = None
-    """Draw the day to this .png, .svg or .pdf file (needs the extra "bench")."""
-
-    def __post_init__(self) -> None:
-        check_picture("--picture", self.picture)
-        if self.replay is None and (self.interval != DEFAULT_INTERVAL or self.picture is not None):
-            raise ConfigError("interval, picture: given without --replay; leave them out")
-
-
-CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()
 
 
 @command
@@ -151,9 +53,9 @@ def plan(
     output: Path | None = None,
     choice: Annotated[ChoiceOptions, Parameter(name="*", group=Group("Choice", sort_key=1))] = CHOICE,
     confirmation: Annotated[
-        ConfirmationOptions, Parameter(name="*", group=Group("Confirmation", sort_key=2))
+        ConfirmationOptions, Parameter(name="*", group=Group("Confirmation", sort_key=3))
     ] = CONFIRMATION,
-    day: Annotated[ReplayOptions, Parameter(name="*", group=Group("A day of traffic", sort_key=3))] = REPLAY,
+    day: Annotated[ReplayOptions, Parameter(name="*", group=Group("A day of traffic", sort_key=4))] = REPLAY,
     report: ReportOptions = REPORT,
 ) -> int:
     """Plan a deployment: engines, drafts and their lengths, for a load and an SLA. Exits with 1 where none is enough.
@@ -168,14 +70,24 @@ def plan(
     Examples:
         forerun plan profile --sla ttft=500ms,itl=50ms --load rate=20,isl=3000,osl=300
         forerun plan profile --sla ttft=1s,itl=20ms --load rate=5,isl=800,osl=200 --budget 8 --confirm --output plan
+        forerun plan profile --sla ttft=1s,itl=20ms --load rate=5,isl=800,osl=200 --observed test.json
         forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --picture day.svg
+        forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --predictor kalman --confirm
     """
     wanted = parse_sla(sla)
-    intervals = [] if day.replay is None else intervals_of(read_trace(day.replay), day.interval)
+    requests = [] if day.replay is None else read_trace(day.replay)
+    intervals = intervals_of(requests, day.interval) if requests else []
     arriving = _load(load, intervals)
-    known = corrected(Profile.load(profile), time_factor=choice.time_factor, acceptance_factor=choice.acceptance_factor)
-    options = choice.planning(known)
+    measured = Profile.load(profile)
     with status() as progress:
+        learnt = choice.correction.of(measured, choice.prompt_class, progress)
+        known = corrected(
+            measured,
+            time_factor=learnt.time_factor,
+            acceptance_factor=learnt.acceptance_factor,
+            methods=choice.method or None,
+        )
+        options = replace(choice.planning(known), corrections=learnt)
         progress("planning")
         found, answer = plan_deployment(known, arriving, wanted, options)
         found, answer = _kept(known, found, answer, options, choice.running)
@@ -191,6 +103,10 @@ def plan(
             )
         progress("replaying the day")
         days = _replay(known, answer.plan, wanted, options, intervals, day)
+        if confirmation.confirm and days:
+            days = confirmed_days(
+                known, answer.plan, days, requests, wanted, options, seed=confirmation.seed, progress=progress
+            )
     if output is not None:
         found.save(output)
     if day.picture is not None:
@@ -288,14 +204,23 @@ def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:
     engines = f"{found.replicas}, each for whole requests"
     if found.layout is Layout.DISAGGREGATED:
         engines = f"{found.prefill_replicas} for prompts, {found.decode_replicas} for answers"
-    predicted = found.predicted
+    predicted, corrections = found.predicted, found.corrections
     return [
+        *([("corrected", _corrected(corrections))] if corrections else []),
         ("engines", engines),
         ("drafts", _drafts(found)),
         ("sequences", f"{found.engine.max_num_seqs} at most, {predicted['batch_size']:.1f} on average"),
         ("busy", f"{predicted['utilization']:.0%} of what they can do"),
         ("within SLA", f"{predicted['attainment']:.1%} of requests by the formulas" + _simulated_share(found)),
     ]
+
+
+def _corrected(corrections: Mapping[str, Any]) -> str:
+    source = f", learnt from {', '.join(corrections['learnt_from'])}" if corrections["learnt_from"] else ""
+    return (
+        f"a step takes {corrections['time_factor']:.3g} times as long as profiled, and yields "
+        f"{corrections['acceptance_factor']:.3g} times as many tokens{source}"
+    )
 
 
 def _drafts(found: DeploymentPlan) -> str:
@@ -341,16 +266,16 @@ def _milliseconds(value: Any) -> str:
 
 
 def _days_table(days: list[DayPlan]) -> Table:
+    """A row for each way to decide, by the formulas, and one below it for what the simulator says, where it was asked."""
     table = Table("the day by", box=None, header_style="bold")
     for name in ("engine hours", "within SLA", "worst interval", "changes", "error of the rate"):
         table.add_column(name, justify="right")
     for one in days:
-        table.add_row(
-            one.name,
-            f"{one.engine_hours:.1f}",
-            f"{one.attainment:.1%}",
-            f"{one.worst:.1%}",
-            str(one.num_changes),
-            f"{one.rate_error:.1%}",
-        )
+        table.add_row(one.name, *_outcome(one), str(one.num_changes), f"{one.rate_error:.1%}")
+        if one.simulated is not None:
+            table.add_row("  simulated", *_outcome(one.simulated))
     return table
+
+
+def _outcome(found: DayPlan | SimulatedDay) -> tuple[str, str, str]:
+    return f"{found.engine_hours:.1f}", f"{found.attainment:.1%}", f"{found.worst:.1%}"

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from forerun.bench.tuning.estimate import Estimate
     from forerun.bench.tuning.folder import TuningFolder
     from forerun.bench.tuning.tuner import TuningSettings
+    from forerun.config.settings import EngineSettings
     from forerun.models.base import LoadedTarget
-    from forerun.plan.tuning.candidates import BatchLimits, SearchSpace
+    from forerun.plan.deployment_plan import PlannedEngine
+    from forerun.plan.tuning.candidates import BatchLimits, Candidate, SearchSpace
     from forerun.plan.tuning.offered_load import OfferedLoad
     from forerun.plan.tuning.tuning_report import TuningReport
 
@@ -116,13 +118,13 @@ def tune(
     """Find the best speculative configuration for your prompts at your load.
 
     The model answers the prompts once; every configuration is simulated on its answers, and the best few are run for
-    real, in turn. Writes a file for "forerun serve --config", the reasons, and a picture. Whatever interrupts it, the
+    real, in turn. Writes a file for "forerun serve --config", a plan for "forerun emit", the reasons, and a picture. Whatever interrupts it, the
     same command goes on where it was.
 
     Args:
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
         prompts: A .txt file with one prompt per line, or .jsonl with "prompt", "question", "turns" or "messages".
-        output: Folder for serve.yaml, tuning.json and pareto.svg, and for what is needed to go on.
+        output: Folder for serve.yaml, plan.json, tuning.json and pareto.svg, and for what is needed to go on.
         dry_run: Say how long it would take, and do no more.
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
 
@@ -130,12 +132,14 @@ def tune(
         forerun tune smollm2-135m --prompts chat.jsonl --output tuned
         forerun tune smollm2-135m --prompts chat.jsonl --output tuned --load rate=2 --goodput ttft:500 tpot:50
         forerun serve --config tuned/serve.yaml
+        forerun emit --plan tuned --to compose --output launch
     """
     from forerun.bench.machine import describe_machine  # torch: only when it is needed
     from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
     from forerun.bench.tuning.tuner import Tuner
     from forerun.plan.profile import Profile
     from forerun.plan.tuning.serve_config import serve_config, serve_options
+    from forerun.plan.tuning.tuned_plan import tuned_plan
 
     _refuse_speculation(engine)
     targets: dict[str | None, LoadedTarget] = {}
@@ -168,12 +172,33 @@ def tune(
     write(folder.path / REPORT_FILE, document)
     options = serve_options(model, report.best, _changed(engine))
     (folder.path / SERVE_FILE).write_text(serve_config(options, report.reasons()), encoding="utf-8")
+    tuned_plan(
+        report,
+        offered=settings.workload.load,
+        prompt_lengths=[len(prompt) for prompt in settings.workload.prompts],
+        engine=_planned_engine(report.best, settings.engine, load_target(report.best.quantization)),
+    ).save(folder.path)
     picture = _draw(report, folder)
     if json_output:
         print(json.dumps(document))
     else:
         width = None if sys.stdout.isatty() else WIDTH
         _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False, markup=False, width=width))
+
+
+def _planned_engine(best: Candidate, engine: EngineSettings, target: LoadedTarget) -> PlannedEngine:
+    """The settings of the engine that ran the best configuration."""
+    from forerun.plan.deployment_plan import PlannedEngine
+
+    longest = target.model.max_model_len
+    return PlannedEngine(
+        max_num_seqs=best.limits.max_num_seqs,
+        max_num_batched_tokens=best.limits.max_num_batched_tokens,
+        max_model_len=longest if engine.max_model_len is None else min(longest, engine.max_model_len),
+        block_size=engine.block_size,
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        quantization=best.quantization,
+    )
 
 
 def _settings(

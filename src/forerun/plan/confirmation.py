@@ -24,7 +24,7 @@ from forerun.plan.load import Load
 from forerun.plan.profile import Profile
 from forerun.plan.serving_policies import serving_policies
 from forerun.plan.simulation.fleet import Fleet
-from forerun.plan.simulation.profiled import PLAIN, control_of, profiled_engine
+from forerun.plan.simulation.profiled import PLAIN, ProfiledEngine, control_of, profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.sla import Sla
@@ -93,10 +93,6 @@ def simulated(
     num_requests: int | None = None,
 ) -> SimulationResult:
     """Simulate a fleet under its load: real scheduling and KV accounting, the profile's step times and drafts."""
-    name = plan.policy.speculation.name if plan.policy.speculation else PLAIN
-    found = profiled_engine(profile, name, kind=options.kind, max_num_seqs=plan.policy.max_num_seqs)
-    config = speculative_config(plan)
-    longest = plan.policy.speculation.max_draft_tokens if plan.policy.speculation else 0
     if num_requests is None:
         wanted = math.ceil(LIVES * plan.num_engines * max(1.0, plan.batch_size))
         num_requests = min(MOST_REQUESTS, max(FEWEST_REQUESTS, wanted))
@@ -106,8 +102,18 @@ def simulated(
         routing=ROUTING[options.routing],
         transfer=options.transfer,
     )
-    planned = replace(found, make_control=lambda: control_of(config, longest))
-    return planned.simulate(synthetic_requests(load, num_requests, seed=seed), fleet=fleet, seed=seed)
+    requests = synthetic_requests(load, num_requests, seed=seed)
+    return planned_engine(profile, plan, options).simulate(requests, fleet=fleet, seed=seed)
+
+
+def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions = DEFAULTS) -> ProfiledEngine:
+    """An engine to simulate that is run as planned: its drafts, their lengths, its limit of running sequences."""
+    speculation = plan.policy.speculation
+    name = speculation.name if speculation else PLAIN
+    found = profiled_engine(profile, name, kind=options.kind, max_num_seqs=plan.policy.max_num_seqs)
+    config = speculative_config(plan)
+    longest = speculation.max_draft_tokens if speculation else 0
+    return replace(found, make_control=lambda: control_of(config, longest))
 
 
 def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:

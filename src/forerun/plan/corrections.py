@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
@@ -70,6 +71,31 @@ class Corrections:
     def decode(self) -> float:
         """Observed over predicted time per token: what one factor alone would have seen."""
         return self.time.value / self.acceptance.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedCorrections:
+    """The factors that a profile was corrected with, and the load tests that they were learnt from, if they were."""
+
+    time_factor: float = 1.0
+    acceptance_factor: float = 1.0
+    learnt_from: tuple[str, ...] = ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the profile is taken as it was measured, and nothing was compared."""
+        return self.time_factor == self.acceptance_factor == 1.0 and not self.learnt_from
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON."""
+        return {
+            "time_factor": self.time_factor,
+            "acceptance_factor": self.acceptance_factor,
+            "learnt_from": list(self.learnt_from),
+        }
+
+
+NO_CORRECTIONS = AppliedCorrections()
 
 
 def with_length(profile: AcceptanceProfile, length: float) -> AcceptanceProfile:

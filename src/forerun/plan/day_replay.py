@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
+from forerun.plan.day_plan import SECONDS_PER_HOUR, DayPlan, PlannedInterval
 from forerun.plan.fleet_plan import KEEP_BELOW, MOST_REPLICAS, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load
 from forerun.plan.predictors import HarmonicPredictor, Predictor, make_predictor
@@ -26,7 +26,6 @@ from forerun.plan.sla import Sla
 DEFAULT_INTERVAL = 180.0
 """Seconds from one decision to the next, as in Dynamo's planner."""
 
-SECONDS_PER_HOUR = 3600.0
 ORACLE, PEAK, MEAN = "oracle", "fixed: peak", "fixed: mean"
 """Plans to compare with: by the load that comes, and fixed counts for the most and the mean that any interval needs."""
 
@@ -38,69 +37,6 @@ class Interval:
     start: float  # seconds
     num_requests: int
     load: Load | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedInterval:
-    """What one interval was planned for, and what came of it."""
-
-    start: float
-    predicted_rate: float  # requests per second; of an oracle the real one
-    rate: float
-    engines: int
-    attained: float  # requests of the interval that attain the SLA
-    num_requests: int
-    backlog: float  # requests that wait at its end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayPlan:
-    """A day under one way to decide."""
-
-    name: str
-    interval: float  # seconds
-    intervals: tuple[PlannedInterval, ...]
-
-    @property
-    def engine_hours(self) -> float:
-        """What the day costs."""
-        return sum(one.engines for one in self.intervals) * self.interval / SECONDS_PER_HOUR
-
-    @property
-    def attainment(self) -> float:
-        """The share of the day's requests that attain the SLA."""
-        total = sum(one.num_requests for one in self.intervals)
-        return sum(one.attained for one in self.intervals) / total if total else 1.0
-
-    @property
-    def worst(self) -> float:
-        """The same of the worst interval."""
-        return min((one.attained / one.num_requests for one in self.intervals if one.num_requests), default=1.0)
-
-    @property
-    def num_changes(self) -> int:
-        """How often engines were started or stopped."""
-        counts = [one.engines for one in self.intervals]
-        return sum(now != before for before, now in zip(counts, counts[1:], strict=False))
-
-    @property
-    def rate_error(self) -> float:
-        """Mean absolute error of the predicted rate, as a share of the mean rate."""
-        errors = sum(abs(one.predicted_rate - one.rate) for one in self.intervals)
-        total = sum(one.rate for one in self.intervals)
-        return errors / total if total else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures."""
-        return {
-            "name": self.name,
-            "engine_hours": self.engine_hours,
-            "attainment": self.attainment,
-            "worst_interval_attainment": self.worst,
-            "num_changes": self.num_changes,
-            "rate_error": self.rate_error,
-            "intervals": [asdict(one) for one in self.intervals],
-        }
 
 
 def intervals_of(requests: Sequence[SimulatedRequest], seconds: float = DEFAULT_INTERVAL) -> list[Interval]:
@@ -231,6 +167,7 @@ class DayReplay:
                     predicted_rate=forecast.rate if forecast else 0.0,
                     rate=interval.load.rate if interval.load else 0.0,
                     engines=count,
+                    prefill_engines=self._prefill_of(count),
                     attained=attained,
                     num_requests=interval.num_requests,
                     backlog=backlog,
@@ -256,6 +193,10 @@ class DayReplay:
             low, high = (low, middle) if is_enough else (middle, high)
         return high
 
+    def _prefill_of(self, count: int) -> int:
+        """How many of so many engines compute prompts; 0: aggregated."""
+        return min(count - 1, max(1, round(count * self._prefill_share))) if self._prefill_share else 0
+
     def _kept(self, needed: int, running: int, forecast: Load | None) -> int:
         if forecast is None:
             return max(needed, min(running, self._least))
@@ -263,9 +204,7 @@ class DayReplay:
 
     def _plan(self, load: Load, count: int) -> FleetPlan:
         search = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
-        prefill = 0
-        if self._prefill_share:
-            prefill = min(count - 1, max(1, round(count * self._prefill_share)))
+        prefill = self._prefill_of(count)
         return search.at(self._policy.for_load(self._engine, load), prefill, count - prefill)
 
     def _meet(self, interval: Interval, count: int, backlog: float) -> tuple[float, float]:

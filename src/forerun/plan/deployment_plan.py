@@ -62,6 +62,7 @@ class DeploymentPlan:
     acceptance: dict[str, Any] | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
     simulated: dict[str, Any] | None = None  # what the simulator says of the same plan
+    corrections: dict[str, Any] | None = None  # with which the profile was corrected; None: as it was measured
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.capacity import Routing, max_rate, predict
-from forerun.plan.corrections import with_length
+from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_length
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.fleet_plan import FREE_TRANSFER, FleetAnswer, FleetPlan, plan_fleet
@@ -37,7 +37,8 @@ class PlanningOptions:
     `layouts` may be chosen, within `most_engines` (None: as many as it takes). `kind` is the class of prompts whose
     acceptance counts (None: all). `confidence`: acceptance is planned at the lower end of its interval (None: as
     measured). `methods` are the configurations that may be chosen (None: all of the profile). `transfer` is what
-    handing over a prompt's KV takes, `routing` which engine a request is sent to.
+    handing over a prompt's KV takes, `routing` which engine a request is sent to. `corrections` are those that the
+    profile was given, to be shown with the plan.
     """
 
     layouts: tuple[Layout, ...] = (Layout.AGGREGATED,)
@@ -47,15 +48,24 @@ class PlanningOptions:
     methods: tuple[str, ...] | None = None
     transfer: Transfer = FREE_TRANSFER
     routing: Routing = Routing.LEAST_REQUESTS
+    corrections: AppliedCorrections = NO_CORRECTIONS
 
 
 DEFAULTS = PlanningOptions()
 
 
-def corrected(profile: Profile, *, time_factor: float, acceptance_factor: float) -> Profile:
+def corrected(
+    profile: Profile, *, time_factor: float, acceptance_factor: float, methods: Sequence[str] | None = None
+) -> Profile:
     """The profile as a running service was observed: steps so many times as long, yielding so many times as much.
 
     Recorded drafts no longer hold where acceptance is another; simulations then draw from the rates.
+
+    Args:
+        profile: as it was measured.
+        time_factor: observed over profiled seconds of a step.
+        acceptance_factor: observed over profiled tokens of a step.
+        methods: the configurations whose acceptance is corrected; None: all.
 
     Raises:
         ConfigError: a factor is not above 0, or no acceptance is that high.
@@ -65,6 +75,8 @@ def corrected(profile: Profile, *, time_factor: float, acceptance_factor: float)
     if acceptance_factor != 1.0:
         changed = {
             name: with_length(one, one.mean_accept_length * acceptance_factor)
+            if methods is None or name.split("/")[0] in methods
+            else one
             for name, one in profile.acceptance.items()
         }
         profile = replace(profile, acceptance=changed, traces={})
@@ -168,6 +180,7 @@ def describe(
         speculative_config=speculative_config(plan),
         acceptance=None if speculation is None else speculation.acceptance.to_json(**profile.conditions),
         predicted=predicted,
+        corrections=None if options.corrections.changes_nothing else options.corrections.to_json(),
         warnings=tuple(_warnings(profile, plan, load)),
     )
 
@@ -280,7 +293,11 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
             f"max_num_seqs is {policy.max_num_seqs}, below the profile's {profile.max_num_seqs}: more would be slower or not fit"
         )
     if load.prefix_hit_rate:
-        found.append("the prefix hit rate is taken as given; cached prompts need KV memory that is not counted")
+        shared = engine_model(profile).shared_blocks(load)
+        found.append(
+            f"the prefix hit rate is taken for one beginning that all prompts share, whose {shared} KV blocks each engine holds "
+            "once; with several such beginnings, or those of conversations, fewer sequences fit"
+        )
     return found
 
 

@@ -101,7 +101,7 @@ def step_table(
     seconds = np.empty((max_batch_size, len(lengths)))
     for batch_size in range(1, max_batch_size + 1):
         for length in lengths:
-            seconds[batch_size - 1, length] = _seconds(
+            seconds[batch_size - 1, length] = step_seconds_of_rows(
                 step_times, batch_size, batch_size * (1.0 + drafted[length]), context
             )
     expected, variance = np.ones(len(lengths)), np.zeros(len(lengths))
@@ -113,7 +113,7 @@ def step_table(
     return StepTable(seconds=seconds, expected=expected, variance=variance)
 
 
-def _seconds(step_times: StepSeconds, batch_size: int, num_rows: float, context: float) -> float:
+def step_seconds_of_rows(step_times: StepSeconds, batch_size: int, num_rows: float, context: float) -> float:
     """Seconds of a step of a mean number of rows, between those of the whole numbers beside it."""
     low, context_tokens = math.floor(num_rows), round(batch_size * context)
     counts = (low, low + 1) if num_rows > low else (low,)

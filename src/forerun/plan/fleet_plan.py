@@ -193,10 +193,13 @@ class FleetSearch:
         return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
 
     def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
-        at = self._predict(policy, self._load, np.array([count]))
+        return self._found(policy, 0, count, self._predict(policy, self._load, np.array([count])))
+
+    def _found(self, policy: ServingPolicy, prefill: int, replicas: int, at: Prediction) -> FleetPlan:
+        """So many engines with what is predicted of them at one rate."""
         return FleetPlan(
-            prefill_replicas=0,
-            replicas=count,
+            prefill_replicas=prefill,
+            replicas=replicas,
             policy=policy,
             attainment=float(at.attainment(self._sla)[0]),
             ttft=at.ttft,
@@ -207,6 +210,7 @@ class FleetSearch:
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
             busy_share=float(at.busy_share[0]),
+            prefill_utilization=self._load.rate * self._prompt_seconds / prefill if prefill else None,
         )
 
     def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
@@ -279,22 +283,7 @@ class FleetSearch:
         return enough
 
     def _apart(self, policy: ServingPolicy, prefill: int, decode: int) -> FleetPlan:
-        at = self._latencies_apart(policy, prefill, np.array([decode]))
-        return FleetPlan(
-            prefill_replicas=prefill,
-            replicas=decode,
-            policy=policy,
-            attainment=float(at.attainment(self._sla)[0]),
-            ttft=at.ttft,
-            tpot=at.tpot,
-            icl=at.icl,
-            e2el=at.e2el,
-            batch_size=float(at.batch_size[0]),
-            acceptance_length=float(at.acceptance_length[0]),
-            utilization=float(at.utilization[0]),
-            busy_share=float(at.busy_share[0]),
-            prefill_utilization=self._load.rate * self._prompt_seconds / prefill,
-        )
+        return self._found(policy, prefill, decode, self._latencies_apart(policy, prefill, np.array([decode])))
 
     @cached_property
     def _prompt_seconds(self) -> float:

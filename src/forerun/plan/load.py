@@ -20,7 +20,7 @@ class Load:
     of prompt and answer (input and output sequence length). `cv` is the coefficient of variation (deviation
     over mean) of the times between arrivals: 1 as in a Poisson process, 0 evenly, above 1 in bursts. `isl_cv`
     and `osl_cv` are the same of the lengths. `prefix_hit_rate` is the share of prompt tokens whose KV is found
-    in the prefix cache.
+    in the prefix cache; it is taken for one beginning that all prompts share.
 
     Raises:
         ConfigError: a number is out of range.

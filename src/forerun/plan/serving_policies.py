@@ -61,18 +61,30 @@ class EngineModel:
             start += chunk
         return seconds
 
+    def shared_blocks(self, load: Load) -> int:
+        """Blocks of a load's cached prompt tokens, where these are one beginning that all prompts share.
+
+        An engine holds it once, whoever runs; its last block, where it is not full, each sequence has for itself.
+        """
+        return int(load.isl * load.prefix_hit_rate) // self.block_size
+
     def num_places(self, load: Load, num_draft_tokens: int) -> int:
         """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments; 0: not even one.
 
         A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer,
-        as long answers run longer. One block each is kept free by the scheduler.
+        as long answers run longer. One block each is kept free by the scheduler. What all prompts share is held once.
         """
+        shared = self.shared_blocks(load)
+        free = self.num_blocks - shared
+        if free <= 0:
+            return 0
         spread = 1.0 + load.osl_cv**2
         written = load.osl * spread / 2.0
         variance = load.osl**2 * (spread**3 / 3.0 - spread**2 / 4.0) + (load.isl * load.isl_cv) ** 2
-        blocks = (load.isl + written + num_draft_tokens + 1) / self.block_size + 1.5
+        own = load.isl - shared * self.block_size
+        blocks = (own + written + num_draft_tokens + 1) / self.block_size + 1.5
         deviation = math.sqrt(variance) / self.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)
-        root = (-deviation + math.sqrt(deviation**2 + 4.0 * blocks * self.num_blocks)) / (2.0 * blocks)
+        root = (-deviation + math.sqrt(deviation**2 + 4.0 * blocks * free)) / (2.0 * blocks)
         return int(root**2)
 
 

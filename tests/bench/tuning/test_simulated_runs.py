@@ -74,6 +74,17 @@ def test_a_simulated_run_takes_as_long_as_its_steps():
     assert found.seconds == pytest.approx(found.num_output_tokens * STEP)
 
 
+def test_what_was_drafted_is_known_by_name():
+    _, simulated = both(workload())
+    found = simulated.simulate(candidate(NGRAM, name="ngram"))
+    simulated.simulate(candidate(None, name="plain"))
+    (drafted,) = simulated.drafted.values()
+    assert [*simulated.drafted] == ["ngram"]
+    assert drafted.tokens_per_step == pytest.approx(found.acceptance_length)
+    assert drafted.tokens_per_step - 1.0 <= drafted.draft_tokens_per_step <= 3.0
+    assert drafted.drafting_seconds_per_step > 0.0
+
+
 def test_requests_come_at_the_rate_that_was_asked_for():
     of = workload(load=OfferedLoad(rate=2.0))
     _, simulated = both(of)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
+from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
     PREFILL_FILE,
@@ -17,8 +17,7 @@ from forerun.plan.dynamo_files import (
     write_prefill,
 )
 from forerun.plan.emit.emission import EmitRequest
-from forerun.plan.load import Load
-from forerun.plan.sla import Sla
+from tests.plan.deployment_plans import PLAIN_PLAN
 from tests.plan.profiles import fake_profile
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -26,23 +25,7 @@ WINDOW = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 EAGLE3 = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 2], [17, 64, 0]]}
 
-PLAN = DeploymentPlan(
-    model="org/Some_Model-1B",
-    profile={"machine": "a machine, 4 cores"},
-    load=Load(rate=20, isl=3000, osl=300),
-    sla=Sla(ttft=0.5, tpot=0.05),
-    feasible=True,
-    best_achievable=None,
-    layout=Layout.AGGREGATED,
-    replicas=3,
-    prefill_replicas=0,
-    decode_replicas=0,
-    engine=PlannedEngine(
-        max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=4096, block_size=16, dtype="bfloat16"
-    ),
-    speculative_config=NGRAM,
-    acceptance={"conditional_accept_rates": [0.7, 0.6, 0.5, 0.4]},
-)
+PLAN = replace(PLAIN_PLAN, speculative_config=NGRAM, acceptance={"conditional_accept_rates": [0.7, 0.6, 0.5, 0.4]})
 APART = replace(PLAN, layout=Layout.DISAGGREGATED, prefill_replicas=1, decode_replicas=2)
 
 

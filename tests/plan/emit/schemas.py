@@ -30,4 +30,3 @@ PLANNER_KEYS = {  # ai-dynamo 1.4.2 and 1.6.1, dynamo/planner/config/planner_con
     *("throughput_adjustment_interval_seconds", "max_gpu_budget", "prefill_engine_num_gpu"),
     *("decode_engine_num_gpu", "speculative_nextn", "pre_deployment_sweeping_mode"),
 }
-COMPONENT_TYPES = {"frontend", "planner", "worker", "prefill", "decode"}  # nvidia.com/v1beta1

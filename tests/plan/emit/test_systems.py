@@ -13,7 +13,7 @@ import yaml
 
 from forerun.errors import ConfigError
 from forerun.plan.emit.systems import OWN, SYSTEMS, emit
-from tests.plan.emit import schemas
+from tests.plan.emit import resources, schemas
 from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, request, with_engine, write_profile
 
 
@@ -121,6 +121,64 @@ def test_ray_serves_the_replicas_with_vllm():
     assert {f"--{name.replace('_', '-')}" for name in engine["engine_kwargs"]} <= schemas.VLLM_OPTIONS
 
 
+@pytest.mark.parametrize("model", [PLAN.model, "org/7B_" + "x" * 60])
+@pytest.mark.parametrize("image", [None, "registry.example/ray:1"])
+def test_kuberay_gets_a_service_that_its_crd_takes(model, image):
+    (service,) = yaml.safe_load_all(emit("ray", replace(request(model=model), image=image)).files["rayservice.yaml"])
+    assert resources.violations(service, resources.RAY_SERVICE) == []
+    cluster = service["spec"]["rayClusterConfig"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["minReplicas"] == group["replicas"] == group["maxReplicas"] == 3
+    (worker,) = group["template"]["spec"]["containers"]
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["image"] == worker["image"]
+    assert ("rayVersion" in cluster, cluster.get("rayVersion", "") in head["image"]) == (image is None, True)
+
+
+def test_kuberay_serves_the_applications_of_serve_deploy():
+    files = emit("ray", request()).files
+    service = yaml.safe_load(files["rayservice.yaml"])
+    inner, alone = yaml.safe_load(service["spec"]["serveConfigV2"]), yaml.safe_load(files["serve.yaml"])
+    assert inner == {"applications": alone["applications"]}  # and listens on all addresses of its pods
+
+
+@pytest.mark.parametrize("plan", [PLAN, APART])
+def test_dynamos_crds_take_both_graphs(plan, profile_folder):
+    files = emit("dynamo", request(plan, profile_folder=profile_folder)).files
+    for name, schema in (
+        ("dynamo.yaml", resources.DYNAMO_GRAPH_V1BETA1),
+        ("dynamo-v1alpha1.yaml", resources.DYNAMO_GRAPH_V1ALPHA1),
+    ):
+        _, graph = yaml.safe_load_all(files[name])
+        assert resources.violations(graph, schema) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("spec", "rayClusterConfig", "headGroupSpec", "template"), None, "headGroupSpec: template missing"),
+        (("spec", "rayClusterConfig", "workerGroupSpecs", 0, "maxReplicas"), None, "maxReplicas missing"),
+        (("spec", "rayClusterConfig", "workerGroupSpecs", 0, "replicas"), "3", "replicas: '3' is no integer"),
+        (("spec", "rayClusterConfig", "headGroup"), {}, "unknown headGroup"),
+        (("metadata", "name"), "7b", "name: '7b'"),
+    ],
+)
+def test_what_the_crd_refuses_is_found(path, value, said):
+    """The check of the two tests above can fail."""
+    service = yaml.safe_load(emit("ray", request()).files["rayservice.yaml"])
+    *parents, last = path
+    place = service
+    for key in parents:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    (found,) = resources.violations(service, resources.RAY_SERVICE)
+    assert said in found
+
+
 def test_vllm_gets_options_that_it_has():
     (words,) = commands(emit("vllm", request(speculative_config=NGRAM | SCHEDULE)).files["serve.sh"])
     assert words[:3] == ["vllm", "serve", PLAN.model]
@@ -161,7 +219,6 @@ def test_dynamo_gets_the_graph_in_both_versions(plan, profile_folder):
     config_map, newer = yaml.safe_load_all(files["dynamo.yaml"])
     assert (newer["apiVersion"], newer["kind"]) == ("nvidia.com/v1beta1", "DynamoGraphDeployment")
     components = {one["name"]: one for one in newer["spec"]["components"]}
-    assert {one["type"] for one in components.values()} <= schemas.COMPONENT_TYPES
     _, older = yaml.safe_load_all(files["dynamo-v1alpha1.yaml"])
     assert older["apiVersion"] == "nvidia.com/v1alpha1"
     services = older["spec"]["services"]

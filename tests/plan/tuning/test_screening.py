@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forerun.plan.tuning.candidates import BatchLimits, SearchSpace
 from forerun.plan.tuning.choice import Objective
 from forerun.plan.tuning.screening import finalists, screen, simulation_errors
@@ -38,6 +40,21 @@ def test_every_way_to_draft_is_simulated_and_the_best_ones_under_other_limits():
 def test_another_limit_that_is_better_comes_first():
     found, _ = screened(bonus=1.2)
     assert found[0].candidate.name.startswith("n2, 16 seqs")
+
+
+def test_what_is_derived_of_the_best_is_simulated_too():
+    asked = []
+
+    def derive(candidates):
+        asked.append([one.name for one in candidates])
+        return replace(candidates[0], name="n2 by batch size")
+
+    def simulate(candidate):
+        return figures({**SPEEDS, "n2 by batch size": 170}[candidate.name.split(",")[0]])
+
+    found = screen(SearchSpace(speculation=WAYS, limits=(USUAL, FEWER)), simulate, Objective.THROUGHPUT, derive)
+    assert asked == [["n2", "n3", "auto", "n1", "plain", "n4"]]
+    assert [one.candidate.name for one in found[:2]] == ["n2 by batch size", "n2 by batch size, 16 seqs"]
 
 
 def test_finalists_are_near_the_best_and_auto_is_always_one():

@@ -56,20 +56,20 @@ class TuningFolder:
         """The file of what its steps take."""
         return self.path / f"steps{_suffix(quantization)}.json"
 
-    def screened(self, candidates: Mapping[str, Candidate]) -> list[Screened] | None:
+    def screened(self) -> list[Screened] | None:
         """What was simulated, best first; None if that is still to be done."""
         file = self.path / "screening.json"
         if not file.exists():
             return None
         return [
-            Screened(candidate=candidates[name], figures=RunFigures.from_json(figures))
-            for name, figures in _read(file)["figures"].items()
+            Screened(candidate=Candidate.from_json(one["candidate"]), figures=RunFigures.from_json(one["figures"]))
+            for one in _read(file)["screened"]
         ]
 
     def keep_screened(self, screened: Sequence[Screened], probed: Sequence[str]) -> None:
         """Keep what was simulated."""
-        figures = {one.candidate.name: one.figures.to_json() for one in screened}
-        write(self.path / "screening.json", {"probed": sorted(probed), "figures": figures})
+        found = [{"candidate": one.candidate.to_json(), "figures": one.figures.to_json()} for one in screened]
+        write(self.path / "screening.json", {"probed": sorted(probed), "screened": found})
 
     def probed(self) -> list[str]:
         """The candidates for which a short real run stood in for replayed drafts."""

@@ -26,6 +26,7 @@ from forerun.executor.simulated import DraftSeconds, VirtualClock, drafting_is_f
 from forerun.executor.simulated_text import ConditionalAcceptance, Drafting, HashedTexts, RecordedTexts
 from forerun.executor.simulated_text import RecordedText as SimulatedText
 from forerun.models.base import LoadedTarget
+from forerun.plan.tuning.batch_schedule import DraftingFigures
 from forerun.plan.tuning.candidates import Candidate
 from forerun.plan.tuning.drive import drive
 from forerun.plan.tuning.run_figures import RunFigures
@@ -57,6 +58,7 @@ class SimulatedRuns:
     step_seconds: Callable[[StepPlan], float]
     probe: Callable[[Candidate], Probe]
     probed: set[str] = field(default_factory=set)  # names of the candidates that were
+    drafted: dict[str, DraftingFigures] = field(default_factory=dict)  # by the names of those that drafted
     _probes: dict[str, Probe] = field(default_factory=dict)  # by speculative_config, whatever the limits
 
     def simulate(self, candidate: Candidate) -> RunFigures:
@@ -78,6 +80,14 @@ class SimulatedRuns:
         replayed = drafting if isinstance(drafting, ReplayedDrafting) else None
         clock = VirtualClock()
 
+        drafting_seconds = 0.0
+
+        def counted_draft_seconds(plan: StepPlan, num_draft_tokens: int) -> float:
+            nonlocal drafting_seconds
+            seconds = draft_seconds(plan, num_draft_tokens)
+            drafting_seconds += seconds
+            return seconds
+
         def step_seconds(plan: StepPlan) -> float:
             if replayed is not None:
                 replayed.note_plan(plan)
@@ -86,7 +96,7 @@ class SimulatedRuns:
         engine = simulated_engine(
             SimulationSettings(
                 step_seconds=step_seconds,
-                draft_seconds=draft_seconds,
+                draft_seconds=counted_draft_seconds if drafting is not None else draft_seconds,
                 drafting=drafting,
                 texts=RecordedTexts(
                     by_seed={
@@ -114,11 +124,18 @@ class SimulatedRuns:
             wait=clock.advance,
             on_end=replayed.end if replayed is not None else lambda _: None,
         )
+        counts = engine.stats.speculation
+        if drafting is not None and counts.num_steps:
+            self.drafted[candidate.name] = DraftingFigures(
+                tokens_per_step=1.0 + counts.num_accepted_tokens / counts.num_steps,
+                draft_tokens_per_step=counts.num_draft_tokens / counts.num_steps,
+                drafting_seconds_per_step=drafting_seconds / counts.num_steps,
+            )
         return RunFigures.of(
             done.times,
             done.seconds,
             sla=self.workload.sla,
-            acceptance_length=engine.stats.speculation.acceptance_length,
+            acceptance_length=counts.acceptance_length,
         )
 
     def _settings(self, candidate: Candidate, speculative: SpeculativeConfig) -> EngineSettings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
@@ -27,6 +27,7 @@ from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepTimeModel
+from forerun.plan.tuning.batch_schedule import with_schedule
 from forerun.plan.tuning.candidates import PLAIN, Candidate, SearchSpace
 from forerun.plan.tuning.choice import Objective, choose
 from forerun.plan.tuning.confirmation import confirm
@@ -75,6 +76,7 @@ class _Ground:
     texts: list[RecordedText]
     real: RealRuns
     simulated: SimulatedRuns
+    step_times: StepTimeModel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,10 +144,10 @@ class Tuner:
             ForerunError: a configuration or a prompt does not fit; the message names it.
         """
         settings, folder = self.settings, self.folder
-        candidates = {one.name: one for one in settings.space.all()}
-        screened = folder.screened(candidates)
+        screened = folder.screened()
         if screened is None:
             screened = self._screen()
+        candidates = {one.candidate.name: one.candidate for one in screened}
         chosen = self._finalists(screened)
         with self._stage("run"):
             rounds = confirm(
@@ -180,7 +182,7 @@ class Tuner:
         for quantization in space.quantizations:
             self._ground(quantization)
         with self._stage("simulate"):
-            screened = screen(space, self._simulate, self._screening_objective)
+            screened = screen(space, self._simulate, self._screening_objective, self._with_schedule)
         probed = [name for ground in self._grounds.values() for name in ground.simulated.probed]
         self.folder.keep_screened(screened, probed)
         return screened
@@ -205,6 +207,19 @@ class Tuner:
     def _simulate(self, candidate: Candidate) -> RunFigures:
         self.progress(f"simulating {candidate.name}")
         return self._ground(candidate.quantization).simulated.simulate(candidate)
+
+    def _with_schedule(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """K by batch size for the best of the candidates, where the load runs several at once."""
+        fixed = next((one for one in candidates if not one.is_auto), candidates[0])
+        workload, ground = self.settings.workload, self._ground(fixed.quantization)
+        answers = [len(text.answer_ids) for text in ground.texts]
+        return with_schedule(
+            candidates,
+            ground.simulated.drafted,
+            ground.step_times,
+            max_batch_size=workload.most_running(self.settings.space.usual.max_num_seqs),
+            context=fmean(map(len, workload.prompts)) + fmean(answers) / 2.0,
+        )
 
     def _run(self, candidate: Candidate, number: int) -> RunFigures:
         self.progress(f"round {number + 1} of {self.settings.rounds}: {candidate.name}")
@@ -234,16 +249,17 @@ class Tuner:
             self.progress(f"probing {candidate.name}")
             return real.probe(candidate, -(-len(workload.prompts) // PROBED_SHARE))
 
+        step_times = self._step_times(target, engine)
         simulated = SimulatedRuns(
             target=target,
             settings=engine,
             workload=workload,
             texts=texts,
             rows=rows,
-            step_seconds=self._step_times(target, engine).of_plan,
+            step_seconds=step_times.of_plan,
             probe=probe,
         )
-        self._grounds[quantization] = _Ground(target, texts, real, simulated)
+        self._grounds[quantization] = _Ground(target, texts, real, simulated, step_times)
         return self._grounds[quantization]
 
     def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> tuple[list[RecordedText], TargetRows]:

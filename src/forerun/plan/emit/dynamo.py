@@ -144,7 +144,7 @@ def graph_v1beta1(request: EmitRequest, workers: list[_Worker]) -> dict[str, Any
             "resources": {"limits": {"nvidia.com/gpu": str(request.plan.engine.tensor_parallel_size)}},
         }
         component = _component(worker.name, worker.kind, worker.replicas, container)
-        components.append(component | {"scalingAdapter": {"enabled": True}})
+        components.append(component | {"scalingAdapter": {}})  # there it is on, and has no keys
     return _graph(request, "v1beta1", {"components": components})
 
 

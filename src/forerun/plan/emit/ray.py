@@ -1,7 +1,7 @@
-"""Ray Serve with vLLM's engines: the configuration that `serve deploy` and KubeRay's RayService read.
+"""Ray Serve with vLLM's engines: the configuration that `serve deploy` reads, and KubeRay's RayService around it.
 
-Names and keys are those of Ray 2.60: `ServeDeploySchema`, and the arguments of `ray.serve.llm:build_openai_app`.
-Ray Serve LLM runs vLLM; forerun has no deployment of its own for Ray.
+Names and keys are those of Ray 2.60: `ServeDeploySchema`, and the arguments of `ray.serve.llm:build_openai_app`; and of
+KubeRay 1.7: the CRD of `RayService` in ray.io/v1. Ray Serve LLM runs vLLM; forerun has no deployment of its own for Ray.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from forerun.plan.emit.vllm import engine_arguments
 
 BUILDER = "ray.serve.llm:build_openai_app"
 PORT = 8000
+RAY_VERSION = "2.56.0"
+IMAGE = f"rayproject/ray-llm:{RAY_VERSION}-py312-cu130"
+"""What KubeRay 1.7 gives in its own example of Ray Serve LLM."""
+
+HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": PORT}
+HEAD_RESOURCES = {"cpu": "2", "memory": "8Gi"}  # as in the same example
 
 
 def ray(request: EmitRequest) -> Emission:
-    """One application whose replicas are the plan's engines, behind OpenAI's interface."""
+    """One application whose replicas are the plan's engines, behind OpenAI's interface, alone and on Kubernetes."""
     plan = request.plan
     if plan.layout is not Layout.AGGREGATED:
         raise ConfigError(
@@ -36,10 +42,61 @@ def ray(request: EmitRequest) -> Emission:
         "import_path": BUILDER,
         "args": {"llm_configs": [engine]},
     }
-    document = {"http_options": {"host": "127.0.0.1", "port": PORT}, "applications": [application]}
+    applications = {"applications": [application]}
+    document = {"http_options": {"host": "127.0.0.1", "port": PORT}} | applications
+    service = ray_service(request, yaml_text(applications))
+    name = service["metadata"]["name"]
     notes = (
         f"pip install 'ray[serve,llm]', then serve deploy serve.yaml; the model is called {request.name} in requests",
         "it listens on 127.0.0.1; Ray's port has no keys: put a proxy before it to serve others",
+        f"on Kubernetes, with KubeRay's operator: kubectl apply -f rayservice.yaml; it serves in the cluster as {name}-serve-svc:{PORT}",
         *vllm_notes(plan.speculative_config),
     )
-    return Emission(files={"serve.yaml": yaml_text(document)}, notes=notes)
+    return Emission(files={"serve.yaml": yaml_text(document), "rayservice.yaml": yaml_text(service)}, notes=notes)
+
+
+def ray_service(request: EmitRequest, serve_config: str) -> dict[str, Any]:
+    """KubeRay's manifest: a head that computes nothing, and a worker with GPUs for each of the plan's engines.
+
+    Args:
+        request: what is emitted.
+        serve_config: the applications, as YAML; without further options Serve listens on all addresses of its pods.
+    """
+    engines, gpus = request.plan.replicas, str(request.plan.engine.tensor_parallel_size)
+    head = _container(request, "ray-head") | {
+        "ports": [{"name": name, "containerPort": port} for name, port in HEAD_PORTS.items()],
+        "resources": {"requests": HEAD_RESOURCES, "limits": HEAD_RESOURCES},
+    }
+    worker = _container(request, "ray-worker") | {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
+    version = {} if request.image else {"rayVersion": RAY_VERSION}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        # a label of DNS (RFC 1035) begins with a letter; KubeRay takes 47 characters at most
+        "metadata": {"name": f"ray-{request.name}"},
+        "spec": {
+            "serveConfigV2": serve_config,
+            "rayClusterConfig": version
+            | {
+                "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _pod(head)},
+                "workerGroupSpecs": [
+                    {
+                        "groupName": "engines",
+                        "replicas": engines,
+                        "minReplicas": engines,
+                        "maxReplicas": engines,
+                        "rayStartParams": {},
+                        "template": _pod(worker),
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _container(request: EmitRequest, name: str) -> dict[str, Any]:
+    return {"name": name, "image": request.image or IMAGE}
+
+
+def _pod(container: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"containers": [container]}}

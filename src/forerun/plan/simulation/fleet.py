@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from forerun.engine.simulation import SimulationSettings
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError
 from forerun.plan.simulation.records import RequestRecord
-from forerun.plan.simulation.replica import Ended, Replica, Sent, prompt_digests
+from forerun.plan.simulation.replica import Ended, Replica, Sent
+from forerun.plan.simulation.replica_group import Lifetime, ReplicaGroup
 from forerun.plan.simulation.requests import SimulatedRequest
-from forerun.plan.simulation.routing import ReplicaLoad, RoutingPolicy, routing_policy
+from forerun.plan.simulation.routing import routing_policy
 
-NOTICE, ARRIVAL, STEP = 0, 1, 2
-"""The order of events of one moment: what has ended is known before the next request is sent, which comes before a step."""
+NOTICE, CHANGE, ARRIVAL, STEP = 0, 1, 2, 3
+"""The order of events of one moment.
+
+What has ended is known first, then replicas start or drain, then the next request is sent, and at last a step is taken.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,75 +50,59 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetChange:
+    """So many engines of each kind serve from a time on, in seconds; see `ReplicaGroup.resize`."""
+
+    at: float
+    replicas: int
+    prefill_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """How many engines serve, and how requests are spread over them.
 
     With `prefill_replicas` these read the prompts and write the first token, and `replicas` do the rest,
-    to which the KV is handed over.
+    to which the KV is handed over. `changes` are other numbers of them, in the order of their times.
 
     Raises:
-        ConfigError: a number is out of range, or there is no such policy.
+        ConfigError: a number is out of range, changes are not in order, or there is no such policy.
     """
 
     replicas: int = 1
     prefill_replicas: int = 0
     routing: str = "round-robin"
     transfer: Transfer = field(default_factory=Transfer)
+    changes: tuple[FleetChange, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("prefill_replicas", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: got {getattr(self, name)}; must be {least} or more")
+        self._check_counts(self.replicas, self.prefill_replicas)
+        for change in self.changes:
+            self._check_counts(change.replicas, change.prefill_replicas)
+            if bool(change.prefill_replicas) != bool(self.prefill_replicas):
+                raise ConfigError(
+                    f"changes: got {change.prefill_replicas} prefill replicas after {self.prefill_replicas}; prompts are read "
+                    "apart always or never: must be 0 in all, or above 0 in all"
+                )
+        times = [0.0, *(change.at for change in self.changes)]
+        for before, at in pairwise(times):
+            if not before <= at < math.inf:
+                raise ConfigError(
+                    f"changes: got one at {at:g} s after {before:g} s; must be sorted by time, 0 or later"
+                )
         routing_policy(self.routing, 0)
 
-
-class _Prompt:
-    """A prompt before a router, with what the replicas' KV events tell of it."""
-
-    def __init__(self, prompt_ids: list[int], replicas: Sequence[Replica], block_size: int) -> None:
-        self._prompt_ids = prompt_ids
-        self._replicas = replicas
-        self._block_size = block_size
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._prompt_ids)
-
-    @cached_property
-    def _digests(self) -> list[bytes]:
-        return prompt_digests(self._prompt_ids, self._block_size)
-
-    def num_cached_tokens(self, replica: int) -> int:
-        return self._replicas[replica].num_cached_tokens(self._digests)
-
-
-class _Front:
-    """Replicas of one kind and their router, which knows what it sent and what has ended."""
-
-    def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, block_size: int) -> None:
-        self.replicas = replicas
-        self._policy = policy
-        self._block_size = block_size
-        self._loads = [ReplicaLoad() for _ in replicas]
-
-    def choose(self, prompt_ids: list[int]) -> Replica:
-        number = self._policy.choose(_Prompt(prompt_ids, self.replicas, self._block_size), self._loads)
-        self._add(number, 1, len(prompt_ids))
-        return self.replicas[number]
-
-    def note_end(self, number: int, num_tokens: int) -> None:
-        self._add(number, -1, -num_tokens)
-
-    def _add(self, number: int, num_requests: int, num_tokens: int) -> None:
-        load = self._loads[number]
-        load.num_requests += num_requests
-        load.num_tokens += num_tokens
+    @staticmethod
+    def _check_counts(replicas: int, prefill_replicas: int) -> None:
+        for name, got, least in (("replicas", replicas, 1), ("prefill_replicas", prefill_replicas, 0)):
+            if got < least:
+                raise ConfigError(f"{name}: got {got}; must be {least} or more")
 
 
 class _Sending(NamedTuple):
     """A request on its way to a replica of one kind."""
 
-    front: _Front
+    group: ReplicaGroup
     sent: Sent
     has_kv: bool
 
@@ -122,7 +110,7 @@ class _Sending(NamedTuple):
 class _Notice(NamedTuple):
     """A router hears that a request has ended."""
 
-    front: _Front
+    group: ReplicaGroup
     replica: int
     num_tokens: int  # of its prompt
 
@@ -130,11 +118,11 @@ class _Notice(NamedTuple):
 class _Step(NamedTuple):
     """A replica takes its next step."""
 
-    front: _Front
+    group: ReplicaGroup
     replica: Replica
 
 
-_Event = _Notice | _Sending | _Step
+_Event = _Notice | FleetChange | _Sending | _Step
 
 
 class FleetRun:
@@ -166,25 +154,22 @@ class FleetRun:
         self._settings = settings
         self._seed = seed
 
-        def front(num_replicas: int, seed: int) -> _Front:
+        def group(num_replicas: int, seed: int) -> ReplicaGroup:
             policy = routing_policy(fleet.routing, seed)
-            replicas = [
-                Replica(
-                    number,
-                    settings,
-                    make_control(),
-                    keeps_chunks=keeps_chunks,
-                    looks_ahead=settings.decode_seconds is not None and not policy.reads_caches,
-                )
-                for number in range(num_replicas)
-            ]
-            return _Front(replicas, policy, settings.block_size)
+            looks_ahead = settings.decode_seconds is not None and not policy.reads_caches
 
-        self._serving = front(fleet.replicas, seed)
-        self._prefill = front(fleet.prefill_replicas, seed + 1) if fleet.prefill_replicas else None
+            def make_replica(number: int) -> Replica:
+                return Replica(number, settings, make_control(), keeps_chunks=keeps_chunks, looks_ahead=looks_ahead)
+
+            return ReplicaGroup(make_replica, policy, num_replicas, block_size=settings.block_size)
+
+        self._serving = group(fleet.replicas, seed)
+        self._prefill = group(fleet.prefill_replicas, seed + 1) if fleet.prefill_replicas else None
         self._events: list[tuple[float, int, int, _Event]] = []  # a heap
         self._order = count()
         self._next_step: dict[int, int] = {}  # a replica's id -> the order of the event that is its next step
+        for change in fleet.changes:
+            self._push(change.at, CHANGE, change)
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -195,6 +180,11 @@ class FleetRun:
     def prefill_replicas(self) -> Sequence[Replica]:
         """Those that only read prompts."""
         return [] if self._prefill is None else self._prefill.replicas
+
+    @property
+    def lifetimes(self) -> list[Lifetime]:
+        """When each replica was up: those that decode, then those that only read prompts."""
+        return [*self._serving.lifetimes, *(self._prefill.lifetimes if self._prefill else ())]
 
     def run(
         self, requests: Sequence[SimulatedRequest], progress: Callable[[int], None] = lambda _: None
@@ -220,11 +210,15 @@ class FleetRun:
             time, _, order, event = heapq.heappop(self._events)
             match event:
                 case _Notice():
-                    event.front.note_end(event.replica, event.num_tokens)
+                    event.group.note_end(event.replica, event.num_tokens, time)
+                case FleetChange():
+                    self._serving.resize(event.replicas, time)
+                    if self._prefill is not None:
+                        self._prefill.resize(event.prefill_replicas, time)
                 case _Sending():
                     self._send(event, time)
                 case _Step():
-                    num_ended += self._step(event.front, event.replica, order)
+                    num_ended += self._step(event.group, event.replica, order)
                     progress(num_ended)
         return records
 
@@ -246,21 +240,21 @@ class FleetRun:
 
     def _send(self, sending: _Sending, time: float) -> None:
         """A router sends a request to a replica."""
-        replica = sending.front.choose(sending.sent.prompt_ids)
+        replica = sending.group.choose(sending.sent.prompt_ids)
         if sending.has_kv:
             replica.submit_with_kv(sending.sent, time)
         else:
             replica.submit(sending.sent, time)
-        self._await_step(sending.front, replica)
+        self._await_step(sending.group, replica)
 
-    def _await_step(self, front: _Front, replica: Replica) -> None:
+    def _await_step(self, group: ReplicaGroup, replica: Replica) -> None:
         """Put a replica's next step among the events; the one that was there before is void."""
         number = next(self._order)
         self._next_step[id(replica)] = number
         if replica.has_work:
-            heapq.heappush(self._events, (replica.next_event, STEP, number, _Step(front, replica)))
+            heapq.heappush(self._events, (replica.next_event, STEP, number, _Step(group, replica)))
 
-    def _step(self, front: _Front, replica: Replica, number: int) -> int:
+    def _step(self, group: ReplicaGroup, replica: Replica, number: int) -> int:
         """Let a replica take its step, unless the event is void; the number of requests that have ended."""
         if self._next_step[id(replica)] != number:
             return 0
@@ -268,12 +262,12 @@ class FleetRun:
         now = replica.clock.now
         num_ended = 0
         for one in ended:
-            self._push(now, NOTICE, _Notice(front, replica.number, len(one.sent.prompt_ids)))
-            if front is self._prefill and one.sent.record.num_output_tokens > 1:
+            self._push(now, NOTICE, _Notice(group, replica.number, len(one.sent.prompt_ids)))
+            if group is self._prefill and one.sent.record.num_output_tokens > 1:
                 self._hand_over(one, now)
             else:
                 num_ended += 1
-        self._await_step(front, replica)
+        self._await_step(group, replica)
         return num_ended
 
     def _hand_over(self, read: Ended, now: float) -> None:

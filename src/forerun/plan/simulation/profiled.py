@@ -94,7 +94,7 @@ class ProfiledEngine:
         if self.watts is None:
             return found
         busy = sum(one.busy_seconds for one in found.replicas)
-        idle = len(found.replicas) * found.seconds - busy
+        idle = found.engine_seconds(since=found.start, until=found.start + found.seconds) - busy
         return replace(found, energy_joules=busy * self.watts + idle * self.idle_watts)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from forerun.core.load_figures import Figures, Peaks, Spread
 from forerun.core.stats import SpeculationStats
 from forerun.plan.simulation.records import GapLog, RequestRecord, StepLog
+from forerun.plan.simulation.replica_group import Lifetime
 from forerun.plan.sla import Sla
 
 Floats = npt.NDArray[np.float64]
@@ -121,13 +122,15 @@ class ReplicaOutcome:
 class SimulationResult:
     """What came of all requests; times in seconds from the simulation's start.
 
-    `steps` are the logs of the replicas in the order of `replicas`; `gaps` has the times between chunks.
+    `steps` are the logs of the replicas in the order of `replicas`, `lifetimes` says when each was up, and `gaps` has
+    the times between chunks.
     """
 
     requests: list[RequestRecord]
     replicas: list[ReplicaOutcome]
     steps: list[StepLog]
     gaps: list[GapLog]
+    lifetimes: list[Lifetime]
     speculation: SpeculationStats
     energy_joules: float | None  # None: the profile has no energy
 
@@ -140,6 +143,17 @@ class SimulationResult:
     def seconds(self) -> float:
         """From the first arrival to the last token."""
         return max(one.finished for one in self.requests) - self.start
+
+    def engine_seconds(self, *, since: float, until: float) -> float:
+        """How long engines were up in all, from a time on.
+
+        One that was given up counts until it was drained, the others to `until` or to their last step, if that is later.
+        """
+        total = 0.0
+        for life, log in zip(self.lifetimes, self.steps, strict=True):
+            stop = max(until, log.ends[-1] if log.ends else 0.0) if life.stop is None else life.stop
+            total += max(0.0, stop - max(life.start, since))
+        return total
 
     @property
     def num_input_tokens(self) -> int:
@@ -177,7 +191,11 @@ class SimulationResult:
 
     def attainment(self, sla: Sla) -> float:
         """The share of requests that keep all limits; an answer of one token keeps any limit of time per token."""
-        return sum(map(_Kept(sla).is_kept, self.requests)) / len(self.requests)
+        return sum(self.attained(sla)) / len(self.requests)
+
+    def attained(self, sla: Sla) -> list[bool]:
+        """Whether each request keeps all limits; see `attainment`."""
+        return list(map(_Kept(sla).is_kept, self.requests))
 
     def goodput(self, sla: Sla) -> float:
         """Requests per second that keep all limits."""

@@ -51,7 +51,8 @@ class RoundRobin:
 
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
         """See `RoutingPolicy`."""
-        chosen, self._next = self._next, (self._next + 1) % len(loads)
+        chosen = self._next % len(loads)  # there may be fewer than before
+        self._next = chosen + 1
         return chosen
 
 

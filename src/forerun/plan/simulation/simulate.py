@@ -59,6 +59,7 @@ def simulate(
         replicas=[_outcome(kind, replica, settings.num_blocks) for kind, replica in replicas],
         steps=[replica.steps for _, replica in replicas],
         gaps=[replica.gaps for _, replica in replicas],
+        lifetimes=run.lifetimes,
         speculation=speculation,
         energy_joules=None,
     )

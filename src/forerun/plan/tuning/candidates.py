@@ -84,6 +84,19 @@ class Candidate:
             "quantization": self.quantization,
         }
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Candidate:
+        """The candidate of a record that `to_json` made."""
+        limits = BatchLimits(
+            max_num_seqs=record["max_num_seqs"], max_num_batched_tokens=record["max_num_batched_tokens"]
+        )
+        return cls(
+            name=record["name"],
+            speculative_config=record["speculative_config"],
+            limits=limits,
+            quantization=record["quantization"],
+        )
+
     def simplicity(self, usual: BatchLimits) -> tuple[float, ...]:
         """What ties are decided by, less is simpler.
 

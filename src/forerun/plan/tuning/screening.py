@@ -16,6 +16,8 @@ SIMULATION_ERROR = 0.1
 """How far a simulated figure may be off: what is predicted to be worse than the best by more is not run."""
 
 Simulate = Callable[[Candidate], RunFigures]
+Derive = Callable[[Sequence[Candidate]], Candidate | None]
+"""Makes one more way to draft of those that were simulated, best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +28,20 @@ class Screened:
     figures: RunFigures
 
 
-def screen(space: SearchSpace, simulate: Simulate, objective: Objective) -> list[Screened]:
+def screen(
+    space: SearchSpace, simulate: Simulate, objective: Objective, derive: Derive = lambda _: None
+) -> list[Screened]:
     """Simulate the space and return what was simulated, best first.
 
-    First all ways to draft at the usual limits; then the `NUM_REFINED` best of them, and plain decoding's formats
+    First all ways to draft at the usual limits, and what `derive` makes of them; then the `NUM_REFINED` best of them, and plain decoding's formats
     among them if they are that good, under each of the other limits. How to draft and how much to batch hardly
     depend on each other, so the product of the two is not gone through.
     """
     found = [Screened(candidate=one, figures=simulate(one)) for one in space.drafting()]
     found = ranked(found, objective)
+    derived = derive([one.candidate for one in found])
+    if derived is not None:
+        found = ranked([*found, Screened(candidate=derived, figures=simulate(derived))], objective)
     for best in [one.candidate for one in found[:NUM_REFINED]]:
         found += [Screened(candidate=one, figures=simulate(one)) for one in space.with_other_limits(best)]
     return ranked(found, objective)

@@ -1,0 +1,157 @@
+"""The options of `forerun plan`: what may be chosen, what is known of the service, what is simulated, which day is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from forerun.cli.options import check_picture
+from forerun.errors import ConfigError
+from forerun.plan.capacity import Routing
+from forerun.plan.corrections import AppliedCorrections
+from forerun.plan.day_replay import DEFAULT_INTERVAL
+from forerun.plan.deployment_plan import Layout
+from forerun.plan.deployment_planner import PlanningOptions
+from forerun.plan.observed_service import learn_corrections, read_load_test
+from forerun.plan.profile import Profile
+from forerun.plan.simulation.fleet import Transfer
+
+Layouts = Literal["aggregated", "disaggregated", "any"]
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionOptions:
+    """What a running service shows of the profile."""
+
+    time_factor: float = 1.0
+    """Observed over profiled seconds of a step."""
+    acceptance_factor: float = 1.0
+    """Observed over profiled tokens of a step."""
+    observed: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
+    """Learn both factors from a load test of the profiled engine, "forerun bench serve --save-result --save-detailed"; several times for several."""
+    observed_config: str | None = None
+    """The configuration of the profile that the tested service ran; by default the only one, or plain where it drafted nothing."""
+
+    def __post_init__(self) -> None:
+        if self.observed and (self.time_factor, self.acceptance_factor) != (1.0, 1.0):
+            raise ConfigError(
+                "observed: contradicts --time-factor and --acceptance-factor, which it learns; leave them out"
+            )
+        if self.observed_config is not None and not self.observed:
+            raise ConfigError("observed_config: given without --observed; leave it out, or give a load test")
+
+    def of(self, profile: Profile, prompt_class: str | None, progress: Callable[[str], None]) -> AppliedCorrections:
+        """The factors: as given, or learnt."""
+        if not self.observed:
+            return AppliedCorrections(time_factor=self.time_factor, acceptance_factor=self.acceptance_factor)
+        tests = [read_load_test(path) for path in self.observed]
+        return learn_corrections(profile, tests, config=self.observed_config, kind=prompt_class, progress=progress)
+
+
+CORRECTION = CorrectionOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """What the plan may choose."""
+
+    layout: Layouts = "aggregated"
+    """aggregated: each engine serves whole requests; disaggregated: some compute prompts and hand the KV over; any: the better of both."""
+    budget: int | None = None
+    """GPUs or cores that all engines may take together; by default as many as it needs."""
+    devices_per_engine: int = 1
+    """GPUs or cores of one engine, as profiled."""
+    running: int | None = None
+    """Engines that run now; fewer are planned only if they stay below 80 % busy."""
+    method: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """Configurations of the profile that may be chosen, besides no speculation; by default all."""
+    prompt_class: str | None = None
+    """Acceptance as on the profile's prompts of this class only."""
+    confidence: float | None = None
+    """Plan with acceptance at the lower end of its interval, e.g. 0.9; by default as measured."""
+    routing: Routing = Routing.LEAST_REQUESTS
+    """Which engine a request is sent to: least-requests, that with the fewest; random: any, which is the safe side."""
+    transfer_seconds: float = 0.0
+    """What handing over the KV of a prompt takes at least."""
+    transfer_gigabytes_per_second: float = float("inf")
+    """How much KV is handed over in a second."""
+    correction: Annotated[CorrectionOptions, Parameter(name="*", group=Group("Correction", sort_key=2))] = CORRECTION
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "devices_per_engine", "running"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: got {value}; must be 1 or more")
+
+    def planning(self, profile: Profile) -> PlanningOptions:
+        """The same for the planner.
+
+        Raises:
+            ConfigError: the budget is less than one engine, or the profile does not know the size of the KV.
+        """
+        most = None if self.budget is None else self.budget // self.devices_per_engine
+        if most == 0:
+            raise ConfigError(
+                f"budget: got {self.budget}, and one engine takes {self.devices_per_engine}; must be at least that"
+            )
+        rate = 1e9 * self.transfer_gigabytes_per_second
+        if rate != float("inf") and profile.kv_bytes_per_token is None:
+            raise ConfigError(
+                "transfer_gigabytes_per_second: the profile does not say how large the KV of a token is; give "
+                "--transfer-seconds instead"
+            )
+        size = 0.0 if rate == float("inf") else float(profile.kv_bytes_per_token or 0)
+        return PlanningOptions(
+            layouts=tuple(Layout) if self.layout == "any" else (Layout(self.layout),),
+            most_engines=most,
+            kind=self.prompt_class,
+            confidence=self.confidence,
+            methods=self.method or None,
+            routing=self.routing,
+            transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmationOptions:
+    """Whether the simulator is asked too."""
+
+    confirm: Flag = False
+    """Simulate the plan, and plan more engines where it falls short; with --replay, simulate the day under each predictor too."""
+    num_requests: int | None = None
+    """Requests of the plan's simulation; by default as many as fill all engines ten times, 500 at least."""
+    seed: int = 0
+    """Of the simulations."""
+
+    def __post_init__(self) -> None:
+        if self.num_requests is not None and self.num_requests < 1:
+            raise ConfigError(f"num_requests: got {self.num_requests}; must be 1 or more")
+        if not self.confirm and (self.num_requests is not None or self.seed):
+            raise ConfigError("num_requests, seed: given without --confirm; nothing is simulated then: leave them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """A day of traffic."""
+
+    replay: Path | None = None
+    """A trace: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
+    interval: float = DEFAULT_INTERVAL
+    """Seconds from one decision to the next."""
+    predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
+    """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet."""
+    picture: Path | None = None
+    """Draw the day to this .png, .svg or .pdf file (needs the extra "bench")."""
+
+    def __post_init__(self) -> None:
+        check_picture("--picture", self.picture)
+        if self.replay is None and (self.interval != DEFAULT_INTERVAL or self.picture is not None):
+            raise ConfigError("interval, picture: given without --replay; leave them out")
+
+
+CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()
