@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,24 @@ def test_an_interrupted_tuning_goes_on(tune, tmp_path, monkeypatch):
     monkeypatch.setattr(tuner, "screen", None)
     report = json.loads(tune("--json").out)
     assert report["runs"]["auto"][0] == kept[0]["auto"]
+
+
+def test_k_by_batch_size_is_simulated_too_and_kept(tune, monkeypatch):
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 2, 1]]}
+
+    def by_batch_size(candidates, figures, _, *, max_batch_size, context):
+        assert set(figures) == {"ngram", "suffix", "auto"}
+        assert (max_batch_size, context > 12) == (2, True)
+        ngram = next(one for one in candidates if one.name == "ngram")
+        return replace(ngram, name="by size", speculative_config={**ngram.speculative_config, **schedule})
+
+    monkeypatch.setattr(tuner, "with_schedule", by_batch_size)
+    report = json.loads(tune("--load", "concurrency=2", "--json").out)
+    (found,) = [one for one in report["screened"] if one["name"] == "by size"]
+    assert schedule.items() <= found["speculative_config"].items()
+    monkeypatch.setattr(tuner, "screen", None)
+    again = json.loads(tune("--load", "concurrency=2", "--json").out)
+    assert again["screened"] == report["screened"]
 
 
 def test_a_rate_with_goals_is_tuned_for_goodput(tune):
