@@ -228,27 +228,34 @@ def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, 
 class TracedDrafting:
     """The drafts that a drafter made at each place of recorded texts.
 
-    A request that repeats a recorded text (`follow`) meets exactly its drafts. Any other one meets those of a
-    text chosen by its seed, from a place on that is chosen so too, over and over, as its length is another.
+    A request that repeats a recorded text meets exactly its drafts. Any other one meets those of a text chosen by
+    its seed, from a place on that is chosen so too, over and over, as its length is another.
+
+    Args:
+        trace: the drafts.
+        kind: class of the texts that other requests meet; None: all.
+        texts: the number of the text that a request repeats, by the request's seed.
+
+    Raises:
+        ConfigError: no text of the class has a draft.
     """
 
-    def __init__(self, trace: DraftTrace, *, kind: str | None = None) -> None:
+    def __init__(
+        self, trace: DraftTrace, *, kind: str | None = None, texts: Mapping[int | None, int] | None = None
+    ) -> None:
         self._trace = trace
-        self._texts = [number for number in trace.texts_of(kind) if trace.num_answer_tokens(number) > 1]
-        self._by_seed: dict[int | None, int] = {}
-        if not self._texts:
+        self._kind = kind
+        self._others = [number for number in trace.texts_of(kind) if trace.num_answer_tokens(number) > 1]
+        self._by_seed = {} if texts is None else texts
+        if not self._others and texts is None:
             raise ConfigError(
                 f"trace of {trace.name}: has no text of class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
             )
 
     def follow(self, requests: Sequence[SimulatedRequest], *, seed: int) -> TracedDrafting:
         """The same for a simulation with this seed: its requests that name a text meet the text's drafts."""
-        found = TracedDrafting.__new__(TracedDrafting)
-        found._trace, found._texts = self._trace, self._texts
-        found._by_seed = {
-            request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None
-        }
-        return found
+        texts = {request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None}
+        return TracedDrafting(self._trace, kind=self._kind, texts=texts)
 
     def draft(
         self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
@@ -257,7 +264,7 @@ class TracedDrafting:
         text = self._by_seed.get(spec.sampling.seed)
         if text is None:
             key = key_of(spec.seed)
-            text = self._texts[key % len(self._texts)]
+            text = self._others[key % len(self._others)]
             places = self._trace.num_answer_tokens(text) - 1  # the first one has no draft
             place = 1 + (position + (key >> 32)) % places
         else:
