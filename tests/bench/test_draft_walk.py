@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,8 +15,9 @@ from forerun.bench.replay import standing_nodes
 from forerun.core.draft import NO_DRAFT
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
+from forerun.errors import MemoryBudgetError
 from tests.contract.drafters import CASES
-from tests.engines import native_target, tiny_llm
+from tests.engines import engine_of, native_target, tiny_llm
 from tests.native import needs_kernels
 
 PROMPTS = {
@@ -66,7 +68,7 @@ def verified(llm, recording, *, batch_size):
     observed = VerifiedDrafts(llm.engine.parts.executor)
     control = FixedLength(num_speculative_tokens=llm.speculative.num_speculative_tokens)
     engine = Engine(replace(llm.engine.parts, executor=observed, control=control))
-    texts = list(zip(recording.texts, recording.seeds, strict=True))
+    texts = pairs(recording)
     for start in range(0, len(texts), batch_size):
         for number, (text, seed) in enumerate(texts[start : start + batch_size], start):
             sampling = SamplingParams(
@@ -82,6 +84,17 @@ def verified(llm, recording, *, batch_size):
     return observed.steps
 
 
+@functools.cache
+def recorded(target=None, temperature=0.0):
+    """The answers of a target."""
+    return record(tiny_llm(target=target), PROMPTS, max_tokens=NUM_TOKENS, temperatures=(temperature,))
+
+
+def pairs(recording):
+    """Each text with its seed, as a walk takes them."""
+    return list(zip(recording.texts, recording.seeds, strict=True))
+
+
 def same(draft, other):
     return (draft.token_ids, draft.depths(), [draft.parent(node) for node in range(len(draft))], draft.source) == (
         other.token_ids,
@@ -94,17 +107,14 @@ def same(draft, other):
 def compare(name, target, *, temperature=0.0, batch_size=3, **settings):
     """Hold a walk to an engine's run; return how many draft tokens stood in all."""
     settings = {"max_num_seqs": WALKED_AT_ONCE} | settings
-    recording = record(
-        tiny_llm(target=target, **settings), PROMPTS, max_tokens=NUM_TOKENS, temperatures=(temperature,)
-    )
+    recording = recorded(target, temperature)
     walk = DraftWalk(llm=tiny_llm(CASES[name], target=target, verifies_all=True, **settings))
-    texts = list(zip(recording.texts, recording.seeds, strict=True))
-    drafts = list(walk.drafts(texts))
+    drafts = list(walk.drafts(pairs(recording)))
     steps = verified(
         tiny_llm(CASES[name], target=target, verifies_all=True, **settings), recording, batch_size=batch_size
     )
     num_stood = 0
-    for (text, _), found in zip(texts, drafts, strict=True):
+    for text, found in zip(recording.texts, drafts, strict=True):
         assert len(found) == len(text.answer_ids)
         for place, draft, accepted in steps[tuple(text.prompt_ids)]:
             assert same(found[place], draft), (name, text.prompt_ids, place, found[place], draft)
@@ -115,7 +125,58 @@ def compare(name, target, *, temperature=0.0, batch_size=3, **settings):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", TRACED)
-def test_a_walk_drafts_what_an_engine_verifies_on_the_native_kernels(name, dtype):
-    compare(name, native_target(dtype))
+def test_a_walk_drafts_what_an_engine_verifies_and_accepts_to_the_bit(name):
+    num_stood = compare(name, native_target(torch.bfloat16))
+    assert num_stood > 0 or name not in ("draft-model", "draft-model-tree", "pard", "self-exit", "ngram")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["draft-model", "eagle3", "medusa", "mtp"])
+def test_a_walk_drafts_what_an_engine_verifies_and_accepts_in_fp32(name):
+    compare(name, native_target(torch.float32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["draft-model-coupled", "dflash-coupled", "eagle3", "self-exit"])
+def test_a_walk_over_sampled_texts_draws_with_the_noise_of_their_requests(name):
+    num_stood = compare(name, native_target(), temperature=1.0)
+    assert num_stood > 0 or name == "eagle3", "a random head is never right"
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("eagle3", {"block_size": 1}),
+        ("draft-model-tree", {"block_size": 16, "max_num_batched_tokens": 16}),
+        ("self-exit", {"block_size": 16, "max_num_batched_tokens": 16}),
+    ],
+)
+def test_neither_blocks_nor_chunks_nor_budgets_change_what_a_walk_drafts(name, settings):
+    compare(name, native_target(), batch_size=1, **settings)
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle3", "self-exit", "hybrid"])
+def test_in_torch_a_walk_drafts_what_an_engine_verifies_too(name):
+    compare(name, None, batch_size=1)
+
+
+def test_a_drafter_that_remembers_meets_one_text_after_the_other():
+    """Else what it drafts would depend on how many texts are walked at once."""
+    assert DraftWalk(llm=tiny_llm(CASES["hybrid"]))._num_at_once == 1
+    assert DraftWalk(llm=tiny_llm(CASES["draft-model"]))._num_at_once == WALKED_AT_ONCE
+
+
+def test_a_walk_leaves_no_block_taken_and_no_sequence_started():
+    llm = tiny_llm(CASES["eagle"], max_num_seqs=WALKED_AT_ONCE)
+    free = engine_of(llm).pool.num_free
+    list(DraftWalk(llm=llm).drafts(pairs(recorded())))
+    assert engine_of(llm).pool.num_free == free
+    assert not engine_of(llm).drafting._started
+
+
+def test_texts_beyond_the_memory_are_refused():
+    walk = DraftWalk(llm=tiny_llm(CASES["eagle"], max_num_seqs=WALKED_AT_ONCE, num_gpu_blocks_override=33))
+    with pytest.raises(MemoryBudgetError, match="do not hold 7 texts"):
+        list(walk.drafts(pairs(recorded())))

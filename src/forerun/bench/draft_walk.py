@@ -158,9 +158,7 @@ class DraftWalk:
         features: Mapping[str, Tensor] = self.llm.executor.cache.features
         limit = self.llm.speculative.num_speculative_tokens
         with ExitStack() as stack:
-            requests = [
-                stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked
-            ]
+            requests = [stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked]
             drafts = drafting.propose(requests, features) if requests else []
         for one, draft in zip(asked, drafts, strict=True):
             one.drafts.append(draft if draft.probs is None else replace(draft, probs=None))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from forerun.bench.pass_costs import PassCosts
-from forerun.bench.profiling.drafting import measure_live
 from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
 from forerun.bench.replay import judge_recording
@@ -96,17 +95,6 @@ def test_the_trace_of_a_drafter_with_a_model_comes_back_from_its_file(tmp_path: 
     for text in range(trace.num_texts):
         for place in range(trace.num_answer_tokens(text)):
             assert again.draft(text, place) == trace.draft(text, place)
-
-
-def test_acceptance_by_trace_is_that_of_an_engine_with_fixed_drafts() -> None:
-    found = answers()
-    trace = traced("chain", draft_model(), found)
-    live = measure_live("chain", tiny_target(), SETTINGS, draft_model(), found.texts[:1], num_tokens=20)
-    alone = Recording(info=found.info, texts=found.texts[:1])
-    expected = traced("alone", draft_model(), alone).acceptance()
-    assert trace.acceptance(kind="a").num_reached[0] > expected.num_reached[0]
-    # live steps near the end draft less, and the engine answered the prompt twice
-    assert live.acceptance().conditional[0] == pytest.approx(expected.conditional[0], abs=0.15)
 
 
 def test_a_verifier_that_draws_anew_leaves_no_trace_of_sampled_texts() -> None:

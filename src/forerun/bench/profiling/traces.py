@@ -12,7 +12,6 @@ from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.recording import RecordedText, Recording
 from forerun.bench.replay import standing_nodes
 from forerun.config.settings import EngineSettings
-from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
 from forerun.drafters.base import ChoosesDrafters, computes_with_a_model
 from forerun.engine.adaptive import LEAST_SURVIVAL
