@@ -104,20 +104,22 @@ def same(draft, other):
     )
 
 
-def compare(name, target, *, temperature=0.0, batch_size=3, **settings):
-    """Hold a walk to an engine's run; return how many draft tokens stood in all."""
+def compare(config, target, *, temperature=0.0, batch_size=3, **settings):
+    """Hold a walk to an engine's run; return how many draft tokens stood in all.
+
+    `config` is a speculative_config or the name of one in `CASES`.
+    """
+    config = CASES.get(config, config) if isinstance(config, str) else config
     settings = {"max_num_seqs": WALKED_AT_ONCE} | settings
     recording = recorded(target, temperature)
-    walk = DraftWalk(llm=tiny_llm(CASES[name], target=target, verifies_all=True, **settings))
+    walk = DraftWalk(llm=tiny_llm(config, target=target, verifies_all=True, **settings))
     drafts = list(walk.drafts(pairs(recording)))
-    steps = verified(
-        tiny_llm(CASES[name], target=target, verifies_all=True, **settings), recording, batch_size=batch_size
-    )
+    steps = verified(tiny_llm(config, target=target, verifies_all=True, **settings), recording, batch_size=batch_size)
     num_stood = 0
     for text, found in zip(recording.texts, drafts, strict=True):
         assert len(found) == len(text.answer_ids)
         for place, draft, accepted in steps[tuple(text.prompt_ids)]:
-            assert same(found[place], draft), (name, text.prompt_ids, place, found[place], draft)
+            assert same(found[place], draft), (text.prompt_ids, place, found[place], draft)
             assert standing_nodes(found[place], text.answer_ids, place) == accepted
             num_stood += len(accepted)
     assert walk.llm.executor.drafting.num_failures == 0
@@ -160,6 +162,20 @@ def test_neither_blocks_nor_chunks_nor_budgets_change_what_a_walk_drafts(name, s
 @pytest.mark.parametrize("name", ["draft-model", "eagle3", "self-exit", "hybrid"])
 def test_in_torch_a_walk_drafts_what_an_engine_verifies_too(name):
     compare(name, None, batch_size=1)
+
+
+@needs_kernels
+def test_what_a_draft_writes_into_the_targets_own_cache_is_undone_before_the_next_place():
+    """The copies leave places out for which the first layers' KV must still be the target's, not that of older drafts."""
+    config = {
+        "method": "hybrid",
+        "num_speculative_tokens": 6,
+        "drafters": [
+            {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "min_draft_tokens": 4},
+            {"method": "self", "exit_layer": 2},
+        ],
+    }
+    compare(config, native_target(), batch_size=1, block_size=16)
 
 
 def test_a_drafter_that_remembers_meets_one_text_after_the_other():

@@ -254,7 +254,9 @@ class TracedDrafting:
 
     def follow(self, requests: Sequence[SimulatedRequest], *, seed: int) -> TracedDrafting:
         """The same for a simulation with this seed: its requests that name a text meet the text's drafts."""
-        texts = {request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None}
+        texts: dict[int | None, int] = {
+            request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None
+        }
         return TracedDrafting(self._trace, kind=self._kind, texts=texts)
 
     def draft(
