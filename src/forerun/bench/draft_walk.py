@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-
-from torch import Tensor
 
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.recording import RecordedText
@@ -84,7 +82,7 @@ class DraftWalk:
         for start in range(0, len(texts), size):
             group = texts[start : start + size]
             with self.llm.executor.as_in_a_step():
-                found = self._walk(group, start, lambda line: self.progress(f"{line} of {len(texts)}"))
+                found = self._walk(group, start, f"texts {start + 1} to {start + len(group)} of {len(texts)}")
             yield from found
 
     @property
@@ -97,15 +95,12 @@ class DraftWalk:
         remembers = bool(self._drafting.num_candidates) or isinstance(drafter, KeepsPools)
         return 1 if remembers or not computes_with_a_model(drafter) else WALKED_AT_ONCE
 
-    def _walk(
-        self, texts: Sequence[tuple[RecordedText, int]], start: int, say: Callable[[str], None]
-    ) -> list[list[Draft]]:
+    def _walk(self, texts: Sequence[tuple[RecordedText, int]], start: int, name: str) -> list[list[Draft]]:
         """Walk some texts together, the first of them number `start`."""
-        longest = max(len(text.answer_ids) for text, _ in texts)
         with ExitStack() as stack:
             forced: Sequence[ForcedText | None] = [None] * len(texts)
             if computes_with_a_model(self._drafting.drafter):
-                say(f"reading texts {start + 1} to {start + len(texts)}")
+                self.progress(f"the target reads {name}")
                 tokens = [[*text.prompt_ids, *text.answer_ids] for text, _ in texts]
                 forced = stack.enter_context(forced_texts(self.llm, tokens))
             walked = [
@@ -114,10 +109,11 @@ class DraftWalk:
             ]
             for one in walked:  # a drafter reads each prompt by itself, as it may read only so much in a step
                 self._draft([one])
+            longest = max(len(text.answer_ids) for text, _ in texts)
             for place in range(2, longest):
                 if place % SAID_EVERY == 0:
-                    say(f"place {place} of {longest}, texts {start + 1} to {start + len(texts)}")
-                self._draft([one for one in walked if place < len(one.text.answer_ids)])
+                    self.progress(f"place {place} of {longest}, {name}")
+                self._draft(walked)
             for one in walked:
                 one.sequence.output_ids += one.text.answer_ids[len(one.sequence.output_ids) :]
                 self._drafting.stop(one.sequence)
@@ -139,12 +135,12 @@ class DraftWalk:
         )
 
     def _draft(self, walked: Sequence[_WalkedText]) -> None:
-        """Commit a token of each text, and draft after it."""
+        """Commit a token of each text that has not ended, and draft after it."""
         drafting = self._drafting
         asked = []
         for one in walked:
             place, answer = one.place, one.text.answer_ids
-            if place >= len(answer):
+            if place == len(answer):
                 continue
             rows = rows_on_path(one.text, one.sequence, 0, num_candidates=drafting.num_candidates)
             one.sequence.output_ids.append(answer[place - 1])
@@ -155,10 +151,9 @@ class DraftWalk:
                 asked.append(one)
             else:
                 one.drafts.append(NO_DRAFT)  # the last place is the target's own token's
-        features: Mapping[str, Tensor] = self.llm.executor.cache.features
         limit = self.llm.speculative.num_speculative_tokens
         with ExitStack() as stack:
             requests = [stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked]
-            drafts = drafting.propose(requests, features) if requests else []
+            drafts = drafting.propose(requests, self.llm.executor.cache.features) if requests else []
         for one, draft in zip(asked, drafts, strict=True):
             one.drafts.append(draft if draft.probs is None else replace(draft, probs=None))

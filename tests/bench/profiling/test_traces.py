@@ -15,7 +15,7 @@ from forerun.bench.replay import judge_recording
 from forerun.core.draft import Draft
 from forerun.errors import ForerunError
 from forerun.plan.draft_trace import DraftTrace
-from tests.bench.profiling.tiny import NGRAM, settings
+from tests.bench.profiling.tiny import NGRAM, draft_model, settings
 from tests.contract.drafters import RandomTreeDrafter
 from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
 
@@ -80,10 +80,6 @@ def answers(*, temperature: float = 0.0) -> Recording:
     llm = tiny_llm(max_num_seqs=4)
     prompts = {"a": [[7, 8, 9] * 4, [11, 12] * 5], "b": [[20, 21, 22, 23]]}
     return record(llm, prompts, max_tokens=20, temperatures=(temperature,))
-
-
-def draft_model(**changes: Any) -> dict[str, Any]:
-    return {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE)), "num_speculative_tokens": 3} | changes
 
 
 def test_the_trace_of_a_drafter_with_a_model_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from forerun.bench.tuning.simulated_runs import SimulatedRuns
 from forerun.bench.tuning.target_rows import TargetRows
 from forerun.errors import ForerunError
 from forerun.plan.tuning.offered_load import OfferedLoad
+from tests.bench.profiling.tiny import draft_model
 from tests.bench.tuning.workloads import NGRAM, SETTINGS, SUFFIX, candidate, recorded, workload
-from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.engines import tiny_target
 
 STEP = 0.01
 CONFIGS = {
@@ -26,10 +27,6 @@ HYBRID = {
     "num_speculative_tokens": 6,
     "drafters": [{"method": "suffix"}, {"method": "recycle", "num_speculative_tokens": 3}],
 }
-
-
-def draft_model(**changes):
-    return {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE)), "num_speculative_tokens": 3} | changes
 
 
 def no_probe(_):
