@@ -142,9 +142,10 @@ class DraftWalk:
             place, answer = one.place, one.text.answer_ids
             if place == len(answer):
                 continue
-            rows = rows_on_path(one.text, one.sequence, 0, num_candidates=drafting.num_candidates)
+            size = drafting.num_candidates
+            rows = rows_on_path(one.text, one.sequence, 0, num_candidates=size) if size else None
             one.sequence.output_ids.append(answer[place - 1])
-            if drafting.num_candidates:
+            if rows is not None:
                 drafting.learn(rows)
             drafting.start(one.sequence)
             if place < len(answer) - 1:
