@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
-from forerun import SamplingParams
 from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk
 from forerun.bench.recording import record
-from forerun.bench.replay import standing_nodes
-from forerun.core.draft import NO_DRAFT
-from forerun.engine.engine import Engine
-from forerun.engine.speculation import FixedLength
 from forerun.errors import MemoryBudgetError
+from tests.bench.verified_drafts import assert_same_drafts, pairs
 from tests.contract.drafters import CASES
 from tests.engines import engine_of, native_target, tiny_llm
 from tests.native import needs_kernels
@@ -32,76 +27,10 @@ TRACED = [
 ]
 
 
-@dataclass
-class VerifiedDrafts:
-    """An executor that keeps what each step verified, and what stood: by sequence, a list of (place, draft, accepted)."""
-
-    executor: object
-    drafts: dict = field(default_factory=dict)  # by seq_id: the draft of the step before
-    steps: dict = field(default_factory=dict)  # by prompt: what was verified
-    specs: dict = field(default_factory=dict)
-    places: dict = field(default_factory=dict)
-
-    def prepare(self, spec):
-        self.executor.prepare(spec)
-
-    def release(self, ended):
-        self.executor.release(ended)
-
-    def execute(self, plan):
-        self.specs.update((spec.seq_id, spec) for spec in plan.new)
-        result = self.executor.execute(plan)
-        for planned, found in zip(plan.sequences, result.sequences, strict=True):
-            if not found.is_decided:
-                continue
-            key = tuple(self.specs[planned.seq_id].prompt_ids)
-            place = self.places.get(planned.seq_id, 0)
-            draft = self.drafts.get(planned.seq_id, NO_DRAFT).first(planned.num_draft)
-            self.steps.setdefault(key, []).append((place, draft, found.accepted))
-            self.drafts[planned.seq_id] = found.draft
-            self.places[planned.seq_id] = place + len(found.token_ids)
-        return result
-
-
-def verified(llm, recording, *, batch_size):
-    """What an engine verifies at each step that writes the recorded answers, with drafts of the full length."""
-    observed = VerifiedDrafts(llm.engine.parts.executor)
-    control = FixedLength(num_speculative_tokens=llm.speculative.num_speculative_tokens)
-    engine = Engine(replace(llm.engine.parts, executor=observed, control=control))
-    texts = pairs(recording)
-    for start in range(0, len(texts), batch_size):
-        for number, (text, seed) in enumerate(texts[start : start + batch_size], start):
-            sampling = SamplingParams(
-                temperature=text.temperature,
-                max_tokens=len(text.answer_ids),
-                seed=seed,
-                ignore_eos=True,
-                detokenize=False,
-            )
-            engine.add_request(str(number), text.prompt_ids, sampling)
-        while engine.has_work:
-            engine.step()
-    return observed.steps
-
-
 @functools.cache
 def recorded(target=None, temperature=0.0):
     """The answers of a target."""
     return record(tiny_llm(target=target), PROMPTS, max_tokens=NUM_TOKENS, temperatures=(temperature,))
-
-
-def pairs(recording):
-    """Each text with its seed, as a walk takes them."""
-    return list(zip(recording.texts, recording.seeds, strict=True))
-
-
-def same(draft, other):
-    return (draft.token_ids, draft.depths(), [draft.parent(node) for node in range(len(draft))], draft.source) == (
-        other.token_ids,
-        other.depths(),
-        [other.parent(node) for node in range(len(other))],
-        other.source,
-    )
 
 
 def compare(config, target, *, temperature=0.0, batch_size=3, **settings):
@@ -110,20 +39,11 @@ def compare(config, target, *, temperature=0.0, batch_size=3, **settings):
     `config` is a speculative_config or the name of one in `CASES`.
     """
     config = CASES.get(config, config) if isinstance(config, str) else config
-    settings = {"max_num_seqs": WALKED_AT_ONCE} | settings
-    recording = recorded(target, temperature)
-    walk = DraftWalk(llm=tiny_llm(config, target=target, verifies_all=True, **settings))
-    drafts = list(walk.drafts(pairs(recording)))
-    steps = verified(tiny_llm(config, target=target, verifies_all=True, **settings), recording, batch_size=batch_size)
-    num_stood = 0
-    for text, found in zip(recording.texts, drafts, strict=True):
-        assert len(found) == len(text.answer_ids)
-        for place, draft, accepted in steps[tuple(text.prompt_ids)]:
-            assert same(found[place], draft), (text.prompt_ids, place, found[place], draft)
-            assert standing_nodes(found[place], text.answer_ids, place) == accepted
-            num_stood += len(accepted)
-    assert walk.llm.executor.drafting.num_failures == 0
-    return num_stood
+    walked, engine = (
+        tiny_llm(config, target=target, verifies_all=True, **{"max_num_seqs": WALKED_AT_ONCE} | settings)
+        for _ in range(2)
+    )
+    return assert_same_drafts(walked, engine, recorded(target, temperature), batch_size=batch_size)
 
 
 @needs_kernels
