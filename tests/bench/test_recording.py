@@ -40,6 +40,14 @@ def test_texts_are_the_targets_own(llm, recording):
     assert [text.answer_ids for text in recording.by_kind["loops"]] == [one.outputs[0].token_ids for one in outputs]
 
 
+def test_a_text_is_what_its_seed_writes(llm, recording):
+    assert recording.seeds == [0, 1, 2] * 2
+    texts = list(zip(recording.texts, recording.seeds, strict=True))
+    params = [SamplingParams(temperature=text.temperature, max_tokens=6, seed=seed) for text, seed in texts]
+    outputs = llm.generate([text.prompt_ids for text, _ in texts], params, use_tqdm=False)
+    assert [text.answer_ids for text, _ in texts] == [one.outputs[0].token_ids for one in outputs]
+
+
 def test_a_greedy_token_is_its_places_first_candidate(recording):
     for text in recording.by_kind["loops"]:
         assert text.candidate_ids.shape == (len(text.answer_ids), NUM_CANDIDATES)

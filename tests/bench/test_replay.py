@@ -7,7 +7,7 @@ import pytest
 
 from forerun.bench.pass_costs import FLAT, STEEP, PassCosts
 from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
-from forerun.bench.replay import DRAFTING, Replayer, judge_recording
+from forerun.bench.replay import DRAFTING, Replayer, drafts_from_text, judge_recording
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import NO_DRAFT, Draft
@@ -232,3 +232,10 @@ def test_a_drafter_that_reads_hidden_states_is_refused():
         judge_recording(
             Recording(info=INFO, texts=[text([5, 6])]), {"it": {"method": Reader, "num_speculative_tokens": 1}}, FLAT
         )
+
+
+def test_look_ups_need_no_model_and_heads_do():
+    assert drafts_from_text(NGRAM, VOCAB_SIZE)
+    assert drafts_from_text({"method": "auto"}, VOCAB_SIZE)
+    head = {"method": "eagle3", "model": "no/such", "num_speculative_tokens": 2}
+    assert not drafts_from_text(head, VOCAB_SIZE)

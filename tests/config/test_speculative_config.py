@@ -263,3 +263,12 @@ def test_any_method_may_have_its_drafts_verified_as_far_as_pays():
 def test_what_auto_decides_cannot_be_decided_beside_it(wrong):
     with pytest.raises(ConfigError):
         resolve_speculative(wrong)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "greedy", "sampled"),
+    [("matching", True, True), ("standard", True, False), ("block", True, False), ("typical", False, False)],
+)
+def test_texts_decide_what_stands_under_matching_and_where_they_are_greedy(verifier, greedy, sampled):
+    resolved = resolve_speculative(NGRAM | {"rejection_sample_method": verifier})
+    assert (resolved.goes_by_text(0.0), resolved.goes_by_text(1.0)) == (greedy, sampled)

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CONFIGS = """
 auto: {method: auto}
 suffix: {method: suffix, num_speculative_tokens: 8}
+self: {method: self, exit_layer: 24, num_speculative_tokens: 3}
 hybrid: {method: hybrid, num_speculative_tokens: 12, drafters: [{method: suffix}, {method: recycle, num_speculative_tokens: 7}]}
 """
 
@@ -30,5 +31,6 @@ def test_tokens_per_step_are_as_simulated(load, tmp_path, capsys):
     simulated = {one["name"]: one["figures"]["acceptance_length"] for one in report["screened"]}
     assert set(report["num_differing"].values()) == {0}
     for name, (run,) in report["runs"].items():
-        exact = name in ("plain", "suffix")
-        assert simulated[name] == pytest.approx(run["acceptance_length"], rel=0.001 if exact else 0.06), name
+        # self often drafts a text's end, of which a simulation knows: it leaves the last place to the target
+        tolerance = {"plain": 0.001, "suffix": 0.001, "self": 0.02}.get(name, 0.06)
+        assert simulated[name] == pytest.approx(run["acceptance_length"], rel=tolerance), name

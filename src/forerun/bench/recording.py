@@ -104,6 +104,12 @@ class Recording:
             kinds.setdefault(text.kind, []).append(text)
         return kinds
 
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each text's request: its number in its kind."""
+        numbers: dict[str, Iterator[int]] = {}
+        return [next(numbers.setdefault(text.kind, itertools.count())) for text in self.texts]
+
 
 def record(
     llm: LLM,

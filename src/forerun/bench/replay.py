@@ -25,7 +25,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.core.step import StepRecord
-from forerun.drafters.base import DraftRequest, TargetInfo, VerifiedRows
+from forerun.drafters.base import DraftRequest, TargetInfo, VerifiedRows, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError, ForerunError
@@ -48,7 +48,7 @@ class RecordedTarget(TargetInfo):
         """There is none."""
         raise ConfigError(
             "the drafter computes with a model, whose passes are not recorded; "
-            "give methods that draft from the text alone, or use forerun bench compare"
+            "give methods that draft from the text alone, or use forerun profile, where the model reads the texts too"
         )
 
 
@@ -246,6 +246,18 @@ class Replayer:
         if depth:
             found.drafting.append(taken / self.costs.seconds if self.costs.seconds else DRAFTING)
         return draft
+
+
+def drafts_from_text(config: Mapping[str, Any], vocab_size: int) -> bool:
+    """Whether a configuration's drafter needs no model; one that is wrong in another way counts as one that does."""
+    speculative = resolve_speculative(config)
+    target = RecordedTarget(
+        vocab_size=vocab_size, max_model_len=64, num_speculative_tokens=speculative.num_speculative_tokens
+    )
+    try:
+        return not computes_with_a_model(speculative.drafter.build(target))
+    except ForerunError:
+        return False
 
 
 def rows_on_path(

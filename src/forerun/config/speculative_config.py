@@ -77,6 +77,13 @@ class SpeculativeConfig:
         """Whether the verifier keeps the target's distribution."""
         return self.verifier.build(self.num_speculative_tokens).is_lossless
 
+    def goes_by_text(self, temperature: float) -> bool:
+        """Whether the target's text alone decides what stands of a draft.
+
+        So it is under matching, and under any lossless verifier where the text is greedy: it has one way to go on.
+        """
+        return isinstance(self.verifier, MatchingConfig) or (self.is_lossless and temperature == 0)
+
     def describe(self) -> str:
         """One phrase for banners and reports."""
         if not self.num_speculative_tokens:

@@ -208,6 +208,12 @@ class KeepsKV(Protocol):
         ...
 
 
+def computes_with_a_model(drafter: Drafter) -> bool:
+    """Whether a drafter reads hidden states or KV, so that it drafts only where the target has read the text."""
+    keeps_kv = isinstance(drafter, KeepsKV) and bool(drafter.kv_bytes_per_block or drafter.num_scratch_blocks)
+    return bool(drafter.needs) or keeps_kv
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRows:
     """What the target found at a step's rows with logits: R rows, those of a sequence side by side.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections.abc import Iterator
 from collections.abc import Sequence as Listing
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -165,6 +166,12 @@ class LocalExecutor:
                     self.exporter.save(state.sequence, one, self.cache)
             finally:
                 self._stop_drafting(state.sequence)
+
+    @contextmanager
+    def as_in_a_step(self) -> Iterator[None]:
+        """For passes and drafts outside of a step: what a step computes under, no autograd and torch's threads."""
+        with torch.inference_mode(), self._torch_threads:
+            yield
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
         """What all layers of one pass share (host work, counted as building the batch)."""

@@ -107,7 +107,8 @@ class Profile:
         if name not in self.traces:
             raise ConfigError(
                 f"profile: has no draft trace of {name!r}; has {', '.join(self.traces) or 'none'}. "
-                "A drafter that computes with a model has none: simulate it by its acceptance rates"
+                "A server has none, nor a configuration whose drafts do not go by the text alone: simulate it by its "
+                "acceptance rates"
             )
         return DraftTrace.load(self.traces[name])
 

@@ -31,6 +31,14 @@ def test_grids_come_from_the_quickest_to_the_longest() -> None:
     assert all(before < after for before, after in pairwise(seconds))
 
 
+def test_a_drafter_with_a_model_is_estimated_at_a_step_for_each_place_of_eight_texts() -> None:
+    grid, times = GRIDS["usual"], StepTimeModel(WEIGHTS)
+    free, computed = (
+        grid.seconds_of_texts(times, num_kinds=2, num_configs=3, num_with_model=count) for count in (0, 1)
+    )
+    assert computed - free > grid.max_tokens * times.seconds(num_rows=8, num_sequences=8, num_context_tokens=2048)
+
+
 def test_a_smaller_engine_leaves_out_what_it_has_no_room_for() -> None:
     grid = GRIDS["usual"].within(max_model_len=1024, max_num_seqs=16, num_slots=20_000)
     assert max(grid.contexts) < 1024

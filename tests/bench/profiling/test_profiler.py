@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forerun.bench.profiling import step_sweep
@@ -13,27 +14,53 @@ from forerun.bench.profiling.stages import open_stages
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
 from forerun.plan.profile import Profile
+from forerun.plan.simulation.profiled import profiled_engine, recorded_requests
 from forerun.plan.step_times import StepTimeModel
-from tests.bench.profiling.tiny import GRID, NGRAM, profiler, settings
+from tests.bench.profiling.tiny import GRID, NGRAM, draft_model, profiler, settings
 from tests.plan.profiles import WEIGHTS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "tiny"
-    profiler(path).run()
+    profiler(path, configs={"ngram": NGRAM, "model": draft_model()}).run()
     return path
 
 
 def test_a_profile_is_whole_and_comes_back_from_its_folder(folder: Path) -> None:
     found = Profile.load(folder)
     assert found.model == "tiny"
-    assert found.configs == {"ngram": NGRAM}
-    assert found.trace("ngram").num_texts == 3
-    assert {"ngram", "ngram/a", "ngram/b"} >= set(found.acceptance) >= {"ngram"}
+    assert found.configs == {"ngram": NGRAM, "model": draft_model()}
+    names = {f"{name}{kind}" for name in found.configs for kind in ("", "/a", "/b")}
+    assert names >= set(found.acceptance) >= set(found.configs)
     assert found.step_times.measured is not None
     assert found.step_times.measured.sequences == 3
     assert found.conditions["grid"] == GRID.to_json()
+
+
+def test_a_drafter_with_a_model_has_a_trace_that_its_acceptance_comes_from(folder: Path) -> None:
+    found = Profile.load(folder)
+    for name in found.configs:
+        assert found.trace(name).num_texts == 3
+        assert found.acceptance_for(name) == found.trace(name).acceptance()
+    assert 0.0 < found.acceptance_for("model").conditional[0] <= 1.0
+    assert found.drafting["model"].seconds(6) > 0.0
+
+
+def test_a_simulation_of_a_drafter_with_a_model_meets_its_recorded_drafts(folder: Path) -> None:
+    engine = profiled_engine(Profile.load(folder), "model")
+    assert engine.trace is not None
+    found = engine.simulate(recorded_requests(engine.trace, np.arange(3.0)))
+    num_steps = sum(one.num_chunks for one in found.requests)
+    num_tokens = sum(one.num_output_tokens for one in found.requests)
+    assert 3 < num_steps < num_tokens
+
+
+def test_a_verifier_that_draws_anew_is_profiled_by_rates(tmp_path: Path) -> None:
+    config = draft_model(draft_sample_method="probabilistic", rejection_sample_method="standard")
+    found = profiler(tmp_path / "p", configs={"drawn": config}, temperature=1.0).run()
+    assert not found.traces
+    assert found.acceptance_for("drawn").num_reached[0] > 0
 
 
 def test_dynamos_files_are_there_for_every_draft_length(folder: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from forerun.bench.pass_costs import PassCosts
-from forerun.bench.profiling.traces import can_be_traced, trace_drafts
-from forerun.bench.recording import RecordedText, Recording, RecordingInfo
+from forerun.bench.profiling.traces import trace_drafts
+from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
 from forerun.bench.replay import judge_recording
 from forerun.core.draft import Draft
 from forerun.errors import ForerunError
-from tests.bench.profiling.tiny import NGRAM
+from forerun.plan.draft_trace import DraftTrace
+from tests.bench.profiling.tiny import NGRAM, draft_model, settings
 from tests.contract.drafters import RandomTreeDrafter
-from tests.engines import VOCAB_SIZE
+from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
 
+SETTINGS = settings()
 INFO = RecordingInfo(model="tiny", dtype="float32", kernels="torch", vocab_size=VOCAB_SIZE, max_tokens=60)
 
 
@@ -37,9 +42,15 @@ def recording(seed: int = 0, *, num_texts: int = 3, length: int = 60) -> Recordi
     return Recording(info=INFO, texts=texts)
 
 
+def traced(name: str, config: dict[str, Any], found: Recording) -> DraftTrace:
+    trace = trace_drafts(name, config, found, tiny_target(), SETTINGS)
+    assert trace is not None
+    return trace
+
+
 def test_tokens_per_step_are_those_of_a_replay() -> None:
     found = recording()
-    trace = trace_drafts("ngram", NGRAM, found)
+    trace = traced("ngram", NGRAM, found)
     for kind, outcome in zip(
         ("a", "b"), judge_recording(found, {"ngram": NGRAM}, PassCosts((1, 2), (1.0, 1.0))), strict=True
     ):
@@ -55,7 +66,7 @@ def test_tokens_per_step_are_those_of_a_replay() -> None:
 
 def test_right_nodes_are_on_the_texts_path() -> None:
     found = recording(1)
-    trace = trace_drafts("trees", {"method": RandomTreeDrafter, "num_speculative_tokens": 6}, found)
+    trace = traced("trees", {"method": RandomTreeDrafter, "num_speculative_tokens": 6}, found)
     assert sum(trace.draft(0, place).num_nodes for place in range(60)) > 0
     for text in range(trace.num_texts):
         for place in range(trace.num_answer_tokens(text)):
@@ -64,9 +75,38 @@ def test_right_nodes_are_on_the_texts_path() -> None:
             assert list(draft.right_nodes) == (shape.path(draft.right_nodes[-1]) if draft.right_nodes else [])
 
 
-def test_a_drafter_that_computes_has_no_trace() -> None:
-    config = {"method": "draft_model", "model": "other", "num_speculative_tokens": 2}
-    assert can_be_traced(NGRAM, VOCAB_SIZE)
-    assert not can_be_traced(config, VOCAB_SIZE)
+def answers(*, temperature: float = 0.0) -> Recording:
+    """Texts that the tiny target wrote."""
+    llm = tiny_llm(max_num_seqs=4)
+    prompts = {"a": [[7, 8, 9] * 4, [11, 12] * 5], "b": [[20, 21, 22, 23]]}
+    return record(llm, prompts, max_tokens=20, temperatures=(temperature,))
+
+
+def test_the_trace_of_a_drafter_with_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
+    trace = traced("tree", draft_model(draft_tree=[2, 1], num_speculative_tokens=4), answers())
+    trace.save(tmp_path / "trace.npz")
+    again = DraftTrace.load(tmp_path / "trace.npz")
+    assert again.sources == ("draft_model",)
+    assert 0.0 < again.acceptance().conditional[0] <= 1.0
+    for text in range(trace.num_texts):
+        for place in range(trace.num_answer_tokens(text)):
+            assert again.draft(text, place) == trace.draft(text, place)
+
+
+def test_a_verifier_that_draws_anew_leaves_no_trace_of_sampled_texts() -> None:
+    config = draft_model(draft_sample_method="probabilistic", rejection_sample_method="standard")
+    assert trace_drafts("drawn", config, answers(temperature=1.0), tiny_target(), SETTINGS) is None
+    assert trace_drafts("greedy", config, answers(), tiny_target(), SETTINGS) is not None
+
+
+def test_auto_has_a_trace_unless_it_asks_a_model_for_as_long_as_that_pays() -> None:
+    assert trace_drafts("auto", {"method": "auto"}, answers(), tiny_target(), SETTINGS) is not None
+    config = {"method": "auto", "drafter": {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE))}}
+    assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS) is None
+
+
+def test_what_cannot_be_traced_is_refused_by_its_name() -> None:
     with pytest.raises(ForerunError, match="head: "):
-        trace_drafts("head", config, recording())
+        trace_drafts("head", draft_model(model="no/such"), recording(), tiny_target(), SETTINGS)
+    with pytest.raises(ForerunError, match="none: nothing is drafted"):
+        trace_drafts("none", NGRAM | {"num_speculative_tokens": 0}, recording(), tiny_target(), SETTINGS)

@@ -8,7 +8,7 @@ from typing import Any
 from forerun.bench.profiling.grid import ProfileGrid
 from forerun.bench.profiling.profiler import Profiler, ProfileTask
 from forerun.config.settings import EngineSettings
-from tests.engines import tiny_target
+from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_target
 
 GRID = ProfileGrid(
     input_lengths=(4, 8, 16),
@@ -23,6 +23,11 @@ GRID = ProfileGrid(
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 PROMPTS = {"a": [[7, 8, 9] * 4, [11, 12] * 5], "b": [[20, 21, 22, 23]]}
+
+
+def draft_model(**changes: Any) -> dict[str, Any]:
+    """A drafter with a model: the target, a little disturbed."""
+    return {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE)), "num_speculative_tokens": 3} | changes
 
 
 def settings() -> EngineSettings:

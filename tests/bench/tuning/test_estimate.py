@@ -15,9 +15,14 @@ LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=2048)
 SPACE = SearchSpace(speculation={"auto": {"method": "auto"}}, limits=[LIMITS])
 
 
-def estimate(*, space=SPACE, rounds=1, num_finalists=2, **options):
+def estimate(*, space=SPACE, rounds=1, num_finalists=2, num_with_model=0, **options):
     return Estimate.of(
-        workload(**options), space, lambda rows, sequences: 0.01, rounds=rounds, num_finalists=num_finalists
+        workload(**options),
+        space,
+        lambda rows, sequences: 0.01,
+        rounds=rounds,
+        num_finalists=num_finalists,
+        num_with_model=num_with_model,
     )
 
 
@@ -34,6 +39,11 @@ def test_runs_at_a_rate_last_as_long_as_requests_arrive():
 
 def test_plain_decoding_is_run_once_and_the_others_in_every_round():
     assert estimate(rounds=3).run == pytest.approx(2 * estimate().run)
+
+
+def test_a_drafter_with_a_model_drafts_at_every_place_of_eight_texts_at_a_time():
+    more = estimate(num_with_model=2).simulate - estimate().simulate
+    assert more == pytest.approx(2 * len(PROMPTS) * 24 / 8 * 0.01)
 
 
 def test_every_format_of_the_weights_is_recorded_and_measured():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.energy import EnergyMeter
+from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
 from forerun.bench.tuning.target_rows import TargetRows
 from forerun.errors import ForerunError
 from forerun.plan.tuning.offered_load import OfferedLoad
+from tests.bench.profiling.tiny import draft_model
 from tests.bench.tuning.workloads import NGRAM, SETTINGS, SUFFIX, candidate, recorded, workload
-from tests.engines import tiny_drafter, tiny_target
+from tests.engines import tiny_target
 
 STEP = 0.01
 CONFIGS = {
@@ -31,10 +33,19 @@ def no_probe(_):
     raise AssertionError("drafts that go by the text are replayed, not probed")
 
 
-def both(of, *, probe=no_probe):
-    """Real and simulated runs of one workload over the same recorded answers."""
+def no_trace(_):
+    return None
+
+
+def half_right(_):
+    return Probe(conditional_acceptance=(0.5,), seconds_per_draft_token=0.0)
+
+
+def both(of, *, trace=no_trace, probe=no_probe):
+    """Real and simulated runs of one workload over the same recorded answers; `trace` may be None for a real one."""
     target = tiny_target()
-    texts = recorded(target, of)
+    recording = recorded(target, of)
+    texts = recording.texts
     real = RealRuns(target=target, settings=SETTINGS, workload=of, texts=texts, meter=EnergyMeter([]))
     simulated = SimulatedRuns(
         target=target,
@@ -43,6 +54,7 @@ def both(of, *, probe=no_probe):
         texts=texts,
         rows=TargetRows(),
         step_seconds=lambda _: STEP,
+        trace=trace or (lambda one: trace_drafts(one.name, one.speculative_config, recording, target, SETTINGS)),
         probe=probe,
     )
     return real, simulated
@@ -57,6 +69,33 @@ def test_a_simulated_run_accepts_exactly_what_a_real_one_does(name, clients, tem
     assert predicted.num_output_tokens == ran.num_output_tokens
     assert predicted.acceptance_length == ran.acceptance_length
     assert ran.num_differing == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "clients", "temperature"),
+    [
+        ({}, 1, 0.0),
+        ({"draft_sample_method": "coupled"}, 3, 0.6),
+        ({"draft_tree": [2, 1], "num_speculative_tokens": 4}, 3, 0.0),
+    ],
+    ids=["chain", "coupled", "tree"],
+)
+def test_a_drafter_with_a_model_accepts_in_a_simulated_run_what_it_does_in_a_real_one(changes, clients, temperature):
+    of = workload(load=OfferedLoad(concurrency=clients), temperature=temperature)
+    real, simulated = both(of, trace=None, probe=half_right)
+    one = candidate(draft_model(**changes))
+    ran, predicted = real.run(one, 0), simulated.simulate(one)
+    assert ran.num_differing == 0
+    assert predicted.acceptance_length == ran.acceptance_length
+
+
+def test_a_verifier_that_draws_anew_is_simulated_by_the_rates_of_a_real_run():
+    of = workload(temperature=1.0)
+    _, simulated = both(
+        of, trace=None, probe=lambda _: Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft_token=0)
+    )
+    config = draft_model(draft_sample_method="probabilistic", rejection_sample_method="standard")
+    assert simulated.simulate(candidate(config)).acceptance_length == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize("config", [{"method": "auto"}, HYBRID])
@@ -108,7 +147,7 @@ def test_a_drafter_with_a_model_is_probed_once_whatever_the_limits():
         return Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft_token=0.0)
 
     _, simulated = both(workload(), probe=probe)
-    config = {"method": "draft_model", "model": str(tiny_drafter(97)), "num_speculative_tokens": 2}
+    config = draft_model(num_speculative_tokens=2)
     first = simulated.simulate(candidate(config, name="a"))
     simulated.simulate(candidate(config, name="b"))
     assert asked == ["a"]
@@ -118,7 +157,7 @@ def test_a_drafter_with_a_model_is_probed_once_whatever_the_limits():
 
 def test_a_probe_says_how_a_drafter_with_a_model_does():
     real, _ = both(workload())
-    config = {"method": "draft_model", "model": str(tiny_drafter(97)), "num_speculative_tokens": 2}
+    config = draft_model(num_speculative_tokens=2)
     found = real.probe(candidate(config), 2)
     assert 0.0 < found.conditional_acceptance[0] <= 1.0
     assert found.seconds_per_draft_token > 0.0

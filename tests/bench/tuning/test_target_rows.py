@@ -75,7 +75,7 @@ def test_noting_changes_no_text_and_what_was_noted_makes_simulated_learning_real
     texts = record(
         LLM.from_target(target, SETTINGS, resolve_speculative(noting)), {KIND: of.prompts}, max_tokens=64
     ).texts
-    assert [one.answer_ids for one in texts] == [one.answer_ids for one in recorded(target, of)]
+    assert [one.answer_ids for one in texts] == [one.answer_ids for one in recorded(target, of).texts]
     real = RealRuns(target=target, settings=SETTINGS, workload=of, texts=texts, meter=EnergyMeter([]))
     ran = real.run(candidate(RECYCLE), 0).acceptance_length
     assert ran is not None
@@ -88,6 +88,7 @@ def test_noting_changes_no_text_and_what_was_noted_makes_simulated_learning_real
             texts=texts,
             rows=known,
             step_seconds=lambda _: 0.01,
+            trace=None,
             probe=None,
         )
         return abs(simulated.simulate(candidate(RECYCLE)).acceptance_length / ran - 1.0)

@@ -34,4 +34,4 @@ def candidate(config, *, name="x", limits=LIMITS):
 
 def recorded(target, of):
     llm = LLM.from_target(target, SETTINGS, resolve_speculative(None))
-    return record(llm, {KIND: of.prompts}, max_tokens=of.max_tokens, temperatures=(of.temperature,)).texts
+    return record(llm, {KIND: of.prompts}, max_tokens=of.max_tokens, temperatures=(of.temperature,))

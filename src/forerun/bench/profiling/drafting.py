@@ -1,4 +1,4 @@
-"""What a drafter costs in an engine, and where it computes with a model, what its drafts yield."""
+"""What a drafter costs in an engine, and where texts do not decide it, what its drafts yield."""
 
 from __future__ import annotations
 

@@ -148,13 +148,19 @@ class ProfileGrid:
         """About how long all rounds take, with those that warm up and the contexts that are copied."""
         return (NUM_WARMUP_ROUNDS + self.rounds) * self.seconds_of_round(times) + times.ttft_seconds(max(self.contexts))
 
-    def seconds_of_texts(self, times: StepTimeModel, *, num_kinds: int, num_configs: int, batch_size: int = 8) -> float:
-        """About how long it takes to record the texts, and to draft on them with every configuration."""
+    def seconds_of_texts(
+        self, times: StepTimeModel, *, num_kinds: int, num_configs: int, num_with_model: int = 0, batch_size: int = 8
+    ) -> float:
+        """About how long it takes to record the texts, and to draft on them with every configuration.
+
+        `num_with_model` of these draft with a model: at every place of the texts, each time for about as long as a step.
+        """
         num_texts = self.num_texts * num_kinds
         step = times.seconds(num_rows=batch_size, num_sequences=batch_size, num_context_tokens=batch_size * 256)
-        batches = -(-num_texts // batch_size)
-        recording = batches * self.max_tokens * step * 1.3  # log probabilities are kept
-        return recording + num_configs * (2.0 + 96 * step)
+        places = -(-num_texts // batch_size) * self.max_tokens
+        recording = places * step * 1.3  # log probabilities are kept
+        reading = num_texts * times.ttft_seconds(256 + self.max_tokens)
+        return recording + num_configs * (2.0 + 96 * step) + num_with_model * (places * step + reading)
 
     def to_json(self) -> dict[str, Any]:
         """All fields, tuples as lists."""

@@ -21,8 +21,9 @@ from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
-from forerun.bench.profiling.traces import can_be_traced, trace_drafts
+from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
+from forerun.bench.replay import drafts_from_text
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
@@ -173,7 +174,13 @@ class Profiler:
         return grids[name]
 
     def _estimate(self, grid: ProfileGrid, times: StepTimeModel) -> float:
-        texts = grid.seconds_of_texts(times, num_kinds=len(self.task.prompts), num_configs=len(self.task.configs))
+        configs, vocab_size = self.task.configs, self.target.model.vocab_size
+        texts = grid.seconds_of_texts(
+            times,
+            num_kinds=len(self.task.prompts),
+            num_configs=len(configs),
+            num_with_model=sum(not drafts_from_text(config, vocab_size) for config in configs.values()),
+        )
         return SECONDS_TO_FINISH + grid.seconds_of_rounds(times) + texts
 
     def _identity(self, llm: LLM, grid: ProfileGrid) -> dict[str, Any]:
@@ -291,15 +298,14 @@ class Profiler:
     def _measure_drafter(
         self, name: str, number: int, config: Mapping[str, Any], recording: Recording
     ) -> dict[str, Any]:
-        """A drafter's cost in an engine; its acceptance by replay where no model must run for it, else in that engine."""
-        is_free = can_be_traced(config, recording.info.vocab_size)
-        num_tokens = {} if is_free else {"num_tokens": recording.info.max_tokens}
+        """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in that engine."""
+        trace = trace_drafts(name, config, recording, self.target, self.task.settings, progress=self.progress)
+        num_tokens = {} if trace is not None else {"num_tokens": recording.info.max_tokens}
         live = measure_live(
             name, self.target, self.task.settings, config, recording.texts, progress=self.progress, **num_tokens
         )
         kinds = list(recording.by_kind)
-        if is_free:
-            trace = trace_drafts(name, config, recording, progress=self.progress)
+        if trace is not None:
             where = f"{TRACES_FOLDER}/{number}.npz"
             (self.folder / TRACES_FOLDER).mkdir(exist_ok=True)
             trace.save(self.folder / where)

@@ -1,109 +1,95 @@
-"""Runs a drafter over recorded texts, token by token, and keeps what it would draft at every place."""
+"""Traces a drafter on recorded texts: what it would draft at every place, and what of it stands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from forerun.bench.compare import make_engine
+from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.recording import RecordedText, Recording
-from forerun.bench.replay import RecordedTarget, rows_on_path, standing_nodes
-from forerun.config.speculative_config import resolve_speculative
-from forerun.core.sampling_params import SamplingParams
-from forerun.core.sequence import Sequence as TokenSequence
-from forerun.drafters.base import DraftRequest
-from forerun.drafters.guard import GuardedDrafter
+from forerun.bench.replay import standing_nodes
+from forerun.config.settings import EngineSettings
+from forerun.core.draft import Draft
+from forerun.drafters.base import ChoosesDrafters, computes_with_a_model
 from forerun.engine.adaptive import LEAST_SURVIVAL
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.models.base import LoadedTarget
 from forerun.plan.draft_trace import NOTHING, DraftTrace, TracedDraft, TracedText
 
 
-def can_be_traced(config: Mapping[str, Any], vocab_size: int) -> bool:
-    """Whether a configuration drafts from texts alone, so that no model must run for its trace."""
-    try:
-        _drafting(config, vocab_size, 64)
-    except ForerunError:  # what else is wrong with it comes up where it is measured
-        return False
-    return True
-
-
 def trace_drafts(
-    name: str, config: Mapping[str, Any], recording: Recording, *, progress: Progress = no_progress
-) -> DraftTrace:
-    """What a configuration's drafter drafts at every place of every text, and what of it stands under matching.
+    name: str,
+    config: Mapping[str, Any],
+    recording: Recording,
+    target: LoadedTarget,
+    settings: EngineSettings,
+    *,
+    progress: Progress = no_progress,
+) -> DraftTrace | None:
+    """What a configuration's drafter drafts at every place of every text, and what of it stands.
 
-    The drafter meets the texts one after the other, as an engine's does that serves one request at a time,
-    and learns of each row that the text came to. It drafts as much as it ever may; shorter drafts are the
-    first nodes of these.
+    It drafts as much as it ever may; shorter drafts are the first nodes of these. See `DraftWalk`.
 
     Args:
         name: of the configuration.
         config: speculative_config.
         recording: the texts.
+        target: the model that wrote them.
+        settings: of an engine; KV memory follows from the texts.
         progress: is called with the state of the work.
 
+    Returns:
+        The trace, or None where texts do not decide it: the verifier draws anew what stands, or the drafter goes by the
+        clock, as "auto" does with a drafter that computes.
+
     Raises:
-        ForerunError: the configuration is wrong, or its drafter needs a model; the message names it.
+        ForerunError: the configuration (named in the message) is wrong or does not fit the target.
     """
     longest = max(len(text.prompt_ids) + len(text.answer_ids) for text in recording.texts)
-    try:
-        drafting, method, limit = _drafting(config, recording.info.vocab_size, longest)
-    except ForerunError as error:
-        raise type(error)(f"{name}: {error}") from error
-    texts = []
-    for number, text in enumerate(recording.texts):
-        progress(f"{name}: text {number + 1} of {len(recording.texts)}")
-        texts.append(_trace_text(text, number, drafting, limit))
-    return DraftTrace.of_texts(name, method, limit, texts)
-
-
-def _drafting(config: Mapping[str, Any], vocab_size: int, longest: int) -> tuple[GuardedDrafter, str, int]:
-    """The drafter, the method, and the most nodes of a draft."""
-    speculative = resolve_speculative(config)
+    sized = replace(settings, max_num_seqs=WALKED_AT_ONCE, kv_cache_memory_bytes=None)
+    llm = make_engine(name, target, sized, config, num_sequences=WALKED_AT_ONCE, longest=longest)
+    speculative = llm.speculative
     if not speculative.num_speculative_tokens:
-        raise ConfigError("nothing is drafted (num_speculative_tokens is 0); leave the configuration out")
-    target = RecordedTarget(
-        vocab_size=vocab_size, max_model_len=longest, num_speculative_tokens=speculative.num_speculative_tokens
+        raise ConfigError(f"{name}: nothing is drafted (num_speculative_tokens is 0); leave the configuration out")
+    if not can_be_traced(llm, recording):
+        return None
+    walk = DraftWalk(
+        llm=llm,
+        min_survival=LEAST_SURVIVAL if speculative.is_adaptive else 0.0,
+        progress=lambda line: progress(f"{name}: {line}"),
     )
-    drafting = GuardedDrafter(speculative.drafter.build(target), vocab_size=vocab_size)
-    if drafting.drafter.needs:
-        raise ConfigError("the drafter reads hidden states of the target, which are not recorded")
-    return drafting, speculative.method, speculative.num_speculative_tokens
+    drafts = walk.drafts(list(zip(recording.texts, recording.seeds, strict=True)))
+    texts = [_traced(text, found) for text, found in zip(recording.texts, drafts, strict=True)]
+    return DraftTrace.of_texts(name, speculative.method, speculative.num_speculative_tokens, texts)
 
 
-def _trace_text(text: RecordedText, number: int, drafting: GuardedDrafter, limit: int) -> TracedText:
-    sequence = TokenSequence(
-        seq_id=number,
-        prompt_ids=text.prompt_ids,
-        output_ids=[],
-        sampling=SamplingParams(temperature=text.temperature),
-        seed=number,
+def can_be_traced(llm: LLM, recording: Recording) -> bool:
+    """Whether texts alone decide what an engine drafts, and what of it stands."""
+    speculative, drafter = llm.speculative, llm.executor.drafting.drafter
+    if isinstance(speculative.drafter, ChoosesDrafters) and computes_with_a_model(drafter):
+        return False
+    return all(speculative.goes_by_text(text.temperature) for text in recording.texts)
+
+
+def _traced(text: RecordedText, drafts: list[Draft]) -> TracedText:
+    return TracedText(
+        kind=text.kind,
+        num_prompt_tokens=len(text.prompt_ids),
+        drafts=[_traced_draft(draft, text, place) for place, draft in enumerate(drafts)],
     )
-    answer, drafts = text.answer_ids, [NOTHING]
-    for place in range(1, len(answer)):
-        rows = rows_on_path(text, sequence, 0, num_candidates=drafting.num_candidates)
-        sequence.output_ids.append(answer[place - 1])
-        if drafting.num_candidates:
-            drafting.learn(rows)
-        drafting.start(sequence)
-        depth = min(limit, len(answer) - place - 1)
-        if not depth:  # one place is the target's own token's
-            drafts.append(NOTHING)
-            continue
-        (draft,) = drafting.propose([DraftRequest(sequence, limit, depth, min_survival=LEAST_SURVIVAL)], {})
-        if not len(draft):
-            drafts.append(NOTHING)
-            continue
-        drafts.append(
-            TracedDraft(
-                len(draft),
-                None if draft.is_chain else draft.parents,
-                draft.survival,
-                draft.source,
-                standing_nodes(draft, answer, place),
-            )
-        )
-    if len(sequence.output_ids) < len(answer):
-        sequence.output_ids += answer[len(sequence.output_ids) :]
-    drafting.stop(sequence)
-    return TracedText(kind=text.kind, num_prompt_tokens=len(text.prompt_ids), drafts=drafts)
+
+
+def _traced_draft(draft: Draft, text: RecordedText, place: int) -> TracedDraft:
+    if not len(draft):
+        return NOTHING
+    return TracedDraft(
+        len(draft),
+        None if draft.is_chain else draft.parents,
+        draft.survival,
+        draft.source,
+        standing_nodes(draft, text.answer_ids, place),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forerun.bench.draft_walk import WALKED_AT_ONCE
 from forerun.bench.profiling.grid import MIXED_ROWS, NUM_WARMUP_ROUNDS, SECONDS_OF_SETUP, ProfileGrid
 from forerun.bench.tuning.requests import TuningWorkload
 from forerun.bench.tuning.step_times import step_grid
@@ -42,6 +43,7 @@ class Estimate:
         *,
         rounds: int,
         num_finalists: int,
+        num_with_model: int = 0,
     ) -> Estimate:
         """Estimate a tuning.
 
@@ -51,6 +53,7 @@ class Estimate:
             step_seconds: what a plain step takes on this machine.
             rounds: of real runs, at most.
             num_finalists: candidates in them, auto and plain decoding included; plain decoding once.
+            num_with_model: ways to draft with a model, at every place of the texts; each time for about as long as a step.
         """
         num_tokens = len(workload.prompts) * workload.max_tokens
         num_candidates = len(space.drafting()) + NUM_REFINED * (len(space.limits) - 1) * len(space.quantizations)
@@ -60,7 +63,8 @@ class Estimate:
         return cls(
             record=num_formats * num_tokens / at_once * step_seconds(at_once * (1 + NUM_DRAFTED), at_once),
             measure_steps=num_formats * _sweep_seconds(step_grid(workload, space.usual.max_num_seqs), step_seconds),
-            simulate=num_candidates * num_tokens * SIMULATED_TOKEN_SECONDS,
+            simulate=num_candidates * num_tokens * SIMULATED_TOKEN_SECONDS
+            + num_formats * num_with_model * num_tokens / WALKED_AT_ONCE * step_seconds(WALKED_AT_ONCE, WALKED_AT_ONCE),
             run=(1 + (num_finalists - 1) * rounds) * _run_seconds(workload, step_seconds, most),
         )
 

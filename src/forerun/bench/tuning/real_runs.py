@@ -23,7 +23,7 @@ NUM_WARMUP_PROMPTS, NUM_WARMUP_TOKENS = 4, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a short real run showed of a drafter whose drafts cannot be replayed."""
+    """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text."""
 
     conditional_acceptance: tuple[float, ...]  # by position, given that it was reached
     seconds_per_draft_token: float

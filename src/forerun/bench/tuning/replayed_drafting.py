@@ -1,4 +1,4 @@
-"""What a drafter drafts in a simulation: a real drafter at work on recorded texts, or the rates of a short real run."""
+"""What a drafter drafts in a simulation: a real drafter at work on recorded texts; and the time of one that is not at work."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from forerun.config.kv_memory import plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.step import StepPlan
-from forerun.drafters.base import Drafter, KeepsKV
+from forerun.drafters.base import Drafter, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.simulation import SimulationSettings, simulated_engine
@@ -26,11 +26,12 @@ from forerun.executor.simulated import DraftSeconds, VirtualClock, drafting_is_f
 from forerun.executor.simulated_text import ConditionalAcceptance, Drafting, HashedTexts, RecordedTexts
 from forerun.executor.simulated_text import RecordedText as SimulatedText
 from forerun.models.base import LoadedTarget
+from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.simulation.profiled import TracedDrafting
 from forerun.plan.tuning.batch_schedule import DraftingFigures
 from forerun.plan.tuning.candidates import Candidate
 from forerun.plan.tuning.drive import drive
 from forerun.plan.tuning.run_figures import RunFigures
-from forerun.verify.matching import MatchingConfig
 
 SALT = "simulated"
 
@@ -46,8 +47,9 @@ class SimulatedRuns:
         texts: the recorded answers, one per prompt.
         rows: what the target said after drafted tokens, for drafters that learn from it.
         step_seconds: what a step takes, drafting left out.
-        probe: makes a short real run, for drafters whose drafts cannot be replayed since they compute with a model,
-            and for verifiers that do not go by the text.
+        trace: asks a drafter that computes with a model for its drafts at every place of the texts; None where the texts
+            do not decide them, or what of them stands.
+        probe: makes a short real run, for the time of such a drafter, and where it has no trace for its acceptance.
     """
 
     target: LoadedTarget
@@ -56,10 +58,12 @@ class SimulatedRuns:
     texts: Sequence[RecordedText]
     rows: TargetRows
     step_seconds: Callable[[StepPlan], float]
+    trace: Callable[[Candidate], DraftTrace | None]
     probe: Callable[[Candidate], Probe]
     probed: set[str] = field(default_factory=set)  # names of the candidates that were
     drafted: dict[str, DraftingFigures] = field(default_factory=dict)  # by the names of those that drafted
-    _probes: dict[str, Probe] = field(default_factory=dict)  # by speculative_config, whatever the limits
+    # of those that were probed, by speculative_config, whatever the limits
+    _found: dict[str, tuple[Drafting, DraftSeconds]] = field(default_factory=dict)
 
     def simulate(self, candidate: Candidate) -> RunFigures:
         """One run of all requests.
@@ -164,18 +168,17 @@ class SimulatedRuns:
             return replayed, replayed
         self.probed.add(candidate.name)
         key = repr(candidate.speculative_config)
-        if key not in self._probes:
-            self._probes[key] = self.probe(candidate)
-        probe = self._probes[key]
-        return ConditionalAcceptance(probe.conditional_acceptance), ProbedDraftSeconds(probe.seconds_per_draft_token)
+        if key not in self._found:
+            probe, trace = self.probe(candidate), self.trace(candidate)
+            traced: Drafting = ConditionalAcceptance(probe.conditional_acceptance)
+            if trace is not None:
+                traced = TracedDrafting.repeating(trace)
+            self._found[key] = traced, ProbedDraftSeconds(probe.seconds_per_draft_token)
+        return self._found[key]
 
     def _is_replayable(self, speculative: SpeculativeConfig, drafter: Drafter) -> bool:
         """Whether the drafter goes by the text alone, and the text alone decides what stands."""
-        goes_by_text = isinstance(speculative.verifier, MatchingConfig) or (
-            speculative.is_lossless and self.workload.temperature == 0
-        )
-        computes = isinstance(drafter, KeepsKV) and bool(drafter.kv_bytes_per_block or drafter.num_scratch_blocks)
-        return goes_by_text and not drafter.needs and not computes
+        return speculative.goes_by_text(self.workload.temperature) and not computes_with_a_model(drafter)
 
     def _control(self, speculative: SpeculativeConfig) -> SpeculationControl:
         """A fresh control; an adaptive one begins with the costs that an engine would begin with, and keeps none."""

@@ -13,7 +13,9 @@ from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_machine
-from forerun.bench.recording import RecordedText, read_recording, record, write_recording
+from forerun.bench.profiling.traces import trace_drafts
+from forerun.bench.recording import Recording, read_recording, record, write_recording
+from forerun.bench.replay import drafts_from_text
 from forerun.bench.tuning.estimate import Estimate
 from forerun.bench.tuning.folder import TuningFolder, write
 from forerun.bench.tuning.real_runs import Probe, RealRuns
@@ -25,6 +27,7 @@ from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
+from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepTimeModel
 from forerun.plan.tuning.batch_schedule import with_schedule
@@ -37,7 +40,7 @@ from forerun.plan.tuning.screening import Screened, finalists, screen
 from forerun.plan.tuning.tuning_report import TuningReport
 
 PROBED_SHARE = 8
-"""One prompt in so many is answered to probe a drafter that cannot be replayed."""
+"""One prompt in so many is answered to probe a drafter that computes with a model."""
 
 LoadTarget = Callable[[str | None], LoadedTarget]
 """Loads the model, its weights in a format or (None) as they are stored."""
@@ -72,8 +75,6 @@ class TuningSettings:
 class _Ground:
     """What is known of one format of the weights."""
 
-    target: LoadedTarget
-    texts: list[RecordedText]
     real: RealRuns
     simulated: SimulatedRuns
     step_times: StepTimeModel
@@ -135,6 +136,9 @@ class Tuner:
             step_seconds,
             rounds=settings.rounds,
             num_finalists=settings.num_finalists + 2,
+            num_with_model=sum(
+                not drafts_from_text(config, target.model.vocab_size) for config in settings.space.speculation.values()
+            ),
         )
 
     def tune(self) -> TuningReport:
@@ -236,12 +240,12 @@ class Tuner:
         settings, workload = self.settings, self.settings.workload
         engine = replace(settings.engine, quantization=quantization)
         target = self._target(quantization)
-        texts, rows = self._recorded(target, engine)
+        recording, rows = self._recorded(target, engine)
         real = RealRuns(
             target=target,
             settings=engine,
             workload=workload,
-            texts=texts,
+            texts=recording.texts,
             meter=EnergyMeter.of_this_machine(),
         )
 
@@ -249,20 +253,26 @@ class Tuner:
             self.progress(f"probing {candidate.name}")
             return real.probe(candidate, -(-len(workload.prompts) // PROBED_SHARE))
 
+        def trace(candidate: Candidate) -> DraftTrace | None:
+            config = candidate.speculative_config
+            assert config is not None, "plain decoding drafts nothing"
+            return trace_drafts(candidate.name, config, recording, target, engine, progress=self.progress)
+
         step_times = self._step_times(target, engine)
         simulated = SimulatedRuns(
             target=target,
             settings=engine,
             workload=workload,
-            texts=texts,
+            texts=recording.texts,
             rows=rows,
             step_seconds=step_times.of_plan,
+            trace=trace,
             probe=probe,
         )
-        self._grounds[quantization] = _Ground(target, texts, real, simulated, step_times)
+        self._grounds[quantization] = _Ground(real, simulated, step_times)
         return self._grounds[quantization]
 
-    def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> tuple[list[RecordedText], TargetRows]:
+    def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> tuple[Recording, TargetRows]:
         """The target's answers, and what it said after drafted tokens: from the folder, or written now.
 
         Drafts are verified meanwhile where they cannot change a text in any bit.
@@ -291,7 +301,7 @@ class Tuner:
                 )
                 rows.save(rows_file)
                 write_recording(found, file)
-        return read_recording(file).texts, TargetRows.load(rows_file)
+        return read_recording(file), TargetRows.load(rows_file)
 
     def _step_times(self, target: LoadedTarget, engine: EngineSettings) -> StepTimeModel:
         """What a step takes: from the folder, or measured now."""

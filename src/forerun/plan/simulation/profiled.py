@@ -233,24 +233,53 @@ def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, 
 class TracedDrafting:
     """The drafts that a drafter made at each place of recorded texts.
 
-    A request that repeats a recorded text (`follow`) meets exactly its drafts. Any other one meets at each place
-    those of the same place in a text of its class that is chosen by its seed, and behind that text's end those of
-    another, longer one.
+    A request that repeats a recorded text meets exactly its drafts. Any other one meets at each place those of the
+    same place in a text of its class that is chosen by its seed, and behind that text's end those of another,
+    longer one.
+
+    Args:
+        trace: the drafts.
+        kind: class of the texts that requests without a class meet; None: all.
+        requests: by their seeds; None: `follow` will say.
+
+    Raises:
+        ConfigError: no text of a class that requests meet has a draft.
     """
 
-    def __init__(self, trace: DraftTrace, *, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        trace: DraftTrace,
+        *,
+        kind: str | None = None,
+        requests: Mapping[int | None, SimulatedRequest] | None = None,
+    ) -> None:
         self._trace = trace
         self._kind = kind
-        self._texts: dict[str | None, _RecordedTexts] = {kind: _RecordedTexts.of(trace, kind)}
-        self._requests: dict[int | None, SimulatedRequest] = {}
+        self._requests = {} if requests is None else requests
+        met = [one.kind or kind for one in self._requests.values() if one.text is None]
+        kinds = {kind} if requests is None else set(met)
+        self._texts = {found: _RecordedTexts.of(trace, found) for found in sorted(kinds, key=str)}
+
+    @classmethod
+    def repeating(cls, trace: DraftTrace) -> TracedDrafting:
+        """For requests that repeat the recorded texts, each with its text's number as its seed."""
+        requests: dict[int | None, SimulatedRequest] = {
+            text: SimulatedRequest(
+                arrival=0.0,
+                num_prompt_tokens=trace.num_prompt_tokens[text].item(),
+                num_output_tokens=trace.num_answer_tokens(text),
+                text=text,
+            )
+            for text in range(trace.num_texts)
+        }
+        return cls(trace, requests=requests)
 
     def follow(self, requests: Sequence[SimulatedRequest], *, seed: int) -> TracedDrafting:
         """The same for a simulation of these requests with this seed."""
-        found = TracedDrafting(self._trace, kind=self._kind)
-        found._requests = {request_seed(seed, number): one for number, one in enumerate(requests)}
-        kinds = {one.kind for one in requests if one.kind is not None}
-        found._texts |= {kind: _RecordedTexts.of(self._trace, kind) for kind in sorted(kinds)}
-        return found
+        by_seed: dict[int | None, SimulatedRequest] = {
+            request_seed(seed, number): one for number, one in enumerate(requests)
+        }
+        return TracedDrafting(self._trace, kind=self._kind, requests=by_seed)
 
     def draft(
         self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
@@ -259,8 +288,7 @@ class TracedDrafting:
         request = self._requests[spec.sampling.seed]
         place = position - request.num_prompt_tokens
         if request.text is None:
-            kind = self._kind if request.kind is None else request.kind
-            text, place = self._texts[kind].at(place, key_of(spec.seed))
+            text, place = self._texts[request.kind or self._kind].at(place, key_of(spec.seed))
         else:
             text = request.text
         draft = self._trace.draft(text, place)
