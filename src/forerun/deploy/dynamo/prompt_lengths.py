@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from forerun.errors import ConfigError
 
 KEPT_S = 24 * 3600.0
 """Seconds after which a file is of no use: no stream runs that long, and its worker has not ended it."""
+
+KEPT_AFTER_END_S = 60.0
 
 
 class PromptLengths:
@@ -29,6 +32,7 @@ class PromptLengths:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._ended: deque[tuple[float, str]] = deque()  # when, and which request
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -42,17 +46,22 @@ class PromptLengths:
         path = self._path(request_id)
         with suppress(FileNotFoundError):
             return int(path.read_text())
+        self._forget_ended()
         unfinished = path.with_suffix(".new")
         unfinished.write_text(str(num_tokens))
         unfinished.rename(path)
         return num_tokens
 
-    def forget(self, request_id: str) -> None:
-        """Remove the note of a request that has ended."""
-        self._path(request_id).unlink(missing_ok=True)
+    def forget_soon(self, request_id: str) -> None:
+        """Remove the note of a request that has ended, some time later: the frontend may not have got its last tokens."""
+        self._ended.append((time.monotonic(), request_id))
 
     def _path(self, request_id: str) -> Path:
         return self._folder / hashlib.sha256(request_id.encode()).hexdigest()  # an id may hold anything
+
+    def _forget_ended(self) -> None:
+        while self._ended and time.monotonic() - self._ended[0][0] > KEPT_AFTER_END_S:
+            self._path(self._ended.popleft()[1]).unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
         for path in self._folder.iterdir():

@@ -81,7 +81,7 @@ class WorkerRequest:
         """
         prompt_ids, output_ids = self.prompt_ids[:num_prompt_tokens], self.prompt_ids[num_prompt_tokens:]
         most, least = self.sampling.max_tokens, self.sampling.min_tokens
-        sampling = replace_sampling(
+        sampling = replace(
             self.sampling,
             max_tokens=None if most is None else most + len(output_ids),
             min_tokens=least and least + len(output_ids),
@@ -89,9 +89,9 @@ class WorkerRequest:
         return replace(self, prompt_ids=prompt_ids, sampling=sampling), output_ids
 
 
-def replace_sampling(sampling: SamplingParams, **changes: Any) -> SamplingParams:
-    """The same settings but for some."""
-    return replace(sampling, **changes)
+def wants_nothing(request: Mapping[str, Any]) -> bool:
+    """Whether all tokens of a stream came through before it broke, but not that they were the last."""
+    return _section(request, "stop_conditions").get("max_tokens") == 0
 
 
 def translate(request: Mapping[str, Any], *, request_id: str, seed: int) -> WorkerRequest:
@@ -119,7 +119,7 @@ def translate(request: Mapping[str, Any], *, request_id: str, seed: int) -> Work
     sampling = SamplingParams(
         **({"seed": seed_of(request_id, seed)} | given),
         max_tokens=stops.get("max_tokens"),
-        min_tokens=min(stops.get("min_tokens") or 0, stops.get("max_tokens") or 2**31),
+        min_tokens=stops.get("min_tokens") or 0,
         ignore_eos=bool(stops.get("ignore_eos")),
         stop_token_ids=stop_token_ids or None,
         logprobs=wanted.get("logprobs"),

@@ -1,0 +1,184 @@
+"""A loaded model that answers Dynamo's requests: what a worker does, without Dynamo."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from forerun.core.outputs import RequestOutput, StreamDelta
+from forerun.deploy.dynamo.kv_events import KVEvents
+from forerun.deploy.dynamo.prompt_lengths import PromptLengths
+from forerun.deploy.dynamo.requests import WorkerRequest, translate, wants_nothing
+from forerun.deploy.dynamo.streams import Chunk, TokenStream, nothing_left
+from forerun.engine.client import EngineRequest, EngineSnapshot
+from forerun.engine.stats import Metric
+from forerun.errors import RequestError
+from forerun.kv.events import BlockEventLog
+from forerun.llm import LLM
+from forerun.server.engine_thread import EngineEndedError, EngineThread
+from forerun.server.metrics import LiveCollector, ServerMetrics
+
+NUM_INTAKE_THREADS = 4
+NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
+MOST_METRICS_WAIT_S = 3.0  # for a step to end
+LOAD_INTERVAL_S = 0.05  # between two reports of the load while requests run
+
+ReportLoad = Callable[[int, int, float | None], None]
+"""Takes the KV blocks in use, all there are, and the share of prompt tokens found in the prefix cache (None: not known)."""
+
+
+class TokenService:
+    """Token ids in, token ids out, over one engine in a thread of its own.
+
+    `events` are what the prefix cache tells the router, `registry` the metrics. Made and used on the event loop.
+
+    Args:
+        llm: the model.
+        name: what requests call it, in metrics.
+        prompt_lengths: where the prompts of requests are noted whose text depends on them; None: such are refused.
+    """
+
+    def __init__(self, llm: LLM, *, name: str, prompt_lengths: PromptLengths | None) -> None:
+        self._llm = llm
+        self._prompt_lengths = prompt_lengths
+        self._pool = llm.engine.parts.pool
+        self._pool.events = BlockEventLog()
+        self.events = KVEvents(self._pool.events)
+        self._metrics = ServerMetrics(name)
+        self.registry = CollectorRegistry()
+        self.registry.register(LiveCollector(self._engine_metrics, self._metrics))
+        self._report_load: ReportLoad | None = None
+        self._last_load = (-1, 0.0)  # blocks, and when they were reported
+        self._engine = EngineThread(llm.engine, observe=self._observe)
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()
+        self._streams: dict[str, list[TokenStream]] = {}  # by the frontend's id
+        self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
+        self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="forerun-grammars")
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._engine.start()
+
+    def report_load_to(self, report: ReportLoad) -> None:
+        """Report the load there, from the engine's thread, whenever it changes."""
+        self._report_load = report
+
+    async def generate(self, request: Mapping[str, Any], request_id: str) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a request; a generator that is closed aborts it.
+
+        Raises:
+            RequestError: the request is not served here, or does not fit the model.
+            EngineError: the engine failed; `EngineEndedError` if it has ended.
+        """
+        if wants_nothing(request):
+            yield nothing_left(len(request["token_ids"]))
+            return
+        asked = translate(request, request_id=request_id, seed=self._llm.settings.seed)
+        stream = TokenStream(num_prompt_tokens=len(asked.prompt_ids), num_top_logprobs=asked.sampling.logprobs)
+        self._streams.setdefault(request_id, []).append(stream)
+        accepted = None
+        try:
+            accepted = await self._accept(asked, request_id)
+            self._engine.submit([accepted], stream)
+            async for chunk in stream.chunks():
+                if chunk.get("finish_reason") is not None:
+                    self._forget(asked, request_id)
+                yield chunk
+        finally:
+            self._leave(request_id, stream)
+            if accepted is not None:
+                with suppress(EngineEndedError):  # it holds nothing then
+                    self._engine.abort([accepted.request_id])
+
+    def abort(self, request_id: str) -> None:
+        """End a request; one that has ended, or never came, is left alone."""
+        for stream in self._streams.get(request_id, ()):
+            stream.cancel()
+
+    def close(self) -> None:
+        """End the engine's thread; requests in flight end with an error."""
+        self._engine.stop()
+        for threads in (self._threads, self._grammar_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _accept(self, asked: WorkerRequest, request_id: str) -> EngineRequest:
+        """Check a request and make ready what it needs, in a thread."""
+        threads = self._threads if asked.sampling.constraint is None else self._grammar_threads
+        accepting = self._loop.run_in_executor(threads, self._accept_now, asked, request_id)
+        try:
+            return await asyncio.shield(accepting)
+        except asyncio.CancelledError:  # the thread goes on, and nobody will submit what it accepts
+            accepting.add_done_callback(self._withdraw)
+            raise
+
+    def _accept_now(self, asked: WorkerRequest, request_id: str) -> EngineRequest:
+        output_ids: Sequence[int] = ()
+        if asked.counts_written_tokens:
+            asked, output_ids = self._resumed(asked, request_id)
+        request = EngineRequest(
+            request_id=f"{request_id}/{next(self._ids)}",
+            prompt_ids=asked.prompt_ids,
+            sampling=asked.sampling,
+            cache_salt=asked.cache_salt,
+            output_ids=output_ids,
+        )
+        self._engine.engine.accept(request)
+        return request
+
+    def _withdraw(self, accepting: asyncio.Future[EngineRequest]) -> None:
+        if not accepting.cancelled() and accepting.exception() is None:
+            self._engine.engine.withdraw(accepting.result().request_id)
+
+    def _resumed(self, asked: WorkerRequest, request_id: str) -> tuple[WorkerRequest, list[int]]:
+        """The request as the client sent it, and what another worker has written of its text."""
+        if self._prompt_lengths is None:
+            raise RequestError(
+                "presence_penalty, frequency_penalty: a text that moves to another worker would lose count of what it "
+                "has written; give the workers a folder that they share (--requests-folder), or use repetition_penalty"
+            )
+        return asked.resumed(self._prompt_lengths.find_or_note(request_id, len(asked.prompt_ids)))
+
+    def _forget(self, asked: WorkerRequest, request_id: str) -> None:
+        """The text has ended; where the engine failed it has not, and goes on elsewhere."""
+        if asked.counts_written_tokens and self._prompt_lengths is not None:
+            self._prompt_lengths.forget_soon(request_id)
+
+    def _leave(self, request_id: str, stream: TokenStream) -> None:
+        streams = self._streams[request_id]
+        streams.remove(stream)
+        if not streams:
+            del self._streams[request_id]
+
+    def _observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
+        """After each step, on the engine's thread."""
+        self._metrics.observe(deltas, finished, now)
+        self.events.publish()
+        if self._report_load is not None:
+            self._report(self._report_load, now)
+
+    def _report(self, report: ReportLoad, now: float) -> None:
+        pool = self._pool
+        num_used, (num_reported, reported) = pool.num_blocks - pool.num_free, self._last_load
+        is_idle = not self._llm.engine.has_work
+        if num_used == num_reported or (now - reported < LOAD_INTERVAL_S and not is_idle):
+            return
+        self._last_load = num_used, now
+        state = self._llm.engine.state
+        share = state.num_cached_tokens / state.num_queried_tokens if state.num_queried_tokens else None
+        report(num_used, pool.num_blocks, share)
+
+    def _engine_metrics(self) -> list[Metric]:
+        """The engine's counters; asked for by whichever thread is scraping."""
+        answer = asyncio.run_coroutine_threadsafe(self._engine.ask(lambda engine: engine.snapshot()), self._loop)
+        try:
+            snapshot: EngineSnapshot = answer.result(MOST_METRICS_WAIT_S)
+        except (EngineEndedError, TimeoutError):
+            return []
+        return snapshot.metrics()
