@@ -54,7 +54,8 @@ class TokenService:
         self.registry = CollectorRegistry()
         self.registry.register(LiveCollector(self._engine_metrics, self._metrics))
         self._report_load: ReportLoad | None = None
-        self._last_load = (-1, 0.0)  # blocks, and when they were reported
+        self._load: tuple[int, int, float | None] | None = None  # as it was reported last
+        self._reported = 0.0  # when that was
         self._engine = EngineThread(llm.engine, observe=self._observe)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
@@ -164,15 +165,15 @@ class TokenService:
             self._report(self._report_load, now)
 
     def _report(self, report: ReportLoad, now: float) -> None:
-        pool = self._pool
-        num_used, (num_reported, reported) = pool.num_blocks - pool.num_free, self._last_load
-        is_idle = not self._llm.engine.has_work
-        if num_used == num_reported or (now - reported < LOAD_INTERVAL_S and not is_idle):
+        engine, pool = self._llm.engine, self._pool
+        if now - self._reported < LOAD_INTERVAL_S and engine.has_work:
             return
-        self._last_load = num_used, now
-        state = self._llm.engine.state
+        state = engine.state
         share = state.num_cached_tokens / state.num_queried_tokens if state.num_queried_tokens else None
-        report(num_used, pool.num_blocks, share)
+        load = pool.num_blocks - pool.num_free, pool.num_blocks, share
+        if load != self._load:
+            self._load, self._reported = load, now
+            report(*load)
 
     def _engine_metrics(self) -> list[Metric]:
         """The engine's counters; asked for by whichever thread is scraping."""
