@@ -170,6 +170,7 @@ def run_worker(load: Callable[[], LLM], *, path: Path, name: str, options: Worke
     Raises:
         ConfigError: Dynamo has no such parser, or the model has no tokenizer for the frontend.
         ForerunError: the model cannot be loaded.
+        SystemExit: the engine ended after an error.
     """
     _check_parser("--tool-call-parser", options.tool_call_parser, get_tool_parser_names())
     _check_parser("--reasoning-parser", options.reasoning_parser, get_reasoning_parser_names())
@@ -198,6 +199,8 @@ def run_worker(load: Callable[[], LLM], *, path: Path, name: str, options: Worke
     except Exception:
         if engine.failure is None:
             raise
+    if isinstance(engine.failure, EngineEndedError):
+        sys.exit(1)  # the log says why
     if engine.failure is not None:
         raise engine.failure
 
