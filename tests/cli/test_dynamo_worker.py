@@ -48,7 +48,15 @@ def test_defaults_need_no_service(started):
 
 
 def test_engine_and_worker_options(started):
-    options = ["--served-model-name", "m", "--speculative-config.method", "suffix", "--no-kv-events", "--max-num-seqs", "4"]
+    options = [
+        "--served-model-name",
+        "m",
+        "--speculative-config.method",
+        "suffix",
+        "--no-kv-events",
+        "--max-num-seqs",
+        "4",
+    ]
     assert main(["dynamo-worker", started.folder, *options]) == 0
     assert (started.name, started.options.kv_events) == ("m", False)
     assert started.engine == EngineOptions(speculative_config={"method": "suffix"}, max_num_seqs=4)

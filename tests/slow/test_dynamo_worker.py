@@ -55,7 +55,9 @@ def text_offline(llm, prompt, **settings):
 
 def split(settings):
     """Settings that OpenAI's client knows, and those that it takes as extra fields."""
-    extra = {name: settings[name] for name in ("min_tokens", "ignore_eos", "repetition_penalty", "top_k") if name in settings}
+    extra = {
+        name: settings[name] for name in ("min_tokens", "ignore_eos", "repetition_penalty", "top_k") if name in settings
+    }
     return {name: value for name, value in settings.items() if name not in extra} | {"extra_body": extra}
 
 
@@ -136,7 +138,8 @@ def test_a_cache_salt_is_kept_apart_and_routed_alike(client, dynamo):
 
 
 @pytest.mark.parametrize(
-    ("change", "hint"), [({"n": 2}, "sampling_options.n: got 2"), ({"prompt": "word " * 3000}, "below max_model_len (2048)")]
+    ("change", "hint"),
+    [({"n": 2}, "sampling_options.n: got 2"), ({"prompt": "word " * 3000}, "below max_model_len (2048)")],
 )
 def test_what_is_not_served_is_the_clients_mistake_and_said_so(client, dynamo, change, hint):
     status, answer = post(dynamo.url, "/v1/completions", {"model": NAME, "prompt": "a", "max_tokens": 4} | change)
@@ -188,7 +191,9 @@ def test_a_text_whose_worker_is_killed_is_the_undisturbed_one(client, dynamo, of
 def test_other_requests_do_not_notice_a_workers_end(client, dynamo, offline):
     """Eight streams over two workers, one of which is killed: no text differs and none is cut."""
     settings = {"max_tokens": 80, "temperature": 0.8, "ignore_eos": True}
-    prompts = [f"{PROMPT} {name}" for name in ("a king", "a queen", "a fox", "a bear", "a fish", "a bird", "a cat", "a dog")]
+    prompts = [
+        f"{PROMPT} {name}" for name in ("a king", "a queen", "a fox", "a bear", "a fish", "a bird", "a cat", "a dog")
+    ]
     expected = [text_offline(offline, prompt, **settings, seed=seed) for seed, prompt in enumerate(prompts)]
     streams = [
         client.completions.create(model=NAME, prompt=prompt, stream=True, seed=seed, **split(settings))
@@ -214,5 +219,9 @@ def test_a_worker_that_is_told_to_stop_leaves_its_streams_to_the_other(client, d
 
 def test_metrics_are_those_that_dynamos_planner_reads(client, dynamo):
     text = "\n".join(worker.metrics() for worker in dynamo.workers)
-    for name in ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total", "dynamo_component_total_blocks"):
+    for name in (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_drafts_total",
+        "dynamo_component_total_blocks",
+    ):
         assert f"\n{name}{{" in text

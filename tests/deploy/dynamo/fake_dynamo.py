@@ -10,7 +10,13 @@ from typing import Any
 
 MODULES = (
     *("dynamo", "dynamo._core", "dynamo.common", "dynamo.common.backend", "dynamo.common.backend.health_check"),
-    *("dynamo.common.backend.metrics", "dynamo.common.backend.publisher", "dynamo.llm", "dynamo.llm.exceptions", "uvloop"),
+    *(
+        "dynamo.common.backend.metrics",
+        "dynamo.common.backend.publisher",
+        "dynamo.llm",
+        "dynamo.llm.exceptions",
+        "uvloop",
+    ),
 )
 
 
@@ -44,15 +50,15 @@ class DynamoError(Exception):
     pass
 
 
-class InvalidArgument(DynamoError):
+class InvalidArgument(DynamoError):  # noqa: N818 - Dynamo's name
     pass
 
 
-class EngineShutdown(DynamoError):
+class EngineShutdown(DynamoError):  # noqa: N818 - Dynamo's name
     pass
 
 
-class Unknown(DynamoError):
+class Unknown(DynamoError):  # noqa: N818 - Dynamo's name
     pass
 
 

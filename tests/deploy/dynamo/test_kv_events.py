@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from forerun.deploy.dynamo.kv_events import KVEvents, block_hash, runs
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.block_table import BlockTable
-from forerun.kv.events import BlockEventLog, BlockRemoved, BlockStored
+from forerun.kv.events import BlockRemoved, BlockStored
 
 BLOCK = 4
 
@@ -56,12 +56,13 @@ def test_blocks_that_follow_each_other_are_told_at_once():
     assert (first.parent, first.token_ids) == (None, [1, 2, 3, 4])
 
 
-def test_events_wait_until_there_is_a_router():
-    log, router = BlockEventLog(), Router()
-    events = KVEvents(log)
-    log.add(BlockStored(digest(1), None, (1, 2, 3, 4), None))
+def test_events_are_collected_for_a_router_only():
+    pool, router = BlockPool(6), Router()
+    events = KVEvents(pool)
     events.publish()
+    assert pool.events is None
     events.attach(router)
+    pool.events.add(BlockStored(digest(1), None, (1, 2, 3, 4), None))
     events.publish()
     events.publish()
     assert router.calls == [("stored", [block_hash(digest(1))])]
@@ -74,8 +75,7 @@ def test_events_wait_until_there_is_a_router():
 )
 def test_the_router_knows_what_the_pool_holds(sequences):
     pool, router = BlockPool(6), Router()
-    pool.events = BlockEventLog()
-    events = KVEvents(pool.events)
+    events = KVEvents(pool)
     events.attach(router)
     held = set()
     for token_ids, salt, is_told in sequences:

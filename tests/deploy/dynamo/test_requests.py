@@ -125,7 +125,7 @@ def test_a_request_without_a_seed_has_the_same_one_on_each_worker_and_another_in
     seeds = {seed_of(request_id, seed) for request_id in ("a", "b") for seed in (0, 1)}
     assert len(seeds) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert translated().sampling.seed == translated(PROMPT + [7]).sampling.seed
+    assert translated().sampling.seed == translated([*PROMPT, 7]).sampling.seed
 
 
 def test_a_resumed_request_is_the_one_that_the_client_sent():
@@ -145,7 +145,12 @@ def test_limits_that_are_off_stay_off_in_a_resumed_request(limit):
 
 @pytest.mark.parametrize(
     ("settings", "counts"),
-    [({}, False), ({"presence_penalty": 0.1}, True), ({"frequency_penalty": -0.1}, True), ({"repetition_penalty": 2.0}, False)],
+    [
+        ({}, False),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": -0.1}, True),
+        ({"repetition_penalty": 2.0}, False),
+    ],
 )
 def test_only_some_penalties_depend_on_where_the_prompt_ends(settings, counts):
     assert translated(sampling=settings).counts_written_tokens == counts

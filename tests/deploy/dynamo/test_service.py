@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -101,7 +102,9 @@ async def test_logprobs_lie_beside_their_tokens():
 
 
 @pytest.mark.parametrize("num_written", [1, 5, 11])
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 3}, PENALTIES], ids=["greedy", "seeded", "penalties"])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {"seed": 3}, PENALTIES], ids=["greedy", "seeded", "penalties"]
+)
 @in_event_loop
 async def test_a_broken_streams_text_goes_on_at_another_worker(tmp_path, settings, num_written):
     """What the frontend does when a worker dies: all tokens come as the prompt, and the limits are lowered."""
@@ -156,6 +159,28 @@ async def test_a_request_that_does_not_fit_is_refused_and_leaves_nothing():
                 await answer(service, request)
         assert len((await answer(service, sent(stop={"max_tokens": 3})))[0]) == 3
     assert_nothing_is_held(llm)
+
+
+@in_event_loop
+async def test_a_request_that_is_aborted_while_it_is_taken_in_never_runs(monkeypatch):
+    llm, accepting = tiny_llm(), threading.Event()
+    accept = type(llm.engine).accept
+
+    def slow(engine, request):
+        accepting.wait(10)
+        accept(engine, request)
+
+    monkeypatch.setattr(type(llm.engine), "accept", slow)
+    async with serving(llm) as service:
+        reading = asyncio.ensure_future(answer(service, sent(stop={"max_tokens": 100})))
+        await asyncio.sleep(0.01)
+        service.abort("some-id")
+        accepting.set()
+        token_ids, last = await reading
+        assert (token_ids, last["finish_reason"]) == ([], "cancelled")
+        assert len((await answer(service, sent(stop={"max_tokens": 3}), "another-id"))[0]) == 3
+    assert_nothing_is_held(llm)
+    assert llm.engine.stats.num_generation_tokens == 3
 
 
 @pytest.mark.parametrize("how", ["abort", "close", "cancel"])

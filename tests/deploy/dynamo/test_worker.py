@@ -86,7 +86,7 @@ def test_errors_are_told_apart_by_whose_mistake_they_are(serve, monkeypatch):
     llm = tiny_llm()
 
     async def scenario(engine):
-        with pytest.raises(InvalidArgument, match="sampling_options.n"):
+        with pytest.raises(InvalidArgument, match=r"sampling_options\.n"):
             await answer(engine, sent(sampling={"n": 2}))
         with monkeypatch.context() as patch:
             patch.setattr(type(llm.engine), "step", lambda self: (_ for _ in ()).throw(RuntimeError("boom")))

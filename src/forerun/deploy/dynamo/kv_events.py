@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from forerun.kv.block_pool import BlockPool
 from forerun.kv.events import BlockEvent, BlockEventLog, BlockRemoved, BlockStored
 
 
@@ -49,20 +50,21 @@ class RemovedBlocks:
 class KVEvents:
     """Publishes the events of a pool, in their order; used by the engine's thread, but for `attach`."""
 
-    def __init__(self, log: BlockEventLog) -> None:
-        self._log = log
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
         self._publisher: Publisher | None = None
 
     def attach(self, publisher: Publisher) -> None:
-        """Publish there from now on; events until then have waited."""
+        """Publish there from now on; to be called before the pool is used."""
         self._publisher = publisher
+        self._pool.events = BlockEventLog()
 
     def publish(self) -> None:
         """Publish what has happened since the last call."""
-        publisher = self._publisher
-        if publisher is None:
+        publisher, log = self._publisher, self._pool.events
+        if publisher is None or log is None:
             return
-        for some in runs(self._log.take()):
+        for some in runs(log.take()):
             if isinstance(some, RemovedBlocks):
                 publisher.publish_removed(some.hashes)
                 continue

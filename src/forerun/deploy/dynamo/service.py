@@ -19,7 +19,6 @@ from forerun.deploy.dynamo.streams import Chunk, TokenStream, nothing_left
 from forerun.engine.client import EngineRequest, EngineSnapshot
 from forerun.engine.stats import Metric
 from forerun.errors import RequestError
-from forerun.kv.events import BlockEventLog
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineThread
 from forerun.server.metrics import LiveCollector, ServerMetrics
@@ -48,8 +47,7 @@ class TokenService:
         self._llm = llm
         self._prompt_lengths = prompt_lengths
         self._pool = llm.engine.parts.pool
-        self._pool.events = BlockEventLog()
-        self.events = KVEvents(self._pool.events)
+        self.events = KVEvents(self._pool)
         self._metrics = ServerMetrics(name)
         self.registry = CollectorRegistry()
         self.registry.register(LiveCollector(self._engine_metrics, self._metrics))
@@ -59,7 +57,7 @@ class TokenService:
         self._engine = EngineThread(llm.engine, observe=self._observe)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
-        self._streams: dict[str, list[TokenStream]] = {}  # by the frontend's id
+        self._streams: dict[str, dict[str, TokenStream]] = {}  # by the frontend's id, then by the engine's
         self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="forerun-grammars")
 
@@ -83,25 +81,24 @@ class TokenService:
             return
         asked = translate(request, request_id=request_id, seed=self._llm.settings.seed)
         stream = TokenStream(num_prompt_tokens=len(asked.prompt_ids), num_top_logprobs=asked.sampling.logprobs)
-        self._streams.setdefault(request_id, []).append(stream)
-        accepted = None
+        engine_id = f"{request_id}/{next(self._ids)}"
+        self._streams.setdefault(request_id, {})[engine_id] = stream
         try:
-            accepted = await self._accept(asked, request_id)
-            self._engine.submit([accepted], stream)
+            accepted = await self._accept(asked, request_id, engine_id)
+            if not stream.is_cancelled:
+                self._engine.submit([accepted], stream)
             async for chunk in stream.chunks():
                 if chunk.get("finish_reason") is not None:
                     self._forget(asked, request_id)
                 yield chunk
         finally:
-            self._leave(request_id, stream)
-            if accepted is not None:
-                with suppress(EngineEndedError):  # it holds nothing then
-                    self._engine.abort([accepted.request_id])
+            self._leave(request_id, engine_id)
 
     def abort(self, request_id: str) -> None:
         """End a request; one that has ended, or never came, is left alone."""
-        for stream in self._streams.get(request_id, ()):
+        for engine_id, stream in [*self._streams.get(request_id, {}).items()]:
             stream.cancel()
+            self._leave(request_id, engine_id)  # whoever read the chunks may not come back
 
     def close(self) -> None:
         """End the engine's thread; requests in flight end with an error."""
@@ -109,22 +106,22 @@ class TokenService:
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _accept(self, asked: WorkerRequest, request_id: str) -> EngineRequest:
+    async def _accept(self, asked: WorkerRequest, request_id: str, engine_id: str) -> EngineRequest:
         """Check a request and make ready what it needs, in a thread."""
         threads = self._threads if asked.sampling.constraint is None else self._grammar_threads
-        accepting = self._loop.run_in_executor(threads, self._accept_now, asked, request_id)
+        accepting = self._loop.run_in_executor(threads, self._accept_now, asked, request_id, engine_id)
         try:
             return await asyncio.shield(accepting)
         except asyncio.CancelledError:  # the thread goes on, and nobody will submit what it accepts
             accepting.add_done_callback(self._withdraw)
             raise
 
-    def _accept_now(self, asked: WorkerRequest, request_id: str) -> EngineRequest:
+    def _accept_now(self, asked: WorkerRequest, request_id: str, engine_id: str) -> EngineRequest:
         output_ids: Sequence[int] = ()
         if asked.counts_written_tokens:
             asked, output_ids = self._resumed(asked, request_id)
         request = EngineRequest(
-            request_id=f"{request_id}/{next(self._ids)}",
+            request_id=engine_id,
             prompt_ids=asked.prompt_ids,
             sampling=asked.sampling,
             cache_salt=asked.cache_salt,
@@ -151,11 +148,15 @@ class TokenService:
         if asked.counts_written_tokens and self._prompt_lengths is not None:
             self._prompt_lengths.forget_soon(request_id)
 
-    def _leave(self, request_id: str, stream: TokenStream) -> None:
-        streams = self._streams[request_id]
-        streams.remove(stream)
+    def _leave(self, request_id: str, engine_id: str) -> None:
+        """Let go of a request, whatever has become of it; doing so again changes nothing."""
+        streams = self._streams.get(request_id, {})
+        if streams.pop(engine_id, None) is None:
+            return
         if not streams:
             del self._streams[request_id]
+        with suppress(EngineEndedError):  # it holds nothing then
+            self._engine.abort([engine_id])
 
     def _observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
         """After each step, on the engine's thread."""

@@ -28,6 +28,7 @@ class TokenStream:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_top_logprobs = num_top_logprobs
         self._num_written = 0
+        self.is_cancelled = False
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def take(self, event: Event) -> None:
@@ -36,6 +37,7 @@ class TokenStream:
 
     def cancel(self) -> None:
         """End the chunks: nobody wants more."""
+        self.is_cancelled = True
         self._events.put_nowait(None)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
