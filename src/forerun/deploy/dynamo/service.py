@@ -85,7 +85,9 @@ class TokenService:
         self._streams.setdefault(request_id, {})[engine_id] = stream
         try:
             accepted = await self._accept(asked, request_id, engine_id)
-            if not stream.is_cancelled:
+            if stream.is_cancelled:
+                self._engine.engine.withdraw(engine_id)
+            else:
                 self._engine.submit([accepted], stream)
             async for chunk in stream.chunks():
                 if chunk.get("finish_reason") is not None:
