@@ -6,6 +6,7 @@ They need an environment of their own: python -m benchmarks.peers install dynamo
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import time
@@ -131,11 +132,12 @@ def dynamo_serving(
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
+    """A port that nobody listens on; Dynamo reads that of a worker's metrics as 16 bits with a sign."""
+    while True:
+        port = random.randrange(10000, 2**15)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def _start(python: Path, words: list[str], folder: Path, log: Path, **variables: str) -> psutil.Process:
