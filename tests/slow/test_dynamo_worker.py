@@ -100,14 +100,17 @@ def test_a_chat_that_ends_by_itself_is_the_offline_engines(client, offline):
     assert answer.finish_reason == expected.finish_reason
 
 
-def test_json_schemas_are_served(client):
+def test_a_text_that_must_match_a_schema_is_the_offline_engines(client, offline):
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    schema["additionalProperties"] = False
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
     messages = [{"role": "user", "content": "Which colour has the sea?"}]
     answer = client.chat.completions.create(
         model=NAME, messages=messages, temperature=0, max_tokens=60, response_format=form
-    )
-    assert json.loads(answer.choices[0].message.content)["colour"] in ("red", "blue")
+    ).choices[0]
+    sampling = SamplingParams(temperature=0, max_tokens=60, structured_outputs={"json": schema})
+    assert answer.message.content == offline.chat(messages, sampling, use_tqdm=False)[0].outputs[0].text
+    assert json.loads(answer.message.content)["colour"] in ("red", "blue")
 
 
 def test_requests_with_one_beginning_go_to_one_worker(client, dynamo):
