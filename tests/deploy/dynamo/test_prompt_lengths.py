@@ -46,5 +46,5 @@ def test_notes_of_workers_that_died_do_not_pile_up(tmp_path):
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--requests-folder: cannot make"):
+    with pytest.raises(ConfigError, match="--workers-folder: cannot make"):
         PromptLengths(tmp_path / "file" / "notes")

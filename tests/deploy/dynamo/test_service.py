@@ -145,7 +145,7 @@ async def test_a_stream_that_broke_after_its_last_token_only_ends():
 @in_event_loop
 async def test_penalties_that_count_need_a_place_to_note_the_prompt():
     async with serving(tiny_llm()) as service:
-        with pytest.raises(RequestError, match="--requests-folder"):
+        with pytest.raises(RequestError, match="--workers-folder"):
             await answer(service, sent(sampling=PENALTIES))
         assert len((await answer(service, sent(stop={"max_tokens": 3}, sampling={"repetition_penalty": 1.2})))[0]) == 3
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.deploy.dynamo.options import WorkerOptions
+from forerun.deploy.dynamo.worker_group import WorkerGroup, text_configuration
 from forerun.errors import ConfigError, ModelError
 from tests.contract.drafters import NGRAM
 from tests.contract.test_contract import assert_nothing_is_held
@@ -39,7 +40,7 @@ def serve(folder, monkeypatch):
         runtime = Runtime(scenario or nothing)
         fake_dynamo.install(monkeypatch, runtime)
         worker = importlib.import_module("forerun.deploy.dynamo.worker")
-        given = WorkerOptions(**({"requests_folder": folder / "requests"} | options))
+        given = WorkerOptions(**({"workers_folder": folder / "workers"} | options))
         try:
             worker.run_worker(load, path=folder, name="tiny", options=given)
         finally:
@@ -146,6 +147,17 @@ def test_a_model_that_cannot_be_loaded_is_reported_as_ever(serve):
         serve(load)
 
 
+def test_a_worker_that_would_write_other_texts_does_not_start_beside_others(serve, folder):
+    others = WorkerGroup(folder / "workers" / "workers", WorkerOptions().address)
+    others.join(text_configuration(tiny_llm(seed=1)))
+    with pytest.raises(ConfigError, match="run with seed 1, this one has 0"):
+        serve(tiny_llm)
+    serve(lambda: tiny_llm(seed=1, max_num_seqs=3))
+    serve(tiny_llm, component="another")
+    others.leave()
+    serve(tiny_llm)
+
+
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
@@ -164,13 +176,13 @@ def test_a_model_without_tokenizer_is_refused(serve, folder):
         serve(tiny_llm)
 
 
-def test_where_requests_are_noted(tmp_path, monkeypatch):
+def test_where_workers_see_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "found"))
     options = WorkerOptions()
-    assert options.requests_noted_in == tmp_path / "found.forerun"
-    assert replace(options, discovery_folder=tmp_path / "mine").requests_noted_in == tmp_path / "mine.forerun"
-    assert replace(options, discovery_backend="etcd").requests_noted_in is None
-    assert replace(options, discovery_backend="etcd", requests_folder=tmp_path).requests_noted_in == tmp_path
+    assert options.shared_folder == tmp_path / "found.forerun"
+    assert replace(options, discovery_folder=tmp_path / "mine").shared_folder == tmp_path / "mine.forerun"
+    assert replace(options, discovery_backend="etcd").shared_folder is None
+    assert replace(options, discovery_backend="etcd", workers_folder=tmp_path).shared_folder == tmp_path
 
 
 def test_the_folder_of_discovery_is_given_to_dynamos_runtime(tmp_path, monkeypatch):

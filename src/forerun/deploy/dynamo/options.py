@@ -44,9 +44,10 @@ class WorkerOptions:
     """How requests come: tcp or nats; as the frontend's."""
     event_plane: EventPlane = "zmq"
     """How events of the KV cache and of the load go to the router: zmq or nats; as the frontend's."""
-    requests_folder: Path | None = None
-    """Folder, shared by the workers, where requests with presence or frequency penalties are noted while they run;
-    with file discovery a folder beside that one by default, else such requests are refused."""
+    workers_folder: Path | None = None
+    """Folder that the workers share: they compare their configurations there, and note requests with presence or
+    frequency penalties while these run. With file discovery a folder beside that one by default; without one nothing
+    is compared and such requests are refused."""
     kv_events: bool = True
     """Tell the router what the prefix cache holds, and how full it is."""
     tool_call_parser: str | None = None
@@ -60,10 +61,15 @@ class WorkerOptions:
                 raise ConfigError(f"--{name.replace('_', '-')}: got an empty name; give one, or leave the option out")
 
     @property
-    def requests_noted_in(self) -> Path | None:
-        """Where running requests are noted; None: nowhere that all workers see."""
-        if self.requests_folder is not None or self.discovery_backend != "file":
-            return self.requests_folder
+    def address(self) -> str:
+        """Dynamo's name of what the worker serves."""
+        return f"dyn://{self.namespace}.{self.component}.{self.endpoint_name}"
+
+    @property
+    def shared_folder(self) -> Path | None:
+        """What all workers of the address see of each other; None: nothing."""
+        if self.workers_folder is not None or self.discovery_backend != "file":
+            return self.workers_folder
         default = os.environ.get(DISCOVERY_FOLDER) or Path(tempfile.gettempdir()) / "dynamo_store_kv"
         folder = self.discovery_folder or Path(default)
         return folder.with_name(f"{folder.name}.forerun")

@@ -37,7 +37,7 @@ class PromptLengths:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"--requests-folder: cannot make {folder} ({error.strerror}); give a folder that this worker may write"
+                f"--workers-folder: cannot make {folder} ({error.strerror}); give a folder that this worker may write"
             ) from None
         self._forget_old()
 

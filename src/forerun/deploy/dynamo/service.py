@@ -141,7 +141,7 @@ class TokenService:
         if self._prompt_lengths is None:
             raise RequestError(
                 "presence_penalty, frequency_penalty: a text that moves to another worker would lose count of what it "
-                "has written; give the workers a folder that they share (--requests-folder), or use repetition_penalty"
+                "has written; give the workers a folder that they share (--workers-folder), or use repetition_penalty"
             )
         return asked.resumed(self._prompt_lengths.find_or_note(request_id, len(asked.prompt_ids)))
 

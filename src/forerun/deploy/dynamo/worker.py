@@ -24,6 +24,7 @@ from forerun.deploy.dynamo.options import WorkerOptions
 from forerun.deploy.dynamo.prompt_lengths import PromptLengths
 from forerun.deploy.dynamo.service import TokenService
 from forerun.deploy.dynamo.streams import Chunk
+from forerun.deploy.dynamo.worker_group import WorkerGroup, text_configuration
 from forerun.errors import ConfigError, ForerunError
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineError
@@ -55,6 +56,7 @@ class ForerunWorker(LLMEngine):  # type: ignore[misc]
         self._path = path
         self._name = name
         self._options = options
+        self._group: WorkerGroup | None = None
         self._service: TokenService | None = None
 
     @classmethod
@@ -70,8 +72,7 @@ class ForerunWorker(LLMEngine):  # type: ignore[misc]
         """Load the model; what the frontend and its router are told of it."""
         try:
             llm = await asyncio.to_thread(self._load)
-            folder = self._options.requests_noted_in
-            lengths = None if folder is None else PromptLengths(folder)
+            lengths = self._join_others(llm)
         except BaseException as error:
             self.failure = error
             raise
@@ -93,6 +94,15 @@ class ForerunWorker(LLMEngine):  # type: ignore[misc]
                 max_num_batched_tokens=settings.max_num_batched_tokens,
             ),
         )
+
+    def _join_others(self, llm: LLM) -> PromptLengths | None:
+        """Refuse to run beside workers that write other texts; where requests are noted."""
+        folder = self._options.shared_folder
+        if folder is None:
+            return None
+        self._group = WorkerGroup(folder / "workers", self._options.address)
+        self._group.join(text_configuration(llm))
+        return PromptLengths(folder / "requests")
 
     async def generate(self, request: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
         """The chunks of a request."""
@@ -117,6 +127,8 @@ class ForerunWorker(LLMEngine):  # type: ignore[misc]
 
     async def cleanup(self) -> None:
         """End the engine; doing so again changes nothing."""
+        if self._group is not None:
+            self._group.leave()
         service, self._service = self._service, None
         if service is not None:
             await asyncio.to_thread(service.close)  # the step that runs may be long
