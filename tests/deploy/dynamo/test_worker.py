@@ -21,6 +21,8 @@ from tests.deploy.dynamo.fake_dynamo import Context, EngineShutdown, InvalidArgu
 from tests.deploy.dynamo.sent import sent
 from tests.engines import tiny_llm
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Dynamo runs on Linux only")
+
 
 @pytest.fixture
 def folder(tmp_path):
