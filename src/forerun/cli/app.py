@@ -25,6 +25,7 @@ COMMANDS = (
     "collect-env",
     "demo",
     "drafters",
+    "dynamo-worker",
     "emit",
     "generate",
     "models",

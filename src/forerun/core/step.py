@@ -28,7 +28,7 @@ class SequenceSpec:
     `seed` keys the noise of every sampled token. `stop_token_ids` and `max_length` (tokens, prompt
     included) end the text; an executor that knows them drafts nothing after the end.
     `bad_words_ids` are the token ids of each bad word, `prediction_ids` those of the text that the
-    client expects.
+    client expects, `output_ids` tokens that another engine has written.
     """
 
     seq_id: int
@@ -37,6 +37,7 @@ class SequenceSpec:
     seed: int
     cache_salt: str | None = None
     max_length: int
+    output_ids: tuple[int, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     prediction_ids: tuple[int, ...] = ()

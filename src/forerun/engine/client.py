@@ -16,7 +16,9 @@ class EngineRequest:
     """One prompt, to be completed `sampling.n` times.
 
     `group` names the client's request that it is part of; where more than fits wants to run, groups take
-    turns. None: it is a group of its own.
+    turns. None: it is a group of its own. `output_ids` are tokens that another engine has written after the
+    prompt: the completion continues as if this one had written them, so that `sampling` counts them too, in
+    `max_tokens`, `min_tokens`, penalties and stop rules.
     """
 
     request_id: str
@@ -25,6 +27,7 @@ class EngineRequest:
     prompt: str | None = None
     cache_salt: str | None = None
     group: str | None = None
+    output_ids: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -137,7 +137,9 @@ class RequestProcessor:
             ConfigError: what a sampling value needs is not installed.
         """
         ids, sampling = _as_token_ids(request.prompt_ids), request.sampling
+        output_ids = tuple(_as_token_ids(request.output_ids))
         self._check_prompt(ids)
+        self._check_written(ids, output_ids, sampling)
         self._check_logprobs(sampling)
         self._check_kv_transfer(request.request_id, sampling)
         if request.cache_salt is not None and not isinstance(request.cache_salt, str):
@@ -156,6 +158,7 @@ class RequestProcessor:
                     seed=child_seed(seed, index),
                     cache_salt=request.cache_salt,
                     max_length=self._max_length(ids, sampling),
+                    output_ids=output_ids,
                     stop_token_ids=frozenset(stop_tokens),
                     bad_words_ids=bad_words,
                     prediction_ids=prediction,
@@ -197,6 +200,26 @@ class RequestProcessor:
                 "too; shorten it or raise max_model_len"
             )
 
+    def _check_written(self, prompt_ids: list[int], output_ids: tuple[int, ...], sampling: SamplingParams) -> None:
+        """Refuse tokens from another engine that no engine of this model can have written, or that leave nothing to do."""
+        if not output_ids:
+            return
+        bad = next((token_id for token_id in output_ids if not 0 <= token_id < self.vocab_size), None)
+        if bad is not None:
+            raise RequestError(
+                f"output_ids: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer"
+            )
+        if len(prompt_ids) + len(output_ids) >= self._max_length(prompt_ids, sampling):
+            raise RequestError(
+                f"output_ids: got {len(output_ids)} tokens; must leave room for one more within max_tokens "
+                f"({sampling.max_tokens}) and max_model_len ({self.max_model_len}); the text has ended"
+            )
+        if sampling.n > 1 or sampling.prompt_logprobs is not None:
+            raise RequestError(
+                "output_ids: got tokens of a text together with n > 1 or prompt_logprobs; a text that goes on is one, "
+                "and its prompt was computed before; leave these out"
+            )
+
     def _check_logprobs(self, sampling: SamplingParams) -> None:
         for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
             if value is not None and value > self.vocab_size:
@@ -235,18 +258,23 @@ class RequestProcessor:
             group=f"request {request.request_id}" if request.group is None else request.group,
             table=BlockTable(self.pool, block_size=self.block_size, cache_salt=request.cache_salt),
             stop_tokens=stop_tokens,
-            text=self._text(spec.prompt_ids, sampling),
+            text=self._text(spec, sampling),
+            output_ids=list(spec.output_ids),
             prediction=None if sampling.prediction is None else PredictionCounts(),
             hidden_states_path=None if self.files is None else self.files.path(request.request_id, index, sampling),
         )
 
-    def _text(self, prompt_ids: list[int], sampling: SamplingParams) -> CompletionText | None:
+    def _text(self, spec: SequenceSpec, sampling: SamplingParams) -> CompletionText | None:
         if not sampling.detokenize or self.tokenizer is None:
             if sampling.stop_strings:
                 raise RequestError("stop: stop strings need a tokenizer, but the model was loaded without one")
             return None
-        tokens = self.tokenizer.stream(prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
-        return CompletionText(tokens, stop=sampling.stop_strings, include_stop=sampling.include_stop_str_in_output)
+        tokens = self.tokenizer.stream(spec.prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
+        text = CompletionText(tokens, stop=sampling.stop_strings, include_stop=sampling.include_stop_str_in_output)
+        for token_id in spec.output_ids:
+            text.push(token_id, stops_count=False)  # none of them ended it
+        text.take_delta(finished=False)  # what was certain has been handed out elsewhere
+        return text
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token ids of each bad word, as a text's beginning and after a space (vLLM's two forms)."""

@@ -138,7 +138,7 @@ class LocalExecutor:
         sequence = Sequence(
             seq_id=spec.seq_id,
             prompt_ids=spec.prompt_ids,
-            output_ids=[],
+            output_ids=list(spec.output_ids),
             sampling=sampling,
             seed=spec.seed,
             cache_salt=spec.cache_salt,
@@ -268,7 +268,7 @@ class LocalExecutor:
         output_ids = state.sequence.output_ids[: num_tokens - len(state.spec.prompt_ids)]
         self.prepare(state.spec)
         again = self._states[state.spec.seq_id]
-        again.sequence.output_ids += output_ids
+        again.sequence.output_ids[:] = output_ids
         return again
 
     def _stop_drafting(self, sequence: Sequence) -> None:

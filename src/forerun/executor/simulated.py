@@ -91,7 +91,7 @@ class SimulatedExecutor:
         for name in ("logprobs", "prompt_logprobs", "constraint"):
             if getattr(sampling, name) is not None:
                 raise RequestError(f"{name}: a simulation has no logits; leave it out")
-        self._states[spec.seq_id] = _State(spec, len(spec.prompt_ids))
+        self._states[spec.seq_id] = _State(spec, len(spec.prompt_ids) + len(spec.output_ids))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from forerun.kv.events import BlockEventLog, BlockRemoved
 from forerun.kv.prefix_cache import PrefixCache
 
 
@@ -19,6 +20,7 @@ class BlockPool:
     the prefix cache is never written and may have many holders. A freed block stays in the cache
     until its memory is needed: free blocks without content go first, then cached ones, the least
     recently freed first. Every operation is O(1) per block; an error leaves the pool unchanged.
+    `events`, where somebody has set it, gets what changes in the prefix cache.
     """
 
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool = True) -> None:
@@ -27,6 +29,7 @@ class BlockPool:
         self.num_evictions = 0  # cached blocks given up for their memory
         self.num_lookups = 0  # calls of `find`
         self.num_hits = 0  # calls of `find` that found a block
+        self.events: BlockEventLog | None = None  # None: nobody asks
         self._num_references = [0] * num_blocks
         self._free_uncached = list(range(num_blocks - 1, -1, -1))  # a stack
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # least recently freed first
@@ -123,7 +126,8 @@ class BlockPool:
         """Forget all cached content (the weights changed, say); False, and nothing done, if a block is in use."""
         if self.num_free < self.num_blocks:
             return False
-        self._cache.clear()
+        for digest in self._cache.clear():
+            self._note_removed(digest)
         self._free_uncached.extend(self._free_cached)
         self._free_cached.clear()
         return True
@@ -144,9 +148,13 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._free_cached.popitem(last=False)
-        self._cache.remove(block)
+        self._note_removed(self._cache.remove(block))
         self.num_evictions += 1
         return block
+
+    def _note_removed(self, digest: bytes) -> None:
+        if self.events is not None:
+            self.events.add(BlockRemoved(digest))
 
     def _check_free_lists(self) -> None:
         free = [*self._free_uncached, *self._free_cached]

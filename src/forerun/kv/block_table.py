@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.kv.block_pool import AccountingError, BlockPool
+from forerun.kv.events import BlockStored
 from forerun.kv.prefix_cache import block_digests, root_digest
 
 FIRST_TABLE_SIZE = 16  # blocks; a table doubles whenever it is full
@@ -35,6 +36,7 @@ class BlockTable:
         self._table = np.empty(FIRST_TABLE_SIZE, dtype=np.int32)  # grows; the first `num_blocks` count
         self._pool = pool
         self._block_size = block_size
+        self._cache_salt = cache_salt
         self._root = root_digest(cache_salt)
         self._digests: list[bytes] = []  # of the immutable blocks
         self._partial: list[int] = []  # committed tokens of the block that is not full yet
@@ -192,11 +194,22 @@ class BlockTable:
     def _register_full_blocks(self, pending: list[int]) -> None:
         """Make the blocks that `pending` fills immutable, and point the table to where their content lies."""
         parent = self._digests[-1] if self._digests else self._root
-        for digest in list(block_digests(parent, pending, block_size=self._block_size)):
+        for number, digest in enumerate(list(block_digests(parent, pending, block_size=self._block_size))):
             index = len(self._digests)
-            self._table[index] = self._pool.register(int(self._table[index]), digest)
+            block = int(self._table[index])
+            canonical = self._pool.register(block, digest)
+            if canonical == block:
+                start = number * self._block_size
+                self._note_stored(digest, pending[start : start + self._block_size])
+            self._table[index] = canonical
             self._digests.append(digest)
         self._partial = pending[len(pending) - len(pending) % self._block_size :]
+
+    def _note_stored(self, digest: bytes, token_ids: Sequence[int]) -> None:
+        """Tell whoever asks that a block can be found now; without prefix caching none can."""
+        if self._pool.events is not None and self._pool.enable_prefix_caching:
+            parent = self._digests[-1] if self._digests else None
+            self._pool.events.add(BlockStored(digest, parent, tuple(token_ids), self._cache_salt))
 
     def _keep_blocks(self, num_blocks: int) -> None:
         if num_blocks < self.num_blocks:

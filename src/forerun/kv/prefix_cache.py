@@ -33,14 +33,18 @@ class PrefixCache:
         self._block_by_digest[digest] = block
         self._digest_by_block[block] = digest
 
-    def remove(self, block: int) -> None:
-        """Forget `block`, which must be here."""
-        del self._block_by_digest[self._digest_by_block.pop(block)]
+    def remove(self, block: int) -> bytes:
+        """Forget `block`, which must be here; its digest."""
+        digest = self._digest_by_block.pop(block)
+        del self._block_by_digest[digest]
+        return digest
 
-    def clear(self) -> None:
-        """Forget every block."""
+    def clear(self) -> list[bytes]:
+        """Forget every block; their digests."""
+        digests = list(self._block_by_digest)
         self._block_by_digest.clear()
         self._digest_by_block.clear()
+        return digests
 
     def is_one_to_one(self) -> bool:
         """Whether both directions of the map agree."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.stats import Counter, Gauge, Metric, Vector
 
-__all__ = ["CONTENT_TYPE", "ServerMetrics", "expose"]
+__all__ = ["CONTENT_TYPE", "LiveCollector", "ServerMetrics", "expose"]
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -141,6 +141,19 @@ class _Snapshot(Collector):
             kind = GaugeMetricFamily if isinstance(metric, Gauge) else CounterMetricFamily
             self._families[metric.name] = kind(metric.name, ABOUT.get(metric.name, metric.name), labels=list(labels))
         self._families[metric.name].add_metric(list(labels.values()), value)
+
+
+class LiveCollector(Collector):
+    """All that is known at the moment of a scrape: what `ask` gives of the engine, and the histograms over requests."""
+
+    def __init__(self, ask: Callable[[], Iterable[Metric]], server: ServerMetrics) -> None:
+        self._ask = ask
+        self._server = server
+
+    def collect(self) -> Iterator[Any]:
+        """All families."""
+        yield from _Snapshot(self._ask(), self._server.labels).collect()
+        yield from self._server.registry.collect()
 
 
 def _samples(metric: Metric) -> Iterator[tuple[dict[str, str], float]]:

@@ -1,0 +1,1 @@
+"""`forerun dynamo-worker`: an engine of NVIDIA Dynamo."""

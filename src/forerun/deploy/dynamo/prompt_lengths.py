@@ -1,0 +1,70 @@
+"""How long the prompts of running requests are, where all workers can read it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from forerun.errors import ConfigError
+
+KEPT_S = 24 * 3600.0
+"""Seconds after which a file is of no use: no stream runs that long, and its worker has not ended it."""
+
+KEPT_AFTER_END_S = 60.0
+
+
+class PromptLengths:
+    """One small file per request: its number of prompt tokens, by the id that the frontend gave it.
+
+    When a worker dies the frontend sends the prompt and all tokens written so far to another, as one list, and
+    does not say where the prompt ends. Penalties that count written tokens depend on it, so requests with such are
+    noted here; all others need no file.
+
+    Args:
+        folder: shared by the workers of a model; made if it is missing.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ended: deque[tuple[float, str]] = deque()  # when, and which request
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--workers-folder: cannot make {folder} ({error.strerror}); give a folder that this worker may write"
+            ) from None
+        self._forget_old()
+
+    def find_or_note(self, request_id: str, num_tokens: int) -> int:
+        """The length of a request's prompt as its first worker noted it; `num_tokens`, noted now, if this is the first."""
+        path = self._path(request_id)
+        with suppress(FileNotFoundError):
+            return int(path.read_text())
+        self._forget_ended()
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(str(num_tokens))
+        unfinished.rename(path)
+        return num_tokens
+
+    def forget_soon(self, request_id: str) -> None:
+        """Remove the note of a request that has ended, some time later: the frontend may not have got its last tokens."""
+        self._ended.append((time.monotonic(), request_id))
+
+    def _path(self, request_id: str) -> Path:
+        return self._folder / hashlib.sha256(request_id.encode()).hexdigest()  # an id may hold anything
+
+    def _forget_ended(self) -> None:
+        while self._ended and time.monotonic() - self._ended[0][0] > KEPT_AFTER_END_S:
+            self._path(self._ended.popleft()[1]).unlink(missing_ok=True)
+
+    def _forget_old(self) -> None:
+        for path in self._folder.iterdir():
+            with suppress(OSError):  # another worker was faster
+                if time.time() - path.stat().st_mtime > KEPT_S:
+                    path.unlink()

@@ -1,0 +1,50 @@
+"""The second worker of a request learns from the first where its prompt ends."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from forerun.deploy.dynamo import prompt_lengths
+from forerun.deploy.dynamo.prompt_lengths import PromptLengths
+from forerun.errors import ConfigError
+
+
+def test_the_first_worker_notes_and_the_second_finds(tmp_path):
+    first, second = PromptLengths(tmp_path / "notes"), PromptLengths(tmp_path / "notes")
+    assert first.find_or_note("a", 8) == 8
+    assert second.find_or_note("a", 31) == 8
+    assert second.find_or_note("b", 31) == 31
+
+
+def test_an_id_is_no_path(tmp_path):
+    lengths = PromptLengths(tmp_path / "notes")
+    assert lengths.find_or_note("../../outside", 8) == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_an_ended_request_is_forgotten_when_its_last_tokens_must_have_arrived(tmp_path, monkeypatch):
+    lengths = PromptLengths(tmp_path)
+    lengths.find_or_note("a", 8)
+    lengths.forget_soon("a")
+    assert lengths.find_or_note("a", 31) == 8  # a moment later it may still be asked for
+    monkeypatch.setattr(prompt_lengths, "KEPT_AFTER_END_S", -1.0)
+    lengths.find_or_note("b", 1)
+    assert lengths.find_or_note("a", 31) == 31
+
+
+def test_notes_of_workers_that_died_do_not_pile_up(tmp_path):
+    PromptLengths(tmp_path).find_or_note("a", 8)
+    (note,) = tmp_path.iterdir()
+    old = time.time() - 2 * prompt_lengths.KEPT_S
+    os.utime(note, (old, old))
+    PromptLengths(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--workers-folder: cannot make"):
+        PromptLengths(tmp_path / "file" / "notes")
