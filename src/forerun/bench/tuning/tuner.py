@@ -216,7 +216,7 @@ class Tuner:
         """K by batch size for the best of the candidates, where the load runs several at once."""
         fixed = next((one for one in candidates if not one.is_auto), candidates[0])
         workload, ground = self.settings.workload, self._ground(fixed.quantization)
-        answers = [len(text.answer_ids) for text in ground.texts]
+        answers = [len(text.answer_ids) for text in ground.simulated.texts]
         return with_schedule(
             candidates,
             ground.simulated.drafted,
