@@ -15,12 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
-from forerun.models.model_folder import find_gguf
+from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
+from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
+from forerun.models.quantized.checkpoint import QuantizedCheckpoint
+from forerun.ops.block_weight import BlockWeight
 from forerun.ops.layers import Linear
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+WIDENED_AT_ONCE = 1 << 18  # weights of a matrix in blocks: what the processor caches hold
 GIT_LFS_POINTER = b"version https://git-lfs"
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
 
@@ -39,8 +43,8 @@ class Checkpoint(Protocol):
         """Return the shape of one tensor, without loading it."""
         ...
 
-    def load(self, name: str) -> Tensor:
-        """Load one tensor, on the CPU, in the dtype in which it is stored."""
+    def load(self, name: str) -> Tensor | BlockWeight:
+        """Load one tensor, on the CPU, in the dtype or the blocks in which it is stored."""
         ...
 
 
@@ -126,7 +130,7 @@ class CheckpointView:
         """See `Checkpoint`."""
         return self._checkpoint.shape(self._stored[name])
 
-    def load(self, name: str) -> Tensor:
+    def load(self, name: str) -> Tensor | BlockWeight:
         """See `Checkpoint`."""
         return self._checkpoint.load(self._stored[name])
 
@@ -164,10 +168,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         return load_gguf(gguf)[1]
     if (path / SINGLE_FILE).exists():
-        return SafetensorsCheckpoint([path / SINGLE_FILE])
+        return _in_blocks(path, SafetensorsCheckpoint([path / SINGLE_FILE]))
     if (path / INDEX_FILE).exists():
-        return _open_shards(path / INDEX_FILE)
+        return _in_blocks(path, _open_shards(path / INDEX_FILE))
     raise _no_weights(path)
+
+
+def _in_blocks(path: Path, checkpoint: SafetensorsCheckpoint) -> Checkpoint:
+    """The checkpoint, or one of whole weights in blocks where the configuration says that it is quantized."""
+    settings = read_json(path / CONFIG_FILE).get(QUANTIZATION_KEY) if (path / CONFIG_FILE).exists() else None
+    return QuantizedCheckpoint(checkpoint, quantized_layout(settings)) if settings else checkpoint
 
 
 def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict[str, str] | None = None) -> None:
@@ -203,7 +213,10 @@ class WeightReader:
         Raises:
             ModelError: it is missing or has another shape.
         """
-        return self._load(name, shape).to(self.device, dtype or self.dtype, copy=True)
+        found = self._load(name, shape)
+        if isinstance(found, Tensor):
+            return found.to(self.device, dtype or self.dtype, copy=True)
+        return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
 
     def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
         """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
@@ -213,7 +226,7 @@ class WeightReader:
         """
         weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
         for name, end, count in zip(names, accumulate(rows), rows, strict=True):
-            weight[end - count : end].copy_(self._load(f"{name}.weight", (count, width)))
+            _written(self._load(f"{name}.weight", (count, width)), weight[end - count : end])
         if not bias:
             return Linear(weight)
         biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]
@@ -239,7 +252,9 @@ class WeightReader:
         surplus = sorted(
             name
             for name in self._unread
-            if not HARMLESS_SURPLUS.fullmatch(name) and not name.startswith(unused_prefixes)
+            if not HARMLESS_SURPLUS.fullmatch(name)
+            and not name.startswith(unused_prefixes)
+            and not self._adds_nothing(name)
         )
         if surplus:
             more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
@@ -248,7 +263,11 @@ class WeightReader:
                 "use the config.json that belongs to these weights"
             )
 
-    def _load(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _adds_nothing(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
+        return name.endswith(".bias") and not dense(self._checkpoint.load(name)).any()
+
+    def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
         if name not in self._names:
             raise ModelError(
                 f"checkpoint: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
@@ -261,6 +280,21 @@ class WeightReader:
             )
         self._unread.discard(name)
         return self._checkpoint.load(name)
+
+
+def dense(weight: Tensor | BlockWeight) -> Tensor:
+    """The values of a weight, in fp32 if it is in blocks."""
+    return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+
+def _written(weight: Tensor | BlockWeight, values: Tensor) -> Tensor:
+    """Write a weight's values into `values`; of blocks a few outputs at a time, so that no second copy is in memory."""
+    if isinstance(weight, Tensor):
+        return values.copy_(weight)
+    step = max(1, WIDENED_AT_ONCE // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        values[first : first + step] = weight[first : first + step].dequantize()
+    return values
 
 
 def _open_shards(index: Path) -> SafetensorsCheckpoint:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
-from forerun.models.checkpoint import Checkpoint, open_checkpoint
+from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
@@ -72,7 +72,7 @@ def _stored_dtype(config: HFConfig, checkpoint: Checkpoint) -> torch.dtype:
     """Return the dtype that the configuration names, else that of the weights."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    return checkpoint.load(min(checkpoint.names())).dtype
+    return dense(checkpoint.load(min(checkpoint.names()))).dtype
 
 
 class DummyCheckpoint:

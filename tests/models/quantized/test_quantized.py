@@ -92,7 +92,7 @@ def test_scales_in_bf16_are_taken_where_fp16_has_them_and_refused_where_not():
     codes = torch.zeros(2, 32)
     scales = torch.tensor([[0.0123], [0.5]], dtype=torch.bfloat16)
     assert block_weight("w", codes, codes[:, :1] + 1, scales).dequantize()[0, 0] == -scales[0, 0].float()
-    with pytest.raises(ModelError, match="w: scale 1e\\+10.* is no fp16 number"):
+    with pytest.raises(ModelError, match=r"w: scale 1e\+10.* is no fp16 number"):
         block_weight("w", codes, None, scales.fill_(1e10))
 
 
@@ -111,7 +111,7 @@ def test_a_missing_part_is_named():
     codes, zeros, scales, _ = random_groups(0, group_size=32)
     parts = awq_parts(codes, zeros, scales)
     del parts["scales"]
-    with pytest.raises(ModelError, match="up_proj.weight is quantized, but its part 'scales' is missing"):
+    with pytest.raises(ModelError, match=r"up_proj\.weight is quantized, but its part 'scales' is missing"):
         open_module(parts, {"quant_method": "awq", "bits": 4})
 
 

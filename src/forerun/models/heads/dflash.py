@@ -20,7 +20,7 @@ from forerun.core.batch import LayerKVSpec
 from forerun.errors import ModelError, one_line
 from forerun.kv.cache import LayerKV
 from forerun.models.base import LoadedTarget, TargetModel
-from forerun.models.checkpoint import Checkpoint, open_checkpoint, renamed
+from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.reader import HeadReader, head_config, read_target_ids
 from forerun.models.model_folder import CONFIG_FILE, read_json
@@ -331,7 +331,7 @@ class DeinterleavedCheckpoint:
 
     def load(self, name: str) -> Tensor:
         """See `Checkpoint`."""
-        tensor = self._checkpoint.load(name)
+        tensor = dense(self._checkpoint.load(name))
         if not self.ROTATED.fullmatch(name):
             return tensor
         return tensor.view(-1, self._half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import CheckpointView, open_checkpoint
+from forerun.models.checkpoint import CheckpointView, dense, open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
@@ -151,7 +151,7 @@ def _transformers_block(
 
     model = target.model
     assert isinstance(model, TransformersModel), "a target that is not a Decoder is a TransformersModel"
-    weights = {name: part.load(name) for name in part.names()}
+    weights = {name: dense(part.load(name)) for name in part.names()}
     if norm_offset:
         weights |= {name: w.float() + norm_offset for name, w in weights.items() if name.endswith("norm.weight")}
     packing = None
