@@ -32,7 +32,7 @@ def save_tiny_gguf(path: Path, *, quantized: bool = False) -> dict[str, np.ndarr
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB)
-    _add_tokenizer(writer, path.parent / "words")
+    add_tiny_tokenizer(writer, path.parent / "words")
     for name, tensor in tensors.items():
         if quantized and tensor.ndim == 2:
             packed = gguf.quantize(tensor, gguf.GGMLQuantizationType.Q8_0)
@@ -65,8 +65,8 @@ def _tensors() -> dict[str, np.ndarray]:
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """The tiny tokenizer in GGUF's terms."""
+def add_tiny_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
+    """Add the tiny tokenizer, in the terms of GGUF."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(save_tiny_tokenizer(folder, vocab_size=VOCAB))
     words = tokenizer.convert_ids_to_tokens(list(range(VOCAB)))
     special = set(tokenizer.all_special_ids) | {1}

@@ -8,27 +8,20 @@ import pytest
 import torch
 
 from forerun.ops.block_formats import BLOCK_FORMATS
-from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_weight import BlockLinear, BlockWeight, JoinedWeight, join_weights
+from tests.blocks import every_block_format, random_blocks, tame_blocks
 
-every_block_format = pytest.mark.parametrize("name", BLOCK_FORMATS)
-
-
-def random_blocks(name, outputs, inputs, seed=0):
-    """Blocks of random bytes: every code, any scale, NaN and infinity among them."""
-    row = BLOCK_FORMATS[name]
-    shape = (outputs, inputs // row.weights * row.bytes)
-    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return BlockWeight(format=name, shape=(outputs, inputs), data=data)
+every_gguf_format = pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if name != "GROUPS16"])
 
 
-@every_block_format
+@every_gguf_format
 def test_sizes_are_those_of_gguf(name):
     row = BLOCK_FORMATS[name]
     assert (row.weights, row.bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@every_block_format
+@every_gguf_format
 def test_any_bytes_have_the_values_that_gguf_gives_them(name):
     weight = random_blocks(name, 300, 512)
     expected = gguf.dequantize(weight.data.numpy(), gguf.GGMLQuantizationType[name])
@@ -58,14 +51,34 @@ def test_outputs_can_be_chosen_and_joined():
     chosen = torch.tensor([5, 0, 7])
     assert torch.equal(weight[chosen].data, weight.data[chosen])
     assert weight[2:4].data.data_ptr() == weight.data[2:].data_ptr()
-    joined = BlockWeight.join([weight[:2], weight[2:]])
+    joined = join_weights([weight[:2], weight[2:]])
     assert joined.shape == weight.shape
     assert torch.equal(joined.data, weight.data)
 
 
-def test_weights_of_two_formats_cannot_be_joined():
-    with pytest.raises(ValueError, match="only weights of one block format"):
-        BlockWeight.join([random_blocks("Q4_K", 8, 256), random_blocks("Q6_K", 8, 256)])
+@every_block_format
+def test_groups_of_sixteen_hold_every_format_exactly(name):
+    weight = tame_blocks(name, 5, 512)
+    assert torch.equal(weight.as_groups16().dequantize(), weight.dequantize())
+
+
+def test_weights_of_several_formats_are_joined_as_they_are():
+    parts = [tame_blocks("Q4_K", 8, 256), torch.randn(3, 256), tame_blocks("Q6_K", 5, 256)]
+    joined = join_weights(parts)
+    assert isinstance(joined, JoinedWeight)
+    assert joined.shape == (16, 256)
+    assert torch.equal(joined.dequantize(), torch.cat([parts[0].dequantize(), parts[1], parts[2].dequantize()]))
+
+
+def test_joined_blocks_become_one_format_without_loss():
+    joined = join_weights([tame_blocks("Q4_K", 8, 256), tame_blocks("Q6_K", 5, 256)])
+    assert torch.equal(joined.in_one_format().dequantize(), joined.dequantize())
+
+
+def test_a_linear_layer_on_blocks_is_one_on_their_values():
+    weight, bias = tame_blocks("Q4_K", 8, 256), torch.randn(8)
+    x = torch.randn(3, 256)
+    assert torch.equal(BlockLinear(weight, bias)(x), torch.nn.functional.linear(x, weight.dequantize(), bias))
 
 
 def test_data_that_do_not_fit_are_refused():

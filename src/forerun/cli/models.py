@@ -49,9 +49,9 @@ def list_models(*, json_output: JsonFlag = False) -> None:
     if json_output:
         print(json.dumps({"models": [_as_json(row) for row in rows]}))
         return
-    table = Table("name", "model", "licence", "size", "state", box=None)
+    table = Table("name", "model", "licence", "size", "state", "weights", box=None)
     for row in rows:
-        table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state)
+        table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state, row.weights)
     Console().print(table)
 
 

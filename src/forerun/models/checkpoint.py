@@ -164,9 +164,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     gguf = find_gguf(path)
     if gguf is not None:
-        from forerun.models.gguf import load_gguf  # here: importing transformers takes 100 MB
+        from forerun.models.gguf.checkpoint import open_gguf_checkpoint
 
-        return load_gguf(gguf)[1]
+        return open_gguf_checkpoint(gguf)
     if (path / SINGLE_FILE).exists():
         return _in_blocks(path, SafetensorsCheckpoint([path / SINGLE_FILE]))
     if (path / INDEX_FILE).exists():

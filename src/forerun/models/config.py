@@ -179,12 +179,16 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
 
     scaling = _rope_scaling(parameters, hf.max_position_embeddings)
     dim = int(head_dim * _number(parameters, "partial_rotary_factor", default=1.0))
+    if parameters["rope_type"] == "factors" and len(parameters["factors"]) != dim // 2:
+        raise ModelError(
+            f"rope factors: got {len(parameters['factors'])}; must be one for each of {dim // 2} frequencies"
+        )
     return RopeConfig(dim=dim, theta=_number(parameters, "rope_theta"), scaling=scaling)
 
 
 def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | None:
     """Resolve how a rope is stretched over more positions than it was trained on; None if it is not."""
-    from forerun.ops.rotary import LinearScaling, Llama3Scaling
+    from forerun.ops.rotary import FactorScaling, LinearScaling, Llama3Scaling
 
     rope_type = parameters["rope_type"]
     if rope_type == "default":
@@ -200,6 +204,8 @@ def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | 
         )
     if rope_type == "yarn":
         return _yarn_scaling(parameters, max_len)
+    if rope_type == "factors":  # only GGUF files name it
+        return FactorScaling(tuple(parameters["factors"]))
     raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_TYPES)}; use another model")
 
 

@@ -16,7 +16,7 @@ import torch
 from forerun.errors import ModelError, one_line
 from forerun.models.config import HFConfig
 from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
-from forerun.models.families import MODEL_TYPES, decoder_config
+from forerun.models.families import MODEL_TYPES, Family, decoder_config
 from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, find_gguf, read_json
 from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
 from forerun.models.transformers_logging import quiet_transformers
@@ -68,13 +68,15 @@ def read_config(path: Path) -> HFConfig:
     Raises:
         ModelError: there is none, it is damaged, or it is of another kind of model.
     """
-    if find_gguf(path) is None:
-        content = read_json(path / CONFIG_FILE)
-        _check_usable(path / CONFIG_FILE, content)
-        config = config_without_transformers(content)
-        if config is not None:
-            return config
-    return read_transformers_config(path)
+    gguf = find_gguf(path)
+    if gguf is not None:
+        from forerun.models.gguf.config import read_gguf_config
+
+        return read_gguf_config(gguf)
+    content = read_json(path / CONFIG_FILE)
+    _check_usable(path / CONFIG_FILE, content)
+    config = config_without_transformers(content)
+    return read_transformers_config(path) if config is None else config
 
 
 def read_transformers_config(path: Path) -> PretrainedConfig:
@@ -89,9 +91,10 @@ def read_transformers_config(path: Path) -> PretrainedConfig:
     config: PretrainedConfig
     gguf = find_gguf(path)
     if gguf is not None:
-        from forerun.models.gguf import read_gguf_config
+        from forerun.models.gguf.file import open_gguf
+        from forerun.models.gguf.with_transformers import read_transformers_gguf_config
 
-        config = read_gguf_config(gguf)
+        config = read_transformers_gguf_config(open_gguf(gguf))
     else:
         content = read_json(path / CONFIG_FILE)
         _check_usable(path / CONFIG_FILE, content)
@@ -164,15 +167,22 @@ def config_without_transformers(content: Mapping[str, Any]) -> ConfigStandIn | N
         return None
     if (content.get("architectures") or [family.architecture]) != [family.architecture]:
         return None
-    fields = {**defaults.values, **content, "architectures": [family.architecture]}
+    fields = {**defaults.values, **content}
     if not all(name in fields for name in (*NEEDED, *defaults.needed)) or not _have_their_types(fields, defaults):
         return None
     try:
-        _fill(fields, defaults)
-        config = ConfigStandIn(**fields)
+        config = completed(content, family)
         return config if _is_ordinary(config) and decoder_config(config) else None
     except (ModelError, ArithmeticError, TypeError):  # transformers reports what is wrong
         return None
+
+
+def completed(content: Mapping[str, Any], family: Family) -> ConfigStandIn:
+    """Fill in what a configuration leaves out, as transformers would; the family's row must say how."""
+    assert family.config is not None, "transformers has to read this family's configuration"
+    fields = {**family.config.values, **content, "architectures": [family.architecture]}
+    _fill(fields, family.config)
+    return ConfigStandIn(**fields)
 
 
 def _have_their_types(fields: Fields, defaults: ConfigDefaults) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from forerun.models.base import LoadedTarget
+from forerun.models.model_folder import gguf_parts
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 DESCRIPTIONS = ("config.json", "tokenizer.json")
@@ -26,13 +27,13 @@ def fingerprint(target: LoadedTarget) -> str:
 
 
 def fingerprint_of_files(path: Path) -> str:
-    """The fingerprint of a model's folder or GGUF file.
+    """The fingerprint of a model's folder or GGUF file with all its parts.
 
     Configuration and tokenizer count whole. Of weights, which are gigabytes, size and samples throughout each
     file do, so that a model trained further is another one. Names and dates of files do not count.
     """
     digest = hashlib.sha256()
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = sorted(path.iterdir()) if path.is_dir() else gguf_parts(path)
     for file in files:
         if file.name in DESCRIPTIONS:
             digest.update(hashlib.sha256(file.read_bytes()).digest())

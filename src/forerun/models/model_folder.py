@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,45 @@ from forerun.errors import ModelError, one_line
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+MOST_PARTS = 1000
 
 
 def find_gguf(path: Path) -> Path | None:
     """Return the GGUF file that `path` is, or that holds the only weights of the folder `path`; else None.
 
+    Of a model that is split into parts it is the first.
+
     Raises:
-        ModelError: the folder holds several.
+        ModelError: the folder holds several models.
     """
     if path.suffix == ".gguf":
         return path
     found = sorted(path.glob("*.gguf"))
     if not found or any(path.glob("*.safetensors")):
         return None
-    if len(found) > 1:
+    if any(file not in gguf_parts(found[0]) for file in found):
         raise ModelError(
             f"{path}: holds {len(found)} GGUF files ({found[0].name}, {found[1].name}, ...); give the path of one"
         )
     return found[0]
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the files of a model, in order, by the names that llama.cpp gives to parts: name-00001-of-00003.gguf.
+
+    Raises:
+        ModelError: the name is of no such part (the fourth of three).
+    """
+    named = GGUF_PART.fullmatch(path.name)
+    if named is None:
+        return [path]
+    count, number = int(named["count"]), int(named["number"])
+    if not 1 <= number <= count <= MOST_PARTS:
+        raise ModelError(
+            f"{path}: names itself part {number} of {count}; may be 1 to {count} of at most {MOST_PARTS}; rename the file"
+        )
+    return [path.with_name(f"{named['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
 def read_json(file: Path) -> Mapping[str, Any]:

@@ -35,6 +35,7 @@ from forerun.models.download import (
     sha256_of,
     unpack,
 )
+from forerun.models.weights_summary import describe_weights
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class StoredModel:
     state: State
     path: Path
     size_bytes: int  # on disk; of the download while the model is absent
+    weights: str  # what is inside ("272 tensors BF16"); empty unless it is ready
 
 
 class Download(Protocol):
@@ -109,9 +111,9 @@ def cache_folder() -> Path:
 
 def convert_checkpoint(gguf: Path, folder: Path) -> None:
     """Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer."""
-    import torch  # here: importing torch and transformers takes seconds, and most commands pull nothing
+    import torch  # here: importing torch takes a second, and most commands pull nothing
 
-    from forerun.models.gguf import convert_gguf
+    from forerun.models.gguf.convert import convert_gguf
 
     convert_gguf(gguf, folder, dtype=torch.bfloat16)
 
@@ -197,6 +199,7 @@ class ModelStore:
             state=state,
             path=folder,
             size_bytes=row.wheel_bytes if state == "absent" else on_disk,
+            weights=describe_weights(folder) if state == "ready" else "",
         )
 
     @contextmanager

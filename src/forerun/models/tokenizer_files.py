@@ -48,7 +48,7 @@ class TokenizerParts:
 
 def has_tokenizer(path: Path) -> bool:
     """Return whether a model folder has a tokenizer, or `path` is or holds a .gguf file, which contains one."""
-    return any((path / name).exists() for name in VOCABULARY_FILES) or find_gguf(path) is not None
+    return _has_vocabulary(path) or find_gguf(path) is not None
 
 
 def read_tokenizer(path: Path) -> TokenizerParts:
@@ -57,8 +57,26 @@ def read_tokenizer(path: Path) -> TokenizerParts:
     Raises:
         ModelError: there is none, or it cannot be read.
     """
+    gguf = None if _has_vocabulary(path) else find_gguf(path)
+    if gguf is not None:
+        return _gguf_tokenizer(gguf)
     parts = tokenizer_without_transformers(path)
     return parts if parts is not None else _tokenizer_with_transformers(path)
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).exists() for name in VOCABULARY_FILES)
+
+
+def _gguf_tokenizer(gguf: Path) -> TokenizerParts:
+    from forerun.models.gguf.file import open_gguf
+    from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
+
+    file = open_gguf(gguf)
+    backend, special_tokens = build_tokenizer(file)
+    return TokenizerParts(
+        backend=backend, special_tokens=special_tokens, chat_template=chat_template(file), kind=AS_STORED_CLASS
+    )
 
 
 def tokenizer_without_transformers(folder: Path) -> TokenizerParts | None:
@@ -163,13 +181,8 @@ def _source(path: Path) -> dict[str, Any]:
 
     They are checked here: transformers would make up an empty tokenizer where it finds only config.json.
     """
-    if any((path / name).exists() for name in VOCABULARY_FILES):
+    if _has_vocabulary(path):
         return {"pretrained_model_name_or_path": str(path.absolute()), "local_files_only": True}
-    gguf = find_gguf(path)
-    if gguf is not None:
-        from forerun.models.gguf import gguf_source
-
-        return gguf_source(gguf)
     if not path.is_dir():
         raise ModelError(f"{path}: there is no such folder; check the path")
     raise ModelError(

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.errors import DraftError, ModelError, one_line
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.gguf import load_gguf_model
+from forerun.models.gguf.file import open_gguf
+from forerun.models.gguf.with_transformers import load_transformers_gguf
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import mtp_prefixes
 from forerun.models.packing import PackedModule, Packing, pack_modules
@@ -274,7 +275,7 @@ def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype 
     """
     gguf = find_gguf(path)
     if gguf is not None:
-        model, info = load_gguf_model(gguf, dtype=dtype)
+        model, info = load_transformers_gguf(open_gguf(gguf), dtype=dtype)
     else:
         open_checkpoint(path)  # its errors say better than transformers' what is wrong with the files
         try:

@@ -166,6 +166,11 @@ def _split_mxfp4(blocks: Tensor) -> BlockGroups:
     return BlockGroups(_named(_nibbles(blocks[:, 1:]), HALVES_OF_E2M1), torch.ldexp(torch.ones(()), exponent))
 
 
+def _split_groups16(blocks: Tensor) -> BlockGroups:
+    scale, offset = blocks[:, :8].contiguous().view(torch.float32).split(1, dim=1)
+    return BlockGroups(blocks[:, 8:].contiguous().view(torch.int8), scale, offset)
+
+
 _ROWS = (
     BlockFormat(name="Q8_0", weights=32, bytes=34, group=32, split=_split_q8_0),
     BlockFormat(name="Q4_0", weights=32, bytes=18, group=32, split=_split_q4_0),
@@ -180,7 +185,9 @@ _ROWS = (
     BlockFormat(name="IQ4_NL", weights=32, bytes=18, group=32, split=_split_iq4_nl),
     BlockFormat(name="IQ4_XS", weights=256, bytes=136, group=32, split=_split_iq4_xs),
     BlockFormat(name="MXFP4", weights=32, bytes=17, group=32, split=_split_mxfp4),
+    BlockFormat(name="GROUPS16", weights=16, bytes=24, group=16, split=_split_groups16),
 )
 
 BLOCK_FORMATS: dict[str, BlockFormat] = {row.name: row for row in _ROWS}
-"""Every block format by its name, GGUF's."""
+"""Every block format by its name, GGUF's; and GROUPS16, which holds the weights of every other: an fp32 scale, an fp32 offset
+and sixteen int8 codes."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.ops.block_formats import BLOCK_FORMATS, BlockFormat, BlockGroups
@@ -72,15 +73,76 @@ class BlockWeight:
         data = self.data[outputs]
         return BlockWeight(format=self.format, shape=(len(data), self.shape[1]), data=data)
 
-    @staticmethod
-    def join(parts: Sequence[BlockWeight]) -> BlockWeight:
-        """The outputs of all parts, one part after the other; they have one format and as many inputs.
+    def as_groups16(self) -> BlockWeight:
+        """The same values in the format that holds all others, at up to three times the size."""
+        groups = self.groups()
+        scale = groups.scale.repeat_interleave(self.layout.group // 16, dim=1)
+        offset = groups.offset
+        offset = (
+            torch.full_like(scale, -0.0) if offset is None else offset.repeat_interleave(self.layout.group // 16, dim=1)
+        )
+        numbers = torch.stack([scale, offset], dim=2).view(torch.uint8)  # [outputs, groups, 8]
+        codes = groups.codes.view(torch.uint8).unflatten(1, (-1, 16))
+        return BlockWeight(format="GROUPS16", shape=self.shape, data=torch.cat([numbers, codes], dim=2).flatten(1))
 
-        Raises:
-            ValueError: they differ.
-        """
-        first = parts[0]
-        if any((part.format, part.shape[1]) != (first.format, first.shape[1]) for part in parts):
-            raise ValueError("only weights of one block format and as many inputs can be joined")
-        data = torch.cat([part.data for part in parts])
-        return BlockWeight(format=first.format, shape=(len(data), first.shape[1]), data=data)
+
+@dataclass(frozen=True, slots=True)
+class JoinedWeight:
+    """Weights of the same inputs, the outputs of one after those of the other; as many formats as parts."""
+
+    parts: tuple[BlockWeight | Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)"""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def in_one_format(self) -> BlockWeight | Tensor:
+        """The same as blocks of one format, or dense where a part is."""
+        if any(isinstance(part, Tensor) for part in self.parts):
+            return self.dequantize()
+        joined = join_weights([part.as_groups16() for part in self.parts if isinstance(part, BlockWeight)])
+        assert isinstance(joined, BlockWeight)
+        return joined
+
+    def dequantize(self) -> Tensor:
+        """The values of all parts, in fp32."""
+        return torch.cat([part.float() if isinstance(part, Tensor) else part.dequantize() for part in self.parts])
+
+
+AnyWeight = Tensor | BlockWeight | JoinedWeight
+"""A weight [outputs, inputs] as a model file has it."""
+
+
+def join_weights(parts: Sequence[BlockWeight | Tensor]) -> AnyWeight:
+    """The outputs of all parts as one weight: of one format if all have the same, else joined."""
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if len({part.format if isinstance(part, BlockWeight) else None for part in parts}) > 1:
+        return JoinedWeight(tuple(parts))
+    blocks = [part for part in parts if isinstance(part, BlockWeight)]
+    data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
+    return BlockWeight(format=blocks[0].format, shape=(len(data), blocks[0].shape[1]), data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLinear:
+    """x @ weight.T + bias on a weight in blocks: the naive twin of what the kernels compute once it is packed."""
+
+    weight: BlockWeight | JoinedWeight
+    bias: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out] in x's dtype; sums are fp32."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.dequantize(), bias).to(x.dtype)

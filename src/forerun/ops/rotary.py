@@ -23,6 +23,19 @@ class LinearScaling:
         return inv_freq / self.factor
 
 
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Each frequency divided by a factor of its own, as GGUF files store Llama 3's scaling."""
+
+    factors: tuple[float, ...]  # one for each frequency
+
+    attention_factor = 1.0
+
+    def stretch(self, inv_freq: Tensor) -> Tensor:
+        """[dim / 2] -> [dim / 2]"""
+        return inv_freq / torch.tensor(self.factors)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
     """Llama 3.1's (arXiv 2407.21783): long wavelengths divided by `factor`, short ones kept, a ramp between."""
@@ -85,7 +98,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
     return temperature(1.0)
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+RopeScaling = LinearScaling | FactorScaling | Llama3Scaling | YarnScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

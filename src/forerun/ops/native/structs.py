@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 6
+INTERFACE_VERSION = 7
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -27,9 +27,10 @@ class WeightStruct(Structure):
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("storage", c_int32),
-        ("reserved", c_int32),
+        ("num_parts", c_int32),
         ("rare", c_void_p),
         ("first_rare", c_void_p),
+        ("parts", c_void_p),
     ]
 
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <stdexcept>
 
+#include "block_packing.h"
 #include "chain.h"
 #include "layer.h"
 #include "lookup.h"
@@ -29,13 +30,35 @@ inline void check_rows(int64_t num_rows, int64_t width) {
     require(is_size(width), "the width of a row is out of range");
 }
 
+inline void check_blocks(int32_t storage, int64_t outputs, int64_t inputs) {
+    require(is_blocks(storage), "the blocks' format is unknown");
+    require(is_size(outputs) && is_size(inputs), "the blocks' sizes are out of range");
+    require(inputs % block_size(storage).weights == 0 && inputs % kUnitInputs == 0, "the inputs are not whole blocks");
+}
+
 inline void check_weight(const Weight& weight) {
-    require(weight.storage >= kFloat32 && weight.storage <= kCoded, "the weight's storage is unknown");
+    require((weight.storage >= kFloat32 && weight.storage <= kJoined) || is_blocks(weight.storage),
+            "the weight's storage is unknown");
     require(is_size(weight.outputs) && weight.outputs % kTile == 0, "the weight's outputs are not whole tiles");
     require(is_size(weight.inputs) && weight.inputs % 2 == 0, "the weight's inputs are not even");
+    if (weight.storage == kJoined) {
+        require(weight.parts && weight.num_parts > 0, "the joined weight has no parts");
+        int64_t outputs = 0;
+        for (int32_t i = 0; i < weight.num_parts; ++i) {
+            const Weight& part = *weight.parts[i];
+            require(part.storage != kJoined, "a joined weight is part of another");
+            check_weight(part);
+            require(part.narrow_inputs() == weight.parts[0]->narrow_inputs(), "a joined weight's parts take different rows");
+            require(part.inputs == weight.inputs, "a joined weight's parts differ in inputs");
+            outputs += part.outputs;
+        }
+        require(outputs == weight.outputs, "a joined weight has more or fewer outputs than its parts");
+        return;
+    }
     require(weight.data || !weight.outputs || !weight.inputs, "the weight has no data");
     require(weight.scale || weight.storage != kInt8, "the int8 weight has no scale");
     require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
+    if (is_blocks(weight.storage)) check_blocks(weight.storage, weight.outputs, weight.inputs);
 }
 
 // A product of rows [num_rows, width] whose first `num_outputs` outputs are kept.

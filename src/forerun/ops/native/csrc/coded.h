@@ -14,7 +14,8 @@
 
 namespace forerun {
 
-constexpr int kStepWeights = 64;  // 32 outputs times 2 inputs
+constexpr int kTile = 2 * kLanes;  // outputs that lie side by side
+constexpr int kStepWeights = 2 * kTile;  // of two inputs
 constexpr int kNameBytes = kStepWeights / 2;
 constexpr int kStepBytes = kNameBytes + kStepWeights;
 constexpr int kNames = 16;

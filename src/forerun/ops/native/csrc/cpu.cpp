@@ -20,7 +20,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 6;
+constexpr int32_t kInterfaceVersion = 7;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -243,6 +243,25 @@ EXPORT int32_t forerun_code_weight(const bf16* rows, int64_t num_rows, int64_t w
         each_tile(rows, num_rows, width, [&](int64_t tile, const TileRows& part) {
             code_tile(part, tables + tile * kTableBytes, out + tile * coded_tile_bytes(part.steps() * 2),
                       rare + first_rare[tile]);
+        });
+    });
+}
+
+// out [tiles, tile_bytes] = the tiles of a weight [outputs, inputs] in blocks of that format.
+EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t tile_bytes,
+                                   uint8_t* out) {
+    return guarded([&] {
+        check_blocks(storage, outputs, inputs);
+        require(tile_bytes == block_tile_bytes(block_layout(storage), inputs), "a tile has another size");
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        Team& team = *process->team;
+        const BlockTiles packed{out, inputs, storage};
+        const BlockSize size = block_size(storage);
+        const int64_t tiles = (outputs + kTile - 1) / kTile, output_bytes = inputs / size.weights * size.bytes;
+        team.run([&](int member) {
+            for (int64_t tile = team.share(tiles, member); tile < team.share(tiles, member + 1); ++tile)
+                pack_block_tile(packed, blocks + tile * kTile * output_bytes, std::min<int64_t>(kTile, outputs - tile * kTile),
+                                out + tile * tile_bytes);
         });
     });
 }

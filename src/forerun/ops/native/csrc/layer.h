@@ -45,28 +45,30 @@ struct Workspace {
     std::vector<uint8_t> inputs, queries, attended, activated;
     std::vector<float> qkv, update;
     std::vector<AttentionScratch> attention;  // of each member of the team
-    std::vector<std::vector<bf16>> wide;      // of each member: a widened tile
+    std::vector<std::vector<uint8_t>> scratch;  // of each member, for products
     std::vector<AttentionItem> items;
     std::vector<CandidateList> candidates;  // of each member and row
 
     void begin_for(int num_members) {
         attention.resize(num_members);
-        wide.resize(num_members);
+        scratch.resize(num_members);
     }
 
     // Empty lists of `count` candidates, [num_members, num_rows].
     CandidateList* begin_candidates(int64_t num_rows, int count) {
-        const size_t needed = wide.size() * static_cast<size_t>(num_rows);
+        const size_t needed = scratch.size() * static_cast<size_t>(num_rows);
         if (candidates.size() < needed) candidates.resize(needed);
         for (size_t i = 0; i < needed; ++i) candidates[i].begin(count);
         return candidates.data();
     }
 
-    void grow_wide(const Weight& weight, int64_t num_rows) {
-        const auto needed = static_cast<size_t>(wide_values(weight, num_rows));
-        for (auto& buffer : wide)
+    void grow_scratch(const Weight& weight, int64_t num_rows) {
+        const auto needed = static_cast<size_t>(scratch_bytes(weight, num_rows) + kCacheLine);
+        for (auto& buffer : scratch)
             if (buffer.size() < needed) buffer.resize(needed);
     }
+    uint8_t* scratch_of(int member) { return aligned(scratch[member].data()); }
+    static uint8_t* aligned(uint8_t* memory) { return memory + (-reinterpret_cast<uintptr_t>(memory) & (kCacheLine - 1)); }
 
     template <class T>
     static T* grown(std::vector<uint8_t>& buffer, int64_t count) {
@@ -134,7 +136,7 @@ class LayerCall {
         activated_ = Workspace::grown<Stored>(space.activated, rows * layer.down.inputs);
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, rows * layer.width);
-        for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_wide(*weight, rows);
+        for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
         plan_attention(pass, layer.attention, space.attention, space.items);
     }
 
@@ -190,7 +192,7 @@ class LayerCall {
     template <class Finish>
     void project(int member, const Weight& weight, const Stored* rows, const Finish& finish) {
         multiply(weight, rows, pass_.num_rows, team_.share(weight.tiles(), member), team_.share(weight.tiles(), member + 1),
-                 space_.wide[member].data(), finish);
+                 space_.scratch_of(member), finish);
         team_.barrier();
     }
 

@@ -6,14 +6,14 @@
 // result never depends on the rows beside it.
 #pragma once
 
+#include "blocks.h"
 #include "coded.h"
 #include "functions.h"
 
 namespace forerun {
 
-constexpr int kTile = 2 * kLanes;
-
-enum Storage : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kCoded = 3 };  // coded: bf16 as in coded.h
+// Coded: bf16 as in coded.h. Joined: the outputs of several weights, one after the other. From kQ8_0 on: blocks.h.
+enum Storage : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kCoded = 3, kJoined = 4 };
 
 struct Weight {
     const void* data;
@@ -22,17 +22,21 @@ struct Weight {
     int64_t outputs;     // multiple of 32; padding included
     int64_t inputs;      // even; padding included
     int32_t storage;
-    int32_t reserved;
+    int32_t num_parts;
     const RareWeight* rare;     // coded: of all tiles
     const int64_t* first_rare;  // [tiles + 1] where each tile's begin
+    const Weight* const* parts;  // joined: [num_parts], of as many inputs; the joined weight has no data of its own
 
-    bool narrow_inputs() const { return storage != kFloat32; }  // rows are bf16, else fp32
+    // Rows are bf16, else fp32.
+    bool narrow_inputs() const { return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32; }
     int64_t tiles() const { return outputs / kTile; }
     int64_t tile_bytes() const {
         if (storage == kCoded) return coded_tile_bytes(inputs);
+        if (is_blocks(storage)) return blocks().tile_bytes();
         return inputs * kTile * (storage == kFloat32 ? 4 : storage == kBFloat16 ? 2 : 1);
     }
     const char* tile_data(int64_t tile) const { return static_cast<const char*>(data) + tile * tile_bytes(); }
+    BlockTiles blocks() const { return {static_cast<const uint8_t*>(data), inputs, storage}; }
     CodedTile coded_tile(int64_t tile) const {
         return {reinterpret_cast<const uint8_t*>(tile_data(tile)), rare + first_rare[tile],
                 rare + first_rare[tile + 1]};
@@ -154,27 +158,60 @@ PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
 }
 
 constexpr int64_t kFewRows = 2 * kMaxRows;  // for which reading a tile twice costs less than widening it
+constexpr int64_t kCacheLine = 64;
 
-// How many values `multiply` needs room for, for each thread that calls it.
-inline int64_t wide_values(const Weight& weight, int64_t num_rows) {
-    const bool is_widened = weight.storage == kInt8 || weight.storage == kCoded;
-    return is_widened && num_rows > kFewRows ? weight.inputs * kTile : 0;
+// Bytes that `multiply` needs for each thread that calls it, aligned to a cache line.
+inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
+    int64_t bytes = 0;
+    if (weight.storage == kJoined)
+        for (int32_t i = 0; i < weight.num_parts; ++i) bytes = std::max(bytes, scratch_bytes(*weight.parts[i], num_rows));
+    else if (is_blocks(weight.storage))
+        bytes = BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
+    else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
+        bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
+    return bytes;
 }
 
-// Rows [num_rows, inputs] times tiles [first_tile, last_tile); rows are fp32 for fp32 weights, else bf16.
+// Rows [num_rows, inputs] times tiles [first_tile, last_tile); rows are fp32 for fp32 weights, else bf16. The weight's first
+// output is `first_output` to `finish`.
 template <class Finish>
-void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile, bf16* wide,
-              const Finish& finish) {
+void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile, uint8_t* scratch,
+              const Finish& finish, int64_t first_output = 0) {
+    if (weight.storage == kJoined) {
+        for (int32_t i = 0; i < weight.num_parts; ++i) {
+            const Weight& part = *weight.parts[i];
+            const int64_t first = std::max<int64_t>(first_tile, 0), last = std::min(last_tile, part.tiles());
+            if (first < last) multiply(part, rows, num_rows, first, last, scratch, finish, first_output);
+            first_tile -= part.tiles();
+            last_tile -= part.tiles();
+            first_output += part.outputs;
+        }
+        return;
+    }
+    if (is_blocks(weight.storage)) {
+        multiply_blocks(weight.blocks(), static_cast<const bf16*>(rows), num_rows, first_tile, last_tile, scratch, kFewRows,
+                        kBytesAhead, [&](int64_t row, int64_t tile, const float* sums) {
+                            F16 total[2] = {load(sums), load(sums + kLanes)};
+                            const int64_t output = tile * kTile;
+                            for (int half = 0; half < 2; ++half)
+                                if (weight.bias) total[half] = total[half] + load(weight.bias + output + half * kLanes);
+                            finish(row, first_output + output, total[0], total[1]);
+                        });
+        return;
+    }
+    const auto finish_own = [&](int64_t row, int64_t output, F16 first, F16 second) {
+        finish(row, first_output + output, first, second);
+    };
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
         const auto multiply_by = [&](auto source, const auto* values) {
-            multiply_all(weight, source, tile, values, num_rows, next, finish);
+            multiply_all(weight, source, tile, values, num_rows, next, finish_own);
         };
         const auto multiply_narrow = [&](auto source) {
             const auto* values = static_cast<const bf16*>(rows);
             if (num_rows <= kFewRows) return multiply_by(source, values);
-            multiply_by(widened(source, weight.inputs, wide), values);
+            multiply_by(widened(source, weight.inputs, reinterpret_cast<bf16*>(scratch)), values);
         };
         switch (weight.storage) {
             case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
@@ -187,6 +224,12 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
 
 // One row of the weight, an embedding: [inputs] fp32.
 inline void read_output(const Weight& weight, int64_t output, float* row) {
+    if (weight.storage == kJoined) {
+        int32_t i = 0;
+        while (output >= weight.parts[i]->outputs) output -= weight.parts[i++]->outputs;
+        return read_output(*weight.parts[i], output, row);
+    }
+    if (is_blocks(weight.storage)) return read_block_output(weight.blocks(), output, row);
     const int64_t tile = output / kTile, lane = output % kTile;
     const char* data = weight.tile_data(tile);
     for (int64_t i = 0; i < weight.inputs; ++i) {

@@ -18,7 +18,7 @@ const Stored* stored_rows(const float* rows, int64_t num_rows, int64_t width, in
 
 // The rows as a product with the weight reads them; the rest of what it needs is made ready, too.
 inline const void* rows_for(Workspace& space, const Weight& weight, const float* rows, int64_t num_rows, int64_t width) {
-    space.grow_wide(weight, num_rows);
+    space.grow_scratch(weight, num_rows);
     if (weight.narrow_inputs()) return stored_rows<bf16>(rows, num_rows, width, weight.inputs, space.inputs);
     return stored_rows<float>(rows, num_rows, width, weight.inputs, space.inputs);
 }
@@ -29,7 +29,7 @@ void multiply_shared(Team& team, Workspace& space, const Weight& weight, const v
                      const Finish& finish) {
     team.run([&](int member) {
         multiply(weight, inputs, num_rows, team.share(weight.tiles(), member), team.share(weight.tiles(), member + 1),
-                 space.wide[member].data(),
+                 space.scratch_of(member),
                  [&](int64_t row, int64_t output, F16 first, F16 second) { finish(member, row, output, first, second); });
     });
 }

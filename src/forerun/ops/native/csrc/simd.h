@@ -33,6 +33,24 @@ inline float widen(bf16 value) {
     return wide;
 }
 
+// A number of IEEE 754's 16 bits.
+struct fp16 {
+    uint16_t bits;
+};
+
+inline float widen(fp16 value) {
+    constexpr float rebias = 5.192296858534828e33f;  // 2^112, between the exponents' biases
+    uint32_t bits = (value.bits & 0x7fffu) << 13;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    wide *= rebias;
+    std::memcpy(&bits, &wide, sizeof bits);
+    if ((value.bits & 0x7c00u) == 0x7c00u) bits |= 0x7f800000u;  // infinity, NaN
+    bits |= (value.bits & 0x8000u) << 16;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
 // Round to nearest, ties to even.
 inline bf16 narrow(float value) {
     uint32_t bits;
@@ -71,6 +89,15 @@ inline F16 load(const bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
+inline F16 load(const fp16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline F16 load(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// The low halves of sixteen bytes, or the high ones.
+inline F16 load_nibbles(const uint8_t* p, int high) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(high ? _mm512_srli_epi32(wide, 4) : wide, _mm512_set1_epi32(15)))};
+}
 // Bit i: lane i of `a` is above that of `b`, or either is NaN.
 inline uint32_t lanes_above(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ); }
 // Lanes below `count` of `a`, `other` elsewhere.
@@ -99,11 +126,11 @@ inline Pairs splat_pair(const bf16* p) {
 }
 inline void store_pairs(bf16* p, Pairs x) { _mm512_storeu_si512(p, (__m512i)x.v); }
 inline F16 dot(F16 sum, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sum.v, a.v, b.v)}; }
-inline Pairs load_pairs(const int8_t* p) {
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-    const __m512 high =
-        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16))));
-    return {_mm512_cvtne2ps_pbh(high, low)};
+inline Pairs load_pairs(const int8_t* p) {  // whole numbers that small are bf16 as fp32: the high halves
+    const __m512i low = _mm512_castps_si512(load(p).v), high = _mm512_castps_si512(load(p + kLanes).v);
+    const __m512i pairs_order = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                                 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return pairs_of(_mm512_permutex2var_epi16(low, pairs_order, high));
 }
 
 #else
@@ -178,6 +205,27 @@ inline __m256 widen8(const bf16* p) {
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline F16 load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
+inline __m256 widen8(const fp16* p) {
+    const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)), 13);
+    const __m256 rebias = _mm256_set1_ps(5.192296858534828e33f);  // 2^112, between the exponents' biases
+    const __m256 finite = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), rebias);
+    const __m256i is_special = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32((0x7c00 << 13) - 1));
+    const __m256i special = _mm256_and_si256(is_special, _mm256_set1_epi32(0x7f800000));
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
+    return _mm256_or_ps(finite, _mm256_castsi256_ps(_mm256_or_si256(special, sign)));
+}
+inline F16 load(const fp16* p) { return {widen8(p), widen8(p + 8)}; }
+inline __m256 widen8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F16 load(const int8_t* p) { return {widen8(p), widen8(p + 8)}; }
+inline F16 load_nibbles(const uint8_t* p, int high) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i nibbles = _mm_and_si128(high ? _mm_srli_epi16(bytes, 4) : bytes, _mm_set1_epi8(15));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(nibbles)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(nibbles, 8)))};
+}
 inline uint32_t lanes_above(F16 x, F16 y) {
     const int first = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLE_UQ));
     const int second = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLE_UQ));
@@ -309,6 +357,15 @@ inline F16 scale_by_power(F16 a, F16 n) {
 }
 inline F16 load(const bf16* p) {
     return each([&](int i) { return widen(p[i]); });
+}
+inline F16 load(const fp16* p) {
+    return each([&](int i) { return widen(p[i]); });
+}
+inline F16 load(const int8_t* p) {
+    return each([&](int i) { return static_cast<float>(p[i]); });
+}
+inline F16 load_nibbles(const uint8_t* p, int high) {
+    return each([&](int i) { return static_cast<float>(high ? p[i] >> 4 : p[i] & 15); });
 }
 inline uint32_t lanes_above(F16 a, F16 b) {
     uint32_t above = 0;

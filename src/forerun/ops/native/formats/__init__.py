@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.ops.native.formats.base import WeightFormat
+from forerun.ops.block_weight import AnyWeight, BlockWeight
+from forerun.ops.native.formats.base import PackedWeight, WeightFormat
+from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.formats.coded import BF16_CODED
 from forerun.ops.native.formats.int8 import INT8
+from forerun.ops.native.formats.joined import JOINED
 from forerun.ops.native.formats.plain import BF16, FP32
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.memory import Arena
+from forerun.ops.native.structs import TILE
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {row.name: row for row in (FP32, BF16_CODED, BF16, INT8)}
 """Every format by its name; of those that hold the same dtype's weights as they are, the first that suits is taken."""
@@ -21,6 +28,25 @@ def lossless_format(dtype: torch.dtype, *, level: str) -> WeightFormat:
         for row in WEIGHT_FORMATS.values()
         if row.activations == dtype and not row.is_quantization and level in row.levels
     )
+
+
+def pack_weight(
+    kernels: Kernels, dense_format: WeightFormat, weight: AnyWeight, bias: Tensor | None, arena: Arena
+) -> PackedWeight:
+    """Store any weight for the kernels: blocks in tiles of their own format, dense weights in `dense_format`."""
+    if isinstance(weight, Tensor):
+        return dense_format.pack(kernels, weight, bias, arena)
+    if isinstance(weight, BlockWeight):
+        return BLOCK_TILES[weight.format].pack(kernels, weight, bias, arena)
+    if any(part.shape[0] % TILE for part in weight.parts[:-1]):
+        return pack_weight(kernels, dense_format, weight.in_one_format(), bias, arena)
+    sizes = [part.shape[0] for part in weight.parts]
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    packed = [
+        pack_weight(kernels, dense_format, part, part_bias, arena)
+        for part, part_bias in zip(weight.parts, biases, strict=True)
+    ]
+    return JOINED.join(packed)
 
 
 def check_quantization(name: object, *, setting: str = "quantization") -> None:

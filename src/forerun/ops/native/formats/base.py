@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from ctypes import addressof, c_void_p, cast
 from dataclasses import dataclass, field
 
 import torch
@@ -14,25 +15,16 @@ from forerun.ops.native.structs import TILE, WeightStruct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat(ABC):
-    """How weights [outputs, inputs] are stored for the kernels, in tiles of 32 outputs; inputs are padded to an even number.
+class StoredFormat(ABC):
+    """How packed weights lie in tiles of 32 outputs.
 
-    kernel_id: the format's number in `Storage` of csrc/matmul.h. bytes_per_weight: in memory, scales and tables aside.
-    activations: the dtype that rows are rounded to before they are multiplied. is_quantization: it changes the weights,
-    so it is taken only where it is asked for by name; every other format holds all weights of that dtype as they are.
-    levels: builds of the kernels where it is at its best; elsewhere the next format of the same dtype is taken.
+    kernel_id: the format's number in `Storage` or `BlockStorage` of csrc. activations: the dtype that rows are rounded to
+    before they are multiplied.
     """
 
     name: str
     kernel_id: int
-    bytes_per_weight: float
     activations: torch.dtype
-    is_quantization: bool = False
-    levels: tuple[str, ...] = LEVELS
-
-    @abstractmethod
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:
-        """Store a weight [outputs, inputs] and its bias [outputs], in memory of the arena."""
 
     @abstractmethod
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -44,13 +36,31 @@ class WeightFormat(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat(StoredFormat):
+    """A format that dense weights [outputs, inputs] are packed in; inputs are padded to an even number.
+
+    bytes_per_weight: in memory, scales and tables aside. is_quantization: it changes the weights, so it is taken only where
+    it is asked for by name; every other format holds all weights of the dtype `activations` as they are.
+    levels: builds of the kernels where it is at its best; elsewhere the next format of the same dtype is taken.
+    """
+
+    bytes_per_weight: float
+    is_quantization: bool = False
+    levels: tuple[str, ...] = LEVELS
+
+    @abstractmethod
+    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:
+        """Store a weight [outputs, inputs] and its bias [outputs], in memory of the arena."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
     """A weight [outputs, inputs] in the layout of its format; `struct` is what the kernels read of it.
 
     It keeps the tensors alive whose addresses are in `struct`.
     """
 
-    format: WeightFormat
+    format: StoredFormat
     data: Tensor  # [tiles, ...]
     outputs: int
     inputs: int
@@ -58,9 +68,11 @@ class PackedWeight:
     bias: Tensor | None = None  # [padded outputs] fp32
     rare: Tensor | None = None  # see formats.coded
     first_rare: Tensor | None = None
+    parts: tuple[PackedWeight, ...] = ()  # see formats.joined
     struct: WeightStruct = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        part_structs = (c_void_p * len(self.parts))(*(addressof(part.struct) for part in self.parts))
         struct = WeightStruct(
             data=self.data.data_ptr(),
             scale=_address(self.scale),
@@ -70,6 +82,8 @@ class PackedWeight:
             storage=self.format.kernel_id,
             rare=_address(self.rare),
             first_rare=_address(self.first_rare),
+            num_parts=len(self.parts),
+            parts=cast(part_structs, c_void_p) if self.parts else None,
         )
         object.__setattr__(self, "struct", struct)
 
@@ -77,10 +91,10 @@ class PackedWeight:
     def num_bytes(self) -> int:
         """Bytes that a pass reads."""
         parts = (self.data, self.scale, self.bias, self.rare, self.first_rare)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in parts if part is not None) + sum(part.num_bytes for part in self.parts)
 
     def unpack(self) -> Tensor:
-        """See `WeightFormat.unpack`."""
+        """See `StoredFormat.unpack`."""
         return self.format.unpack(self)
 
 

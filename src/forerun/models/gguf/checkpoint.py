@@ -1,0 +1,87 @@
+"""The weights of a GGUF file under the names that the decoder reads, in blocks where the file has blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, architecture_of, unknown_architecture
+from forerun.models.gguf.file import GGUFFile, open_gguf
+from forerun.models.gguf.header import TensorPlace
+from forerun.models.gguf.tensors import load_tensor
+from forerun.ops.block_weight import BlockWeight
+
+
+class GGUFCheckpoint:
+    """A `Checkpoint` of a GGUF file. A tensor is mapped into memory for as long as it is used."""
+
+    def __init__(self, file: GGUFFile, row: GGUFArchitecture) -> None:
+        """Find the decoder's name of each tensor; one that it has no name for keeps its own.
+
+        Raises:
+            ModelError: two tensors are for the same place.
+        """
+        self._file = file
+        self._row = row
+        self._places: dict[str, TensorPlace] = {}
+        for stored, place in file.tensors.items():
+            if stored == ROPE_FACTORS:
+                continue  # the configuration's
+            name = row.tensor_name(stored)
+            if name in self._places:
+                raise ModelError(
+                    f"{file.path}: tensors {self._places[name].name!r} and {stored!r} are for the same place"
+                )
+            self._places[name] = place
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors."""
+        return frozenset(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is in the header."""
+        return self._places[name].shape
+
+    def load(self, name: str) -> Tensor | BlockWeight:
+        """Return a tensor's values as they are stored.
+
+        Raises:
+            ModelError: the file cannot be read any more, or nothing installed reads the tensor's type.
+        """
+        weight = load_tensor(self._places[name])
+        if self._row.has_pairs and (num_heads := self._num_heads(name)):
+            return weight[firsts_before_seconds(weight.shape[0], num_heads)]
+        if self._row.norm_offset and name.endswith("norm.weight"):
+            assert isinstance(weight, Tensor), "a vector is never kept in blocks"
+            return weight.float() - self._row.norm_offset
+        return weight
+
+    def _num_heads(self, name: str) -> int:
+        """The number of heads whose rows a tensor of queries or keys has; 0 for other tensors."""
+        own = self._file.own
+        heads = own.integer("attention.head_count")
+        if ".q_proj." in name:
+            return heads
+        return own.integer("attention.head_count_kv", heads) if ".k_proj." in name else 0
+
+
+def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
+    """Open the weights of a GGUF file.
+
+    Raises:
+        ModelError: the file is damaged, or its architecture has no row.
+    """
+    file = open_gguf(path)
+    row = architecture_of(file)
+    if row is None:
+        raise unknown_architecture(file)
+    return GGUFCheckpoint(file, row)
+
+
+def firsts_before_seconds(num_rows: int, num_heads: int) -> Tensor:
+    """Order rows that lie in pairs (first, second) as the decoder has them: a head's firsts, then its seconds: [num_rows] int64"""
+    pairs = torch.arange(num_rows).view(num_heads, -1, 2)
+    return pairs.transpose(1, 2).reshape(-1)

@@ -1,0 +1,64 @@
+"""Converts a model in a GGUF file into a folder as the Hugging Face hub has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.checkpoint import Checkpoint, WeightReader, save_tensors
+from forerun.models.config_file import ConfigStandIn
+from forerun.models.gguf.architectures import architecture_of, unknown_architecture
+from forerun.models.gguf.checkpoint import GGUFCheckpoint
+from forerun.models.gguf.config import config_of
+from forerun.models.gguf.file import open_gguf
+from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
+from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE
+from forerun.models.tokenizer_files import AS_STORED_CLASS
+
+
+def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
+    """Write the model in `gguf` to `folder`: safetensors in `dtype`, config.json, generation_config.json and the tokenizer.
+
+    Raises:
+        ModelError: the file cannot be read, or config.json has no words for its rotary embedding.
+    """
+    file = open_gguf(gguf)
+    row = architecture_of(file)
+    if row is None:
+        raise unknown_architecture(file)
+    config = config_of(file, row)
+    if config.rope_parameters.get("rope_type") == "factors":
+        raise ModelError(f"{gguf}: config.json cannot hold its rope factors; use the GGUF file as it is")
+    tokenizer, special_tokens = build_tokenizer(file)  # before the weights: it may be of a kind that is not supported
+    template = chat_template(file)
+    save_tensors(_tensors(GGUFCheckpoint(file, row), dtype), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / CONFIG_FILE, _fields(config, dtype))
+    tokens = {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(folder / GENERATION_FILE, {name: token for name, token in tokens.items() if token is not None})
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": AS_STORED_CLASS, **special_tokens})
+    for name, text in ({"default": template} if isinstance(template, str) else template or {}).items():
+        target = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+        (folder / target).parent.mkdir(exist_ok=True)
+        (folder / target).write_text(text, encoding="utf-8")
+
+
+def _tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+    reader = WeightReader(checkpoint, dtype=dtype, device=torch.device("cpu"))
+    return {name: reader.tensor(name, checkpoint.shape(name)) for name in sorted(checkpoint.names())}
+
+
+def _fields(config: ConfigStandIn, dtype: torch.dtype) -> dict[str, Any]:
+    """What config.json holds: one end of texts, as tokenizers name it; generation_config.json has them all."""
+    fields = config.to_dict()
+    ends = fields["eos_token_id"]
+    return fields | {"dtype": str(dtype).removeprefix("torch."), "eos_token_id": ends[0] if ends else None}
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

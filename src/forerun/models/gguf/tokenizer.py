@@ -1,0 +1,202 @@
+"""The tokenizer of a model in a GGUF file, built from the file's metadata.
+
+Two kinds of vocabulary are read: byte-level BPE ("gpt2"), whose merges are in the file, and SentencePiece's BPE ("llama"),
+whose merges follow from the pieces' scores. Both become what the original model's tokenizer.json would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from forerun.errors import ModelError, did_you_mean, one_line
+from forerun.models.gguf.file import GGUFFile
+from forerun.models.gguf.metadata import Metadata
+from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from forerun.models.vocabulary import BYTE_OF
+
+CONTROL, USER_DEFINED = 3, 4  # types of tokens
+SPACE = "\u2581"  # SentencePiece's
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+GEMMA = ("gemma", "gemma2", "gemma3")
+
+Merges = list[tuple[str, str]]
+
+
+def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
+    """Build the tokenizer; return it and the special tokens by their role (eos_token, bos_token, ...).
+
+    Raises:
+        ModelError: the kind of vocabulary or its pre-tokenizer is not known, or it is damaged.
+    """
+    metadata = file.metadata.below("tokenizer.ggml")
+    if "model" not in metadata:
+        raise ModelError(f"{file.path}: holds no tokenizer; give the settings a tokenizer of the original model")
+    kind = metadata.text("model")
+    if kind not in KINDS:
+        raise ModelError(
+            f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
+            "give the settings a tokenizer of the original model"
+        )
+    words = metadata.strings("tokens")
+    try:
+        tokenizer, adds_bos = KINDS[kind](file, metadata, words)
+        types = metadata.numbers("token_type").tolist() if "token_type" in metadata else []
+        _add_tokens(tokenizer, words, types, is_byte_level=kind == "gpt2")
+    except ModelError:
+        raise
+    except Exception as error:  # tokenizers raises no narrower type
+        raise ModelError(
+            f"{file.path}: its tokenizer cannot be built ({one_line(error)}); download it again"
+        ) from error
+    special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
+    bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
+    eos = special.get("eos_token") if metadata.flag("add_eos_token", False) else None
+    tokenizer.post_processor = _around(tokenizer, bos, eos)
+    return tokenizer, special
+
+
+def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
+    """The chat template, or several by their names, as a tokenizer_config.json has them."""
+    metadata = file.metadata.below("tokenizer")
+    if "chat_template" not in metadata:
+        return None
+    default = metadata.text("chat_template")
+    names = metadata.strings("chat_templates") if metadata.is_array("chat_templates") else []
+    others = {name: metadata.text(f"chat_template.{name}") for name in names if f"chat_template.{name}" in metadata}
+    return {"default": default, **others} if others else default
+
+
+def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
+    name = metadata.text("pre", "default")
+    pre_tokenizer = PRE_TOKENIZERS.get(name)
+    if pre_tokenizer is None:
+        raise ModelError(
+            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
+            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the settings a tokenizer of the original model"
+        )
+    vocabulary = {word: index for index, word in enumerate(words)}
+    merges = [_pair(merge) for merge in metadata.strings("merges")]
+    model = BPE(
+        vocab=vocabulary,
+        merges=[pair for pair in merges if _is_known(pair, vocabulary)],
+        ignore_merges=pre_tokenizer.takes_whole_words,
+        fuse_unk=False,
+    )
+    tokenizer = Tokenizer(model)
+    if normalizer := pre_tokenizer.normalizer():
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, pre_tokenizer.adds_bos
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """Two tokens, which are written with a space between them; neither holds one."""
+    first, _, second = merge.partition(" ")
+    return first, second
+
+
+def _is_known(pair: tuple[str, str], vocabulary: dict[str, int]) -> bool:
+    return pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
+
+
+def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
+    is_gemma = file.architecture in GEMMA
+    if is_gemma:  # runs of spaces are stored as spaces, and the order of the pieces is that of the merges
+        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
+        scores = -np.arange(len(words), dtype=np.float64)
+    else:
+        scores = metadata.numbers("scores").astype(np.float64)
+    if len(scores) != len(words):
+        raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
+    vocabulary = {word: index for index, word in enumerate(words)}
+    merges = (
+        [_pair(merge) for merge in metadata.strings("merges")]
+        if "merges" in metadata
+        else merges_of(vocabulary, scores)
+    )
+    unknown = words[metadata.integer("unknown_token_id", 0)] if is_gemma else None
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
+    decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    adds_space = not is_gemma and metadata.flag("add_space_prefix", True)
+    if is_gemma:
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    elif file.architecture == "phi3":  # a text after a special token begins with a space, too
+        prepends = [normalizers.Prepend(SPACE)] if adds_space else []
+        tokenizer.normalizer = normalizers.Sequence([*prepends, normalizers.Replace(" ", SPACE)])
+    else:
+        scheme = "first" if adds_space else "never"
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    if adds_space:
+        decoder.append(decoders.Strip(" ", left=1))
+    tokenizer.decoder = decoders.Sequence(decoder)
+    return tokenizer, True
+
+
+KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+}
+"""What builds each kind of vocabulary: the tokenizer, and whether texts begin with bos where the file does not say."""
+
+
+def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
+    """Return how BPE puts the pieces of a SentencePiece vocabulary together: all pairs that are a piece, best score first.
+
+    Of one score the pair with the longer first piece comes first, then the longer second one, then the lower id.
+    """
+    pairs: Merges = []
+    ids: list[int] = []
+    for word, index in vocabulary.items():
+        found = [
+            (first, second)
+            for end in range(1, len(word))
+            if (first := word[:end]) in vocabulary and (second := word[end:]) in vocabulary
+        ]
+        pairs += found
+        ids += repeat(index, len(found))
+    first_lengths = np.fromiter((len(first) for first, _ in pairs), np.int64, len(pairs))
+    second_lengths = np.fromiter((len(second) for _, second in pairs), np.int64, len(pairs))
+    order = np.lexsort((-second_lengths, -first_lengths, -scores[ids]))
+    return [pairs[index] for index in order.tolist()]
+
+
+def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: Sequence[int], *, is_byte_level: bool) -> None:
+    """Add the tokens that are found whole in any text: special ones, and those that users defined.
+
+    A byte-level vocabulary writes all text in GPT-2's letters, so that a token with others is no part of it.
+    """
+    special = [word for word, kind in zip(words, types, strict=False) if kind == CONTROL]
+    if is_byte_level:
+        special = [word for word in special if BYTE_OF.keys() >= set(word)]
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
+    defined = [word for word, kind in zip(words, types, strict=False) if kind == USER_DEFINED]
+    defined = [word for word in defined if tokenizer.token_to_id(word) is not None]
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
+
+
+def _word(file: GGUFFile, metadata: Metadata, words: Sequence[str], role: str) -> str | None:
+    """The token of a role, or None if the file names none."""
+    key = f"{role}_token_id"
+    if key not in metadata:
+        return None
+    token_id = metadata.integer(key)
+    if token_id >= len(words):
+        raise ModelError(
+            f"{file.path}: tokenizer.ggml.{key}: got {token_id}; must be below {len(words)}, the number of tokens; download it again"
+        )
+    return words[token_id]
+
+
+def _around(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
+    """What puts bos before a text and eos after it."""
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    named = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+    return processors.TemplateProcessing(single=template, special_tokens=named)

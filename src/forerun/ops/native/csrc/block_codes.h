@@ -1,0 +1,263 @@
+// The codes of block formats in a tile: small integers of 2 to 8 bits, read as the bf16 values that they stand for.
+//
+// A unit is 32 inputs of a tile's 32 outputs: sixteen steps of two inputs, four quads of four steps. Codes of up to six bits
+// lie in planes of 16-bit words, a vector of 32 words for outputs 0 to 15 (of each output its even input, then its odd one),
+// one for outputs 16 to 31, and so on. Each of a word's four nibbles is for one step of a quad: all of it for one quad's where
+// the plane has four bits of a code, parts of it for two or four quads' where it has two bits or one. The low bits of all
+// codes are one plane, the high bits, if there are any, a second behind it. So a step's codes are a shift away, and looking
+// a word up in a register of values needs no more than its lowest bits. Codes of eight bits are bytes, step after step, as
+// int8 weights are.
+#pragma once
+
+#include "coded.h"
+
+namespace forerun {
+
+constexpr int kUnitInputs = 32;
+constexpr int kUnitSteps = kUnitInputs / 2;
+constexpr int kQuadSteps = 4;
+constexpr int kMostValues = 64;  // that a code of up to six bits can name
+
+constexpr int64_t unit_bytes(int bits) { return bits * int64_t{128}; }
+
+// Where a plane of so many bits of each code has those of one weight.
+struct PlaceInPlane {
+    int64_t byte;
+    int shift;
+
+    PlaceInPlane(int width, int step, int output, int parity) {
+        const int quad = step / kQuadSteps, quads = 4 / width;  // that share a vector
+        const int vector = quad / quads * 2 + output / kLanes, word = 2 * (output % kLanes) + parity;
+        byte = 2 * (vector * 2 * kLanes + word);
+        shift = 4 * (step % kQuadSteps) + width * (quad % quads);
+    }
+};
+
+// The code of one weight, by its definition. `low` and `high` are bits.
+inline int code_at(const uint8_t* unit, int low, int high, int step, int output, int parity) {
+    if (low == 8) return unit[step * kStepWeights + 2 * output + parity];
+    const auto bits_in = [&](const uint8_t* plane, int width) {
+        const PlaceInPlane place(width, step, output, parity);
+        uint16_t bits;
+        std::memcpy(&bits, plane + place.byte, sizeof bits);
+        return bits >> place.shift & ((1 << width) - 1);
+    };
+    return bits_in(unit, low) | (high ? bits_in(unit + unit_bytes(low), high) << low : 0);
+}
+
+// Writes a unit of `codes` [16 steps, 32 outputs, 2 inputs], so that `code_at` finds each.
+inline void pack_unit(const uint8_t* codes, int low, int high, uint8_t* unit) {
+    if (low == 8) {
+        std::copy(codes, codes + kUnitSteps * kStepWeights, unit);
+        return;
+    }
+    const auto pack_plane = [&](uint8_t* plane, int width, int first_bit) {
+        const int quads = 4 / width;
+        for (int vectors = 0; vectors < width; ++vectors, plane += kStepWeights * 2) {  // for both halves of the outputs
+            uint16_t words[kStepWeights] = {};
+            for (int quad = 0; quad < quads; ++quad) {
+                for (int step = 0; step < kQuadSteps; ++step) {
+                    const uint8_t* of_step = codes + ((vectors * quads + quad) * kQuadSteps + step) * kStepWeights;
+                    const int shift = 4 * step + width * quad;
+                    for (int i = 0; i < kStepWeights; ++i)
+                        words[i] |= static_cast<uint16_t>((of_step[i] >> first_bit & ((1 << width) - 1)) << shift);
+                }
+            }
+            std::memcpy(plane, words, sizeof words);
+        }
+    };
+    pack_plane(unit, low, 0);
+    if (high) pack_plane(unit + unit_bytes(low), high, low);
+}
+
+// Reads codes of `Low` + `High` bits. `values` [64] is what they stand for, repeated where there are fewer, so that bits
+// above a code's own change nothing.
+template <int Low, int High>
+class CodeReader {
+  public:
+    static constexpr int kBits = Low + High;
+    static constexpr int64_t kUnitBytes = unit_bytes(kBits);
+
+#if defined(__AVX512BW__)
+    explicit CodeReader(const bf16* values)
+        : values_(_mm512_loadu_si512(values)), more_values_(_mm512_loadu_si512(values + kMostValues / 2)),
+          low_bits_(_mm512_set1_epi16((1 << Low) - 1)) {}
+
+    struct Quad {
+        __m512i low[2], high[2];  // of each half of the outputs
+    };
+
+    [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
+        Quad found;
+        for (int half = 0; half < 2; ++half) {
+            found.low[half] = words_of<Low>(unit, index, half);
+            if constexpr (High > 0) found.high[half] = words_of<High>(unit + unit_bytes(Low), index, half);
+        }
+        return found;
+    }
+
+    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+        return {pairs(quad, index, 0), pairs(quad, index, 1)};
+    }
+
+  private:
+    // A quad's words of a plane: each nibble begins with its bits.
+    template <int width>
+    [[gnu::always_inline]] static __m512i words_of(const uint8_t* plane, int quad, int half) {
+        constexpr int quads = 4 / width;
+        const __m512i words = _mm512_loadu_si512(plane + (quad / quads * 2 + half) * 64);
+        if constexpr (quads == 1) return words;
+        return _mm512_srl_epi16(words, _mm_cvtsi32_si128(width * (quad % quads)));
+    }
+
+    [[gnu::always_inline]] Pairs pairs(const Quad& quad, int index, int half) const {
+        __m512i code = moved(quad.low[half], 4 * index);
+        if constexpr (High > 0) {
+            constexpr int choose = 0xca;  // the second where the first is set, else the third
+            code = _mm512_ternarylogic_epi32(low_bits_, code, moved(quad.high[half], 4 * index - Low), choose);
+        }
+        if constexpr (kBits <= 5) return pairs_of(_mm512_permutexvar_epi16(code, values_));
+        return pairs_of(_mm512_permutex2var_epi16(values_, code, more_values_));
+    }
+
+    [[gnu::always_inline]] static __m512i moved(__m512i words, int right) {
+        return right > 0   ? _mm512_srli_epi16(words, static_cast<unsigned>(right))
+               : right < 0 ? _mm512_slli_epi16(words, static_cast<unsigned>(-right))
+                           : words;
+    }
+
+    __m512i values_, more_values_, low_bits_;
+#elif defined(__AVX2__)
+    explicit CodeReader(const bf16* values) : first_(splat_first(values)) {
+        int8_t names[16];  // of codes that fit; others count up from the first value
+        for (int i = 0; i < 16; ++i) names[i] = static_cast<int8_t>(widen(values[i]));
+        names_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(names)));
+    }
+
+    struct Quad {
+        __m256i low[2][2], high[2][2];  // of each half of the outputs, eight by eight
+    };
+
+    [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
+        Quad found;
+        for (int half = 0; half < 2; ++half) {
+            for (int part = 0; part < 2; ++part) {
+                found.low[half][part] = words_of<Low>(unit, index, half, part);
+                if constexpr (High > 0) found.high[half][part] = words_of<High>(unit + unit_bytes(Low), index, half, part);
+            }
+        }
+        return found;
+    }
+
+    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+        return {pairs(quad, index, 0), pairs(quad, index, 1)};
+    }
+
+  private:
+    static __m256 splat_first(const bf16* values) { return _mm256_set1_ps(widen(values[0])); }
+
+    template <int width>
+    [[gnu::always_inline]] static __m256i words_of(const uint8_t* plane, int quad, int half, int part) {
+        constexpr int quads = 4 / width;
+        const auto* vectors = reinterpret_cast<const __m256i*>(plane + (quad / quads * 2 + half) * 64);
+        return _mm256_srl_epi16(_mm256_loadu_si256(vectors + part), _mm_cvtsi32_si128(width * (quad % quads)));
+    }
+
+    [[gnu::always_inline]] Pairs pairs(const Quad& quad, int index, int half) const {
+        const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
+        return {{even(codes[0]), even(codes[1])}, {odd(codes[0]), odd(codes[1])}};
+    }
+
+    [[gnu::always_inline]] static __m256i code_words(const Quad& quad, int index, int half, int part) {
+        const __m256i low = bits_of(quad.low[half][part], index, Low);
+        if constexpr (High == 0) return low;
+        return _mm256_or_si256(low, _mm256_slli_epi16(bits_of(quad.high[half][part], index, High), Low));
+    }
+
+    [[gnu::always_inline]] static __m256i bits_of(__m256i words, int index, int width) {
+        return _mm256_and_si256(_mm256_srli_epi16(words, 4 * index), _mm256_set1_epi16(static_cast<int16_t>((1 << width) - 1)));
+    }
+
+    [[gnu::always_inline]] __m256 even(__m256i codes) const {
+        if constexpr (kBits <= 4) return named(_mm256_slli_epi32(_mm256_shuffle_epi8(names_, codes), 24));
+        return counted(_mm256_and_si256(codes, _mm256_set1_epi32(0xffff)));
+    }
+    [[gnu::always_inline]] __m256 odd(__m256i codes) const {
+        if constexpr (kBits <= 4) return named(_mm256_slli_epi32(_mm256_shuffle_epi8(names_, codes), 8));
+        return counted(_mm256_srli_epi32(codes, 16));
+    }
+    static __m256 named(__m256i highest_bytes) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(highest_bytes, 24)); }
+    __m256 counted(__m256i codes) const { return _mm256_add_ps(_mm256_cvtepi32_ps(codes), first_); }
+
+    __m256i names_;
+    __m256 first_;
+#else
+    explicit CodeReader(const bf16* values) : values_(values) {}
+
+    struct Quad {
+        const uint8_t* unit;
+        int index;
+    };
+
+    static Quad quad(const uint8_t* unit, int index) { return {unit, index}; }
+
+    PairsOfStep step(const Quad& quad, int index) const {
+        const int step = quad.index * kQuadSteps + index;
+        return {pairs(quad.unit, step, 0), pairs(quad.unit, step, kLanes)};
+    }
+
+  private:
+    Pairs pairs(const uint8_t* unit, int step, int output) const {
+        const auto value = [&](int lane, int parity) {
+            return widen(values_[code_at(unit, Low, High, step, output + lane, parity)]);
+        };
+        return {each([&](int i) { return value(i, 0); }), each([&](int i) { return value(i, 1); })};
+    }
+
+    const bf16* values_;
+#endif
+};
+
+template <>
+class CodeReader<8, 0> {
+  public:
+    static constexpr int kBits = 8;
+    static constexpr int64_t kUnitBytes = unit_bytes(kBits);
+
+    explicit CodeReader(const bf16*) {}
+
+    struct Quad {
+        const int8_t* bytes;
+    };
+
+    [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
+        return {reinterpret_cast<const int8_t*>(unit) + index * kQuadSteps * kStepWeights};
+    }
+
+    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+        const int8_t* bytes = quad.bytes + index * kStepWeights;
+        return {load_pairs(bytes), load_pairs(bytes + kStepWeights / 2)};
+    }
+};
+
+// Codes that have been looked up before: the values themselves, bf16, step after step.
+class ValueReader {
+  public:
+    static constexpr int kBits = 16;
+    static constexpr int64_t kUnitBytes = unit_bytes(kBits);
+
+    struct Quad {
+        const bf16* values;
+    };
+
+    [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
+        return {reinterpret_cast<const bf16*>(unit) + index * kQuadSteps * kStepWeights};
+    }
+
+    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+        const bf16* values = quad.values + index * kStepWeights;
+        return {load_pairs(values), load_pairs(values + kStepWeights / 2)};
+    }
+};
+
+}  // namespace forerun

@@ -1,0 +1,396 @@
+// Products with weights in GGUF's block formats, whose values are scale * code + offset: scale and offset are shared by a
+// group of 16 or 32 inputs of an output.
+//
+// A tile of 32 outputs is a header, the scales and offsets of all its groups, and then its codes, unit after unit
+// (block_codes.h). Whatever the format, a tile is computed in two steps: the header is read as fp32 scales and offsets, to
+// memory of the member's own, and then the codes, as exact bf16 values, are multiplied by the rows. Each group's products are
+// summed up from zero, in the order of the inputs; the sum times the scale goes to the output's total, then the offset
+// times the sum of the row's inputs does. So a weight takes part with just the value that its format gives it, and the order
+// depends on nothing but the format.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "block_codes.h"
+
+namespace forerun {
+
+// Numbers of the formats, which are GGUF's types by their names; kGroups16 is any group of 16 int8 codes with an fp32 scale
+// and offset, which holds all others.
+enum BlockStorage : int32_t {
+    kQ8_0 = 16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS, kMXFP4, kGroups16,
+    kLastBlocks = kGroups16
+};
+
+// How scales, and offsets if there are any, lie in a tile's header, [32] outputs side by side each time.
+enum class Scales {
+    kHalf,         // of each group fp16: scale, offset
+    kBrain,        // of each group bf16: scale
+    kSteps,        // of each 256 inputs fp16: scale, minimum; then of each group int8: steps of the scale, of the minimum
+    kSharedSteps,  // the same, but four bits for the steps of the scale and four above them for the minimum's
+    kFloat,        // of each group fp32: scale, offset
+};
+
+constexpr int64_t kStepsInputs = 256;  // that share a scale of which their groups' scales are multiples
+
+struct BlockLayout {
+    int low_bits, high_bits;  // of a code, see block_codes.h
+    int group;                // inputs
+    Scales scales;
+    bool has_offsets;
+    const int8_t* values;  // [16] that codes name; null: a code counts from `first` up
+    int first;
+
+    int bits() const { return low_bits + high_bits; }
+    int per_group() const { return has_offsets ? 2 : 1; }
+};
+
+constexpr int8_t kNormalFloat4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kHalvesOfE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline const BlockLayout& block_layout(int32_t storage) {
+    static constexpr BlockLayout layouts[] = {
+        /* Q8_0 */ {8, 0, 32, Scales::kHalf, false, nullptr, 0},
+        /* Q4_0 */ {4, 0, 32, Scales::kHalf, false, nullptr, -8},
+        /* Q4_1 */ {4, 0, 32, Scales::kHalf, true, nullptr, 0},
+        /* Q5_0 */ {4, 1, 32, Scales::kHalf, false, nullptr, -16},
+        /* Q5_1 */ {4, 1, 32, Scales::kHalf, true, nullptr, 0},
+        /* Q2_K */ {2, 0, 16, Scales::kSharedSteps, true, nullptr, 0},
+        /* Q3_K */ {2, 1, 16, Scales::kSteps, false, nullptr, -4},
+        /* Q4_K */ {4, 0, 32, Scales::kSteps, true, nullptr, 0},
+        /* Q5_K */ {4, 1, 32, Scales::kSteps, true, nullptr, 0},
+        /* Q6_K */ {4, 2, 16, Scales::kSteps, false, nullptr, -32},
+        /* IQ4_NL */ {4, 0, 32, Scales::kHalf, false, kNormalFloat4, 0},
+        /* IQ4_XS */ {4, 0, 32, Scales::kSteps, false, kNormalFloat4, 0},
+        /* MXFP4 */ {4, 0, 32, Scales::kBrain, false, kHalvesOfE2M1, 0},
+        /* groups of 16 */ {8, 0, 16, Scales::kFloat, true, nullptr, 0},
+    };
+    return layouts[storage - kQ8_0];
+}
+
+inline bool is_blocks(int32_t storage) { return storage >= kQ8_0 && storage <= kLastBlocks; }
+
+inline float value_of(const BlockLayout& layout, int code) {
+    if (layout.low_bits == 8) return static_cast<float>(static_cast<int8_t>(code));
+    return static_cast<float>(layout.values ? layout.values[code] : layout.first + code);
+}
+
+inline int64_t header_bytes(const BlockLayout& layout, int64_t inputs) {
+    const int64_t groups = inputs / layout.group, sets = kTile * layout.per_group();
+    switch (layout.scales) {
+        case Scales::kHalf:
+        case Scales::kBrain: return groups * sets * 2;
+        case Scales::kSteps: return inputs / kStepsInputs * sets * 2 + groups * sets;
+        case Scales::kSharedSteps: return inputs / kStepsInputs * sets * 2 + groups * kTile;
+        default: return groups * sets * 4;
+    }
+}
+
+inline int64_t block_tile_bytes(const BlockLayout& layout, int64_t inputs) {
+    return header_bytes(layout, inputs) + inputs / kUnitInputs * unit_bytes(layout.bits());
+}
+
+template <class T>
+inline T read_at(const uint8_t* data, int64_t index) {
+    T value;
+    std::memcpy(&value, data + index * static_cast<int64_t>(sizeof value), sizeof value);
+    return value;
+}
+
+// The scale (set 0) or offset (set 1) of one group of one output, by its definition.
+inline float scale_at(const BlockLayout& layout, const uint8_t* header, int64_t inputs, int64_t group, int lane, int set) {
+    const int sets = layout.per_group();
+    const int64_t place = (group * sets + set) * kTile + lane;
+    if (layout.scales == Scales::kHalf) return widen(read_at<fp16>(header, place));
+    if (layout.scales == Scales::kBrain) return widen(read_at<bf16>(header, place));
+    if (layout.scales == Scales::kFloat) return read_at<float>(header, place);
+    const int64_t whole = group * layout.group / kStepsInputs;
+    const float unit = widen(read_at<fp16>(header, (whole * sets + set) * kTile + lane));
+    const uint8_t* steps = header + inputs / kStepsInputs * sets * kTile * 2;
+    const float count = layout.scales == Scales::kSharedSteps
+                            ? static_cast<float>(steps[group * kTile + lane] >> 4 * set & 15)
+                            : static_cast<float>(static_cast<int8_t>(steps[place]));
+    return unit * (set ? -count : count);
+}
+
+// Scales and offsets of a tile, fp32 [groups, 32] each.
+struct GroupScales {
+    float* scale;
+    float* offset;  // only of formats that have offsets
+};
+
+// Reads a tile's header; `scale_at` is the twin. `fetched` is called with each place that is read.
+template <class Fetch>
+void read_header(const BlockLayout& layout, const uint8_t* header, int64_t inputs, GroupScales out, const Fetch& fetched) {
+    const int64_t groups = inputs / layout.group;
+    const int sets = layout.per_group();
+    const auto each_set = [&](int64_t count, int64_t bytes, const auto& read) {  // of 16 outputs
+        for (int64_t i = 0; i < count; ++i) {
+            fetched(header);
+            for (int set = 0; set < sets; ++set) {
+                float* values = (set ? out.offset : out.scale) + i * kTile;
+                for (int half = 0; half < kTile; half += kLanes, header += kLanes * bytes) store(values + half, read(i, set, half));
+            }
+        }
+    };
+    if (layout.scales == Scales::kHalf) {
+        each_set(groups, 2, [&](int64_t, int, int) { return load(reinterpret_cast<const fp16*>(header)); });
+    } else if (layout.scales == Scales::kBrain) {
+        each_set(groups, 2, [&](int64_t, int, int) { return load(reinterpret_cast<const bf16*>(header)); });
+    } else if (layout.scales == Scales::kFloat) {
+        each_set(groups, 4, [&](int64_t, int, int) { return load(reinterpret_cast<const float*>(header)); });
+    } else {
+        const auto* whole = reinterpret_cast<const fp16*>(header);
+        header += inputs / kStepsInputs * sets * kTile * 2;
+        const int64_t groups_of_whole = kStepsInputs / layout.group;
+        const bool is_shared = layout.scales == Scales::kSharedSteps;
+        for (int64_t i = 0; i < groups; ++i) {
+            if (i % 2 == 0) fetched(header);
+            for (int half = 0; half < kTile; half += kLanes) {
+                for (int set = 0; set < sets; ++set) {
+                    const F16 unit = load(whole + (i / groups_of_whole * sets + set) * kTile + half);
+                    const F16 steps = is_shared ? load_nibbles(header + half, set) : load(reinterpret_cast<const int8_t*>(header) + set * kTile + half);
+                    store((set ? out.offset : out.scale) + i * kTile + half, unit * (set ? steps * splat(-1.0f) : steps));
+                }
+            }
+            header += is_shared ? kTile : sets * kTile;
+        }
+    }
+}
+
+// Sums of each group's inputs of a row [inputs]: [inputs / group] fp32.
+inline void sum_groups(const bf16* row, int64_t inputs, int group, float* sums) {
+    for (int64_t i = 0; i < inputs; i += group)
+        *sums++ = sum_lanes(group == kLanes ? load(row + i) : load(row + i) + load(row + i + kLanes));
+}
+
+// What to fetch ahead in each step of a tile: see `Ahead` of matmul.h.
+struct AheadOfStep {
+    const uint8_t* data;
+    int64_t bytes;
+    bool is_read_once;
+
+    [[gnu::always_inline]] void fetch(int64_t step) const {
+        if (is_read_once)
+            __builtin_prefetch(data + step * bytes, 0, 0);
+        else
+            __builtin_prefetch(data + step * bytes, 0, 2);
+    }
+};
+
+// Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
+struct BlockRows {
+    const bf16* values;
+    const float* group_sums;
+    int64_t inputs;
+};
+
+// Keeps the compiler from computing addresses behind this one ahead of their use, more than there are registers.
+inline void keep_in_register(const bf16*& address) {
+#if defined(__GNUC__)
+    asm("" : "+r"(address));
+#else
+    (void)address;
+#endif
+}
+
+// One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
+// which processors add up as they read.)
+template <int Group, bool has_offsets, int Rows, class Reader>
+void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, AheadOfStep ahead,
+                         float* sums) {
+    constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
+    constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
+    const int64_t inputs = rows.inputs;
+    const bf16* values = rows.values;
+    const float *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
+    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
+        for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
+            F16 own[Rows][2];
+#pragma GCC unroll 12
+            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
+            for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
+                const auto quad = reader.quad(unit, first_quad + place);
+                const bf16* every_third[(Rows + 2) / 3];
+#pragma GCC unroll 4
+                for (int r = 0; r < Rows; r += 3) {
+                    every_third[r / 3] = values + r * inputs;
+                    keep_in_register(every_third[r / 3]);
+                }
+#pragma GCC unroll 4
+                for (int step = 0; step < kQuadSteps; ++step) {
+                    const auto [first, second] = reader.step(quad, step);
+                    if (step % fetch_steps == 0) ahead.fetch(step);
+#pragma GCC unroll 12
+                    for (int r = 0; r < Rows; ++r) {
+                        const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
+                        own[r][0] = dot(own[r][0], first, value);
+                        own[r][1] = dot(own[r][1], second, value);
+                    }
+                }
+                ahead.data += kQuadSteps * ahead.bytes;
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) {
+                    float* sum = sums + r * kTile + half * kLanes;
+                    F16 total = fma(own[r][half], load(scale + half * kLanes), load(sum));
+                    if (has_offsets)
+                        total = fma(splat(group_sums[r * (inputs / Group)]), load(offset + half * kLanes), total);
+                    store(sum, total);
+                }
+            }
+            scale += kTile;
+            offset += kTile;
+            ++group_sums;
+        }
+    }
+}
+
+template <int Group, bool has_offsets, int Rows = kMaxRows, class Reader>
+void multiply_block_rows(int64_t num_rows, const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
+                         AheadOfStep ahead, float* sums) {
+    if constexpr (Rows > 1)
+        if (num_rows < Rows)
+            return multiply_block_rows<Group, has_offsets, Rows - 1>(num_rows, reader, unit, scales, rows, ahead, sums);
+    multiply_block_tile<Group, has_offsets, Rows>(reader, unit, scales, rows, ahead, sums);
+}
+
+// A tile's codes as the values they stand for, for `ValueReader`.
+template <class Reader>
+void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16* wide) {
+    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
+        for (int index = 0; index < kUnitSteps / kQuadSteps; ++index) {
+            const auto quad = reader.quad(unit, index);
+#pragma GCC unroll 4
+            for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
+                const auto [first, second] = reader.step(quad, step);
+                store_pairs(wide, first);
+                store_pairs(wide + kStepWeights / 2, second);
+            }
+        }
+    }
+}
+
+// Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
+struct BlockScratch {
+    GroupScales scales;
+    float* sums;        // [kMaxRows, 32]
+    float* group_sums;  // [rows, groups]
+    bf16* wide;         // a tile's values
+
+    BlockScratch(const BlockLayout& layout, int64_t inputs, int64_t num_rows, uint8_t* begin) {
+        const int64_t groups = inputs / layout.group;
+        auto* floats = reinterpret_cast<float*>(begin);
+        scales = {floats, floats + groups * kTile};
+        sums = floats + 2 * groups * kTile;
+        wide = reinterpret_cast<bf16*>(sums + kMaxRows * kTile);
+        group_sums = reinterpret_cast<float*>(wide + inputs * kTile);
+        (void)num_rows;
+    }
+
+    static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
+        const int64_t groups = inputs / layout.group;
+        return (2 * groups * kTile + kMaxRows * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4;
+    }
+};
+
+// Calls visit(reader, group, has offsets), the latter two as constants.
+template <class Visit>
+void with_reader(int32_t storage, const bf16* values, const Visit& visit) {
+    using Group16 = std::integral_constant<int, 16>;
+    using Group32 = std::integral_constant<int, 32>;
+    switch (storage) {
+        case kQ8_0: return visit(CodeReader<8, 0>(values), Group32{}, std::false_type{});
+        case kQ4_0:
+        case kIQ4_NL:
+        case kIQ4_XS:
+        case kMXFP4: return visit(CodeReader<4, 0>(values), Group32{}, std::false_type{});
+        case kQ4_1:
+        case kQ4_K: return visit(CodeReader<4, 0>(values), Group32{}, std::true_type{});
+        case kQ5_0: return visit(CodeReader<4, 1>(values), Group32{}, std::false_type{});
+        case kQ5_1:
+        case kQ5_K: return visit(CodeReader<4, 1>(values), Group32{}, std::true_type{});
+        case kQ2_K: return visit(CodeReader<2, 0>(values), Group16{}, std::true_type{});
+        case kQ3_K: return visit(CodeReader<2, 1>(values), Group16{}, std::false_type{});
+        case kQ6_K: return visit(CodeReader<4, 2>(values), Group16{}, std::false_type{});
+        default: return visit(CodeReader<8, 0>(values), Group16{}, std::true_type{});
+    }
+}
+
+// A weight's tiles in one of the block formats.
+struct BlockTiles {
+    const uint8_t* data;
+    int64_t inputs;
+    int32_t storage;
+
+    const BlockLayout& layout() const { return block_layout(storage); }
+    int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
+};
+
+// Rows [num_rows, inputs] times tiles [first, last): emit(row, tile, sums [32]).
+template <class Emit>
+void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last, uint8_t* memory,
+                     int64_t few_rows, int64_t bytes_ahead, const Emit& emit) {
+    const BlockLayout& layout = tiles.layout();
+    const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
+    const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
+    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows, steps = inputs / 2;
+    if (layout.has_offsets && first < last)
+        for (int64_t row = 0; row < num_rows; ++row)
+            sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
+    bf16 values[kMostValues];
+    for (int code = 0; code < kMostValues; ++code)
+        values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
+    with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
+        for (int64_t tile = first; tile < last; ++tile) {
+            const uint8_t* header = tiles.data + tile * bytes;
+            const uint8_t* units = header + header_bytes(layout, inputs);
+            const uint8_t* next = tile + 1 < last ? header + bytes : header;
+            read_header(layout, header, inputs, scratch.scales, [&](const uint8_t* place) {
+                if (parts == 1)
+                    for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
+            });
+            const bool is_widened = num_rows > few_rows;
+            if (is_widened) widen_codes(reader, units, inputs, scratch.wide);
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
+                const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
+                const AheadOfStep ahead =
+                    parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps, true}
+                               : AheadOfStep{next + bytes / parts * part, bytes / parts / steps, false};
+                if (is_widened)
+                    multiply_block_rows<group(), has_offsets()>(count, ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide),
+                                                                scratch.scales, block, ahead, scratch.sums);
+                else
+                    multiply_block_rows<group(), has_offsets()>(count, reader, units, scratch.scales, block, ahead, scratch.sums);
+                for (int64_t r = 0; r < count; ++r) emit(from + r, tile, scratch.sums + r * kTile);
+            }
+        }
+    });
+}
+
+// One output's weights, by their definition: [inputs] fp32.
+inline void read_block_output(const BlockTiles& tiles, int64_t output, float* row) {
+    const BlockLayout& layout = tiles.layout();
+    const uint8_t* header = tiles.data + output / kTile * tiles.tile_bytes();
+    const uint8_t* units = header + header_bytes(layout, tiles.inputs);
+    const int lane = static_cast<int>(output % kTile);
+    float scale = 0.0f, offset = 0.0f;
+    for (int64_t i = 0; i < tiles.inputs; ++i) {
+        if (i % layout.group == 0) {
+            scale = scale_at(layout, header, tiles.inputs, i / layout.group, lane, 0);
+            if (layout.has_offsets) offset = scale_at(layout, header, tiles.inputs, i / layout.group, lane, 1);
+        }
+        const uint8_t* unit = units + i / kUnitInputs * unit_bytes(layout.bits());
+        const auto within = static_cast<int>(i % kUnitInputs);
+        const int code = code_at(unit, layout.low_bits, layout.high_bits, within / 2, lane, within % 2);
+        row[i] = scale * value_of(layout, code);
+        if (layout.has_offsets) row[i] += offset;
+    }
+}
+
+}  // namespace forerun

@@ -1,0 +1,177 @@
+"""Tiny models of every family in GGUF files, written as llama.cpp's converter does, beside the same models as folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+from transformers import AutoConfig
+
+from tests.tiny_gguf import add_tiny_tokenizer
+from tests.tiny_models import save_tiny_model
+
+VOCAB = 264
+LAYERS = {"num_hidden_layers": 7}
+"""Enough for a Gemma 3 layer, every sixth, and a SmolLM3 layer, every fourth, that differ from the others."""
+
+FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama with biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama with wide heads": ("LlamaForCausalLM", {"head_dim": 16}),
+    "llama linear": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "llama yarn": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                **{"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+            }
+        },
+    ),
+    "llama 3.1": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                **{"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "original_max_position_embeddings": 64},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            }
+        },
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
+    "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": False, "layer_types": None}),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        LAYERS | {"use_sliding_window": False, "no_rope_layers": [1, 1, 1, 0, 1, 1, 1], "layer_types": None},
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        LAYERS | {"layer_types": None, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        LAYERS
+        | {
+            "layer_types": None,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "granite": ("GraniteForCausalLM", {}),
+}
+"""Architecture and what differs from `tiny_models`: GGUF has no words for windows of some families, for example."""
+
+GEMMA = ("gemma2", "gemma3")
+SANDWICHED = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+PARTS = {
+    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    **{"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+}
+
+
+def save_family(folder: Path, kind: str) -> Path:
+    """Write a model to `folder`, and beside its safetensors the same model as model.gguf; return that file's path."""
+    architecture, overrides = FAMILY_GGUFS[kind]
+    save_tiny_model(folder, architecture, vocab_size=VOCAB, **overrides)
+    config = AutoConfig.from_pretrained(folder)
+    name = kind.split()[0]
+    writer = gguf.GGUFWriter(str(folder / "gguf" / "model.gguf"), name)
+    (folder / "gguf").mkdir()
+    _add_sizes(writer, config)
+    _add_rope(writer, name, config)
+    _add_own(writer, name, config)
+    add_tiny_tokenizer(writer, folder / "words")
+    tensors = load_file(folder / "model.safetensors")
+    for stored, tensor in tensors.items():
+        if not (config.tie_word_embeddings and stored == "lm_head.weight"):
+            writer.add_tensor(*_as_stored(name, stored, tensor, config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "gguf" / "model.gguf"
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+
+
+def _add_rope(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config.head_dim))
+
+
+def _llama3_factors(rope: dict[str, Any], dim: int) -> np.ndarray:
+    """What llama.cpp divides each frequency by."""
+    frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    wavelengths = 2 * np.pi / frequencies
+    original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (original / wavelengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    factors = np.where(wavelengths > original / low, rope["factor"], between)
+    return np.where(wavelengths < original / high, 1.0, factors).astype(np.float32)
+
+
+def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    """What one family has and others do not."""
+    if name in (*GEMMA, "phi3"):
+        writer.add_sliding_window(config.sliding_window)
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if name == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def _as_stored(name: str, stored: str, tensor: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """Name and values of a tensor in the file."""
+    if name in ("llama", "smollm3", "granite") and (".q_proj." in stored or ".k_proj." in stored):
+        heads = config.num_attention_heads if ".q_proj." in stored else config.num_key_value_heads
+        halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
+        tensor = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    if name in GEMMA and stored.endswith("norm.weight"):
+        tensor = tensor + 1
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    whole["lm_head.weight"] = "output.weight"
+    if stored in whole:
+        return whole[stored], tensor
+    _, _, layer, part = stored.split(".", 3)
+    part, ending = part.rsplit(".", 1)
+    parts = PARTS | (SANDWICHED if name in (*GEMMA, "olmo2") else {})
+    return f"blk.{layer}.{parts[part]}.{ending}", tensor

@@ -1,0 +1,180 @@
+"""Products with weights in blocks against their values in fp64, and that a row's result is its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.ops.block_formats import BLOCK_FORMATS
+from forerun.ops.block_weight import join_weights
+from forerun.ops.native.formats import WEIGHT_FORMATS, pack_weight
+from forerun.ops.native.formats.base import read_outputs
+from forerun.ops.native.formats.blocks import BLOCK_TILES
+from forerun.ops.native.layers import PackedHead, PackedLinear
+from forerun.ops.native.memory import Arena
+from tests.blocks import every_block_format, random_blocks, tame_blocks
+from tests.native import KERNELS, every_level, generator, needs_kernels, threads
+
+ROUNDING = 2.0**-24  # of one fp32 operation, relative
+BF16 = WEIGHT_FORMATS["bf16"]
+
+
+def packed(kernels, weight, bias=None):
+    """A linear layer on any weight."""
+    return PackedLinear(kernels, pack_weight(kernels, BF16, weight, bias, Arena()))
+
+
+def assert_within_rounding(found, weight, bias, x):
+    """Compare with the weight's values in fp64.
+
+    Of a group's inputs each is multiplied and added; then the sum is multiplied by the scale and added, and so is the
+    offset's. So an output errs by at most as many roundings of the sum of absolute values, in which the offset's part counts
+    by itself, since it may cancel the scale's.
+    """
+    x = x.bfloat16().double()
+    exact = x @ weight.dequantize().double().T
+    groups = [part.groups() for part in getattr(weight, "parts", (weight,))]
+    magnitude = torch.cat(
+        [
+            x.abs() @ (of_part.codes.double() * of_part.scale.double().repeat_interleave(size(of_part), 1)).abs().T
+            + (
+                0
+                if of_part.offset is None
+                else x.abs() @ of_part.offset.double().repeat_interleave(size(of_part), 1).abs().T
+            )
+            for of_part in groups
+        ],
+        dim=1,
+    )
+    if bias is not None:
+        exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
+    assert ((found.double() - exact).abs() <= (3 * x.shape[-1] + 4) * ROUNDING * magnitude).all()
+
+
+def size(groups):
+    """Inputs of a group."""
+    return groups.codes.shape[1] // groups.scale.shape[1]
+
+
+def same_bits(found, expected):
+    """Equal, of NaNs whatever their bits."""
+    return torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@every_level
+@every_block_format
+def test_packing_keeps_every_value(kernels, name):
+    weight = random_blocks(name, 70, 512)
+    linear = packed(kernels, weight)
+    assert same_bits(linear.weight.unpack(), weight.dequantize())
+    assert same_bits(linear.rows(torch.arange(70)), weight.dequantize())
+
+
+@every_block_format
+def test_a_weight_takes_hardly_more_memory_than_in_its_file(name):
+    weight = tame_blocks(name, 64, 1024)
+    for kernels in KERNELS.values():
+        assert packed(kernels, weight).num_bytes <= 1.06 * weight.nbytes
+
+
+@every_level
+@every_block_format
+@settings(max_examples=8)
+@given(
+    rows=st.integers(1, 40),
+    blocks=st.integers(1, 3),
+    outputs=st.integers(1, 100),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_linear_agrees_with_its_twin(kernels, name, rows, blocks, outputs, with_bias, seed):
+    random = generator(seed)
+    weight = tame_blocks(name, outputs, blocks * max(32, BLOCK_FORMATS[name].weights), seed)
+    bias = torch.randn(outputs, generator=random) if with_bias else None
+    x = torch.randn(rows, weight.shape[1], generator=random)
+    assert_within_rounding(packed(kernels, weight, bias)(x), weight, bias, x)
+
+
+@every_level
+@every_block_format
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute(kernels, name):
+    linear = packed(kernels, tame_blocks(name, 70, 512))
+    x = torch.randn(60, 512, generator=generator(1))
+    whole = linear(x)
+    for count in (1, 2, 3, 4, 5, 7, 8, 12, 13, 24, 25, 37):
+        for first in (0, 17):
+            assert torch.equal(linear(x[first : first + count]), whole[first : first + count])
+    with threads(kernels, 3):
+        assert torch.equal(linear(x), whole)
+
+
+@every_level
+def test_weights_of_several_formats_are_one_product(kernels):
+    weight = join_weights(
+        [tame_blocks("Q4_K", 64, 256), tame_blocks("Q6_K", 32, 256, seed=1), tame_blocks("Q8_0", 5, 256)]
+    )
+    linear = packed(kernels, weight, torch.arange(101.0))
+    x = torch.randn(30, 256, generator=generator(0))
+    whole = linear(x)
+    assert_within_rounding(whole, weight, torch.arange(101.0), x)
+    assert torch.equal(linear(x[3:5]), whole[3:5])
+    assert torch.equal(
+        linear.rows(torch.tensor([0, 63, 64, 95, 96, 100])), weight.dequantize()[[0, 63, 64, 95, 96, 100]]
+    )
+
+
+@every_level
+def test_blocks_and_dense_weights_are_one_product(kernels):
+    dense = torch.randn(32, 256, generator=generator(0)).bfloat16()
+    weight = join_weights([dense, tame_blocks("Q4_0", 40, 256)])
+    linear = packed(kernels, weight)
+    assert linear.weight.num_bytes < 2 * 32 * 256 + 64 * 256
+    assert torch.equal(linear.weight.unpack(), weight.dequantize())
+
+
+@every_level
+def test_parts_that_share_a_tile_are_brought_to_one_format(kernels):
+    weight = join_weights([tame_blocks("Q4_K", 40, 256), tame_blocks("Q6_K", 7, 256)])
+    linear = packed(kernels, weight)
+    assert linear.weight.format is BLOCK_TILES["GROUPS16"]
+    assert torch.equal(linear.weight.unpack(), weight.dequantize())
+
+
+@every_level
+@every_block_format
+def test_chosen_outputs_have_their_weights(kernels, name):
+    weight = tame_blocks(name, 70, 256)
+    chosen = torch.tensor([69, 0, 17, 40, *range(33)])
+    linear = packed(kernels, weight, torch.arange(70.0)).select(chosen)
+    x = torch.randn(3, 256, generator=generator(0))
+    assert torch.equal(linear.weight.unpack(), weight.dequantize()[chosen])
+    assert torch.equal(linear(x), packed(kernels, weight, torch.arange(70.0))(x)[:, chosen])
+
+
+@every_level
+def test_a_head_in_blocks_finds_candidates(kernels):
+    head = PackedHead(packed(kernels, tame_blocks("Q6_K", 300, 256)))
+    x = torch.randn(5, 256, generator=generator(0))
+    logits, candidates = head.with_candidates(x, 3)
+    assert torch.equal(candidates.logits, logits.topk(3).values)
+
+
+@needs_kernels
+def test_what_does_not_fit_is_refused():
+    kernels = next(iter(KERNELS.values()))
+    data = torch.zeros(1 << 12, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="format is unknown"):
+        kernels.pack_blocks(99, data.data_ptr(), 1, 256, 1024, data.data_ptr())
+    with pytest.raises(ValueError, match="not whole blocks"):
+        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), 1, 128, 1024, data.data_ptr())
+    with pytest.raises(ValueError, match="another size"):
+        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), 1, 256, 1024, data.data_ptr())
+
+
+def test_reading_outputs_needs_no_padding():
+    for kernels in KERNELS.values():
+        weight = tame_blocks("Q4_1", 33, 64)
+        found = read_outputs(kernels, packed(kernels, weight).weight, torch.tensor([32]), scale=2.0)
+        assert torch.equal(found, 2 * weight.dequantize()[32:])
