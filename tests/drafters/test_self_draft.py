@@ -15,8 +15,11 @@ from tests.drafters.test_draft_model import GREEDY, SAMPLED, rate
 from tests.engines import engine_of, tiny_llm
 from tests.models.test_loader import MIXTRAL, save
 from tests.native import needs_kernels
-from tests.stand_in import save_stand_in
+from tests.stand_in import VOCAB_SIZE, save_stand_in
 from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +67,11 @@ def test_no_kv_is_kept_twice(idle_last_layer):
 
 
 @needs_kernels
-def test_in_int8_it_is_mostly_right(tmp_path):
-    folder = save_stand_in(tmp_path)
-    config = {"method": "self", "quantization": "int8", "num_speculative_tokens": 3}
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_in_fewer_bits_it_is_mostly_right(tmp_path, bits):
+    folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    config = {"method": "self", "quantization": bits, "num_speculative_tokens": 3}
     llm = LLM(folder, dtype="bfloat16", speculative_config=config, max_model_len=128)
     assert rate(llm, PROMPTS[:8], GREEDY) > 0.7
 

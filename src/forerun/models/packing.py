@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.config import DecoderConfig
+from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
+from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format
@@ -35,6 +37,12 @@ def can_pack(config: DecoderConfig) -> bool:
     return all(width % 2 == 0 for width in widths) and config.head_dim <= MOST_KEY_DIM
 
 
+def fits_blocks(config: DecoderConfig) -> bool:
+    """Whether all products have whole blocks of inputs, as int4 needs."""
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    return can_pack(config) and all(width % BLOCK == 0 for width in widths)
+
+
 class Packing:
     """Packs one model's weights for the kernels in one format."""
 
@@ -54,24 +62,37 @@ class Packing:
         """Pack a weight [outputs, inputs]."""
         return PackedLinear(self.kernels, self._pack(weight, bias))
 
+    def head(self, weight: Tensor) -> PackedLinear:
+        """Pack the weight of a head [vocab_size, inputs]."""
+        return PackedLinear(self.kernels, self.format.pack_head(self.kernels, weight, self._arena))
+
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
         return NativeRMSNorm(self.kernels, norm.weight.float(), norm.eps)
 
-    def layers(self, layers: Iterable[DecoderLayer], config: DecoderConfig, rotation_of: Sequence[int]) -> NativeLayers:
-        """Pack a decoder's layers, one after the other as they come."""
+    def layers(
+        self,
+        layers: Iterable[DecoderLayer],
+        config: DecoderConfig,
+        rotation_of: Sequence[int],
+        importance: InputImportance | None = None,
+    ) -> NativeLayers:
+        """Pack a decoder's layers, one after the other as they come; `importance` measures what their inputs count."""
         packed: list[NativeLayer] = []
         for layer in layers:
-            packed.append(self._layer(layer, config))
+            packed.append(self._layer(layer, config, None if importance is None else importance.measure(layer)))
             del layer  # before the next is read
             give_back_freed_memory()
         return NativeLayers(self.kernels, packed, rotation_of)
 
-    def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> NativeLayer:
+    def _layer(self, layer: DecoderLayer, config: DecoderConfig, importance: LayerImportance | None) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
         names = ("qkv", "output", "gate_up", "down")
         linears = (_stored(attention.qkv), _stored(attention.output), _interleaved(mlp), _stored(mlp.down))
-        weights = {name: self._pack(linear.weight, linear.bias) for name, linear in zip(names, linears, strict=True)}
+        weights = {
+            name: self._pack(linear.weight, linear.bias, None if importance is None else getattr(importance, name))
+            for name, linear in zip(names, linears, strict=True)
+        }
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
             places["beside_in"] = layer.beside_in
@@ -104,8 +125,8 @@ class Packing:
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
-        return self.format.pack(self.kernels, weight, bias, self._arena)
+    def _pack(self, weight: Tensor, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
+        return self.format.pack(self.kernels, weight, bias, self._arena, importance)
 
 
 def _interleaved(mlp: GatedMLP) -> Linear:
