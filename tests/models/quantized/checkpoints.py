@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-OUTPUTS, INPUTS = 24, 192
+OUTPUTS, INPUTS = 32, 192
 
 
 def random_groups(seed, *, group_size, bits=4, outputs=OUTPUTS, inputs=INPUTS, symmetric=False):
