@@ -60,8 +60,8 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
     unfinished = file.with_suffix(".unfinished")
     writer = gguf.GGUFWriter(str(unfinished), "llama")
     writer.add_file_type(FILE_TYPES[kind])
-    _add_shape(writer, config)
-    _add_tokenizer(writer, folder, config)
+    add_shape(writer, config)
+    add_tokenizer(writer, folder, config)
     for name, tensor in _tensors(folder, config):
         _add_tensor(writer, name, tensor, kind)
     writer.write_header_to_file()
@@ -103,7 +103,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -
         writer.add_tensor(name, gguf.quantize(values, QUANTIZATIONS[kind]), raw_dtype=QUANTIZATIONS[kind])
 
 
-def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+def add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     heads = config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -117,7 +117,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
     """Add tokens, merges and special tokens of a tokenizer.json with a byte-level BPE."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}

@@ -92,7 +92,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
 
 
 def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | None:
-    """The dtype that holds the checkpoint's weights as they are; None where the configuration names none.
+    """The dtype of the checkpoint's weights; None where the configuration names none.
 
     Raises:
         ConfigError: weights that are quantized already shall be rounded again.
@@ -105,7 +105,7 @@ def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | N
             f"quantization: got {settings.quantization!r}, but the checkpoint's weights are quantized already "
             f"({method['quant_method']}); leave it out"
         )
-    return torch.float32  # a scale times a code is no bf16 number
+    return torch.bfloat16  # of what is not quantized; blocks keep their own values
 
 
 def choose_arithmetic(

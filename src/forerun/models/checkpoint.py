@@ -18,7 +18,7 @@ from forerun.errors import ModelError, one_line
 from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
 from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
-from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear
 
 SINGLE_FILE = "model.safetensors"
@@ -190,11 +190,17 @@ def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict
 
 
 class WeightReader:
-    """Reads a model's tensors, in its dtype and on its device, and notes which have been read."""
+    """Reads a model's tensors, in its dtype and on its device, and notes which have been read.
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, keeps_blocks: bool = False
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self.keeps_blocks = keeps_blocks
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
         self._unread = set(self._names)
@@ -218,27 +224,42 @@ class WeightReader:
             return found.to(self.device, dtype or self.dtype, copy=True)
         return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """Load one matrix, in blocks if it is stored so and blocks are kept.
+
+        Raises:
+            ModelError: it is missing or has another shape.
+        """
+        return self._kept(self._load(name, shape))
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear | BlockLinear:
         """Load projections of the same input, stored under `names` with `rows` outputs each, as one matrix.
 
         Raises:
             ModelError: a part is missing or has another shape.
         """
+        biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True) if bias]
+        joined_bias = torch.cat(biases) if bias else None
+        parts = ((name, self._load(f"{name}.weight", (count, width))) for name, count in zip(names, rows, strict=True))
+        first = next(parts)[1]
+        if self.keeps_blocks and isinstance(first, BlockWeight):
+            joined = join_weights([first, *(self._kept(part) for _, part in parts)])
+            assert not isinstance(joined, Tensor)
+            return BlockLinear(joined, joined_bias)
         weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
-        for name, end, count in zip(names, accumulate(rows), rows, strict=True):
-            _written(self._load(f"{name}.weight", (count, width)), weight[end - count : end])
-        if not bias:
-            return Linear(weight)
-        biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]
-        return Linear(weight, torch.cat(biases))
+        _written(first, weight[: rows[0]])
+        del first
+        for end, count, (_, part) in zip(accumulate(rows[1:], initial=rows[0]), rows[1:], parts, strict=False):
+            _written(part, weight[end : end + count])
+        return Linear(weight, joined_bias)
 
-    def tie(self, name: str, tensor: Tensor) -> None:
-        """Accept a stored copy, if there is one, of a weight that the configuration ties to `tensor`.
+    def tie(self, name: str, weight: Tensor | BlockWeight) -> None:
+        """Accept a stored copy, if there is one, of a matrix that the configuration ties to `weight`.
 
         Raises:
             ModelError: the copy differs.
         """
-        if name in self._unread and not torch.equal(self.tensor(name, tuple(tensor.shape)), tensor):
+        if name in self._unread and not torch.equal(dense(self.matrix(name, weight.shape)), dense(weight)):
             raise ModelError(
                 f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
             )
@@ -266,6 +287,14 @@ class WeightReader:
     def _adds_nothing(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
         return name.endswith(".bias") and not dense(self._checkpoint.load(name)).any()
+
+    def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """A matrix as the model keeps it."""
+        if isinstance(found, Tensor):
+            return found.to(self.device, self.dtype, copy=True)
+        if self.keeps_blocks:
+            return found
+        return _written(found, torch.empty(found.shape, dtype=self.dtype, device=self.device))
 
     def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
         if name not in self._names:

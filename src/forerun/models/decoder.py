@@ -12,13 +12,14 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
-from forerun.models.checkpoint import Checkpoint, WeightReader
+from forerun.models.checkpoint import Checkpoint, WeightReader, dense
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.attention import Attend
+from forerun.ops.block_weight import BlockWeight
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
 from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
@@ -178,8 +179,11 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config)
-    reader = WeightReader(checkpoint, dtype=dtype, device=device)
-    if packing is not None and can_pack(config):
+    is_packed = packing is not None and can_pack(config)
+    reader = WeightReader(
+        checkpoint, dtype=dtype, device=device, keeps_blocks=is_packed and packing is not None and packing.keeps_blocks
+    )
+    if packing is not None and is_packed:
         parts = _native_parts(config, reader, packing)
     elif packing is not None and packing.format.is_quantization:
         raise ModelError(
@@ -194,7 +198,7 @@ def build_decoder(
 
 
 def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
-    embedding = _read_embedding(config, reader)
+    embedding = dense(_read_embedding(config, reader))
     head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
@@ -212,12 +216,16 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
     table = _read_embedding(config, reader)
     embedding: PackedEmbedding | Embedding
+    scale = _rounded(config.embedding_scale, reader.dtype)
     if config.tied:
         head = packing.head(table)
-        embedding = PackedEmbedding(head, _rounded(config.embedding_scale, reader.dtype))
+        embedding = PackedEmbedding(head, scale)
     else:
-        head = packing.head(reader.tensor(config.head, tuple(table.shape)))
-        embedding = Embedding(table, config.embedding_scale, torch.float32)
+        head = packing.head(reader.matrix(config.head, table.shape))
+        if isinstance(table, Tensor):
+            embedding = Embedding(table, config.embedding_scale, torch.float32)
+        else:
+            embedding = PackedEmbedding(packing.linear(table), scale)
     del table  # frees its memory before the layers are read
     rotaries = make_rotaries(config, torch.float32, reader.device)
     importance = _input_importance(config, reader, embedding) if packing.format.weighs_inputs else None
@@ -245,9 +253,9 @@ def _input_importance(
     )
 
 
-def _read_embedding(config: DecoderConfig, reader: WeightReader) -> Tensor:
+def _read_embedding(config: DecoderConfig, reader: WeightReader) -> Tensor | BlockWeight:
     """[vocab_size, hidden_size]"""
-    table = reader.tensor(f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    table = reader.matrix(f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size))
     if config.tied:
         reader.tie(config.head, table)
     return table

@@ -11,12 +11,13 @@ from torch import Tensor
 from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig, QKNorm
 from forerun.ops.attention import Attend
+from forerun.ops.block_weight import BlockLinear
 from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
 from forerun.ops.native.layers import PackedLinear
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
-Product = Linear | PackedLinear
+Product = Linear | BlockLinear | PackedLinear
 """x @ weight.T + bias, in torch or on the native kernels."""
 
 
@@ -229,6 +230,8 @@ def read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedM
     )
 
 
-def _read_fused(reader: WeightReader, prefix: str, parts: dict[str, int], *, width: int, bias: bool) -> Linear:
+def _read_fused(
+    reader: WeightReader, prefix: str, parts: dict[str, int], *, width: int, bias: bool
+) -> Linear | BlockLinear:
     """Load several projections {name: outputs} of one input as one matrix."""
     return reader.linear([prefix + name for name in parts], list(parts.values()), width=width, bias=bias)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
+from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format
+from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format, pack_weight
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.layers import (
     ACTIVATION_CODES,
@@ -58,13 +59,20 @@ class Packing:
             return cls(kernels, WEIGHT_FORMATS[quantization])
         return cls(kernels, lossless_format(dtype, level=kernels.level))
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether weights that come in blocks are packed as they are: unless they are to be rounded, or rows are fp32."""
+        return not self.format.is_quantization and self.format.activations == torch.bfloat16
+
+    def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
         return PackedLinear(self.kernels, self._pack(weight, bias))
 
-    def head(self, weight: Tensor) -> PackedLinear:
+    def head(self, weight: AnyWeight) -> PackedLinear:
         """Pack the weight of a head [vocab_size, inputs]."""
-        return PackedLinear(self.kernels, self.format.pack_head(self.kernels, weight, self._arena))
+        if isinstance(weight, Tensor):
+            return PackedLinear(self.kernels, self.format.pack_head(self.kernels, weight, self._arena))
+        return self.linear(weight)
 
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
@@ -125,24 +133,33 @@ class Packing:
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
-        return self.format.pack(self.kernels, weight, bias, self._arena, importance)
+    def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
+        if isinstance(weight, Tensor):
+            return self.format.pack(self.kernels, weight, bias, self._arena, importance)
+        return pack_weight(self.kernels, self.format, weight, bias, self._arena)
 
 
-def _interleaved(mlp: GatedMLP) -> Linear:
-    """The gate and up projections as rows of 16 gates, their 16 ups, the next 16 gates ..."""
+def _interleaved(mlp: GatedMLP) -> Linear | BlockLinear:
+    """The gate and up projections as rows of 16 gates, their 16 ups, the next 16 gates ...; blocks must be of one format."""
 
     def interleave(rows: Tensor) -> Tensor:
         gates, ups = (_pad_rows(part, LANES).view(-1, LANES, *part.shape[1:]) for part in rows.chunk(2))
         return torch.stack([gates, ups], dim=1).flatten(0, 2)
 
     stored = _stored(mlp.gate_up)
-    return Linear(interleave(stored.weight), None if stored.bias is None else interleave(stored.bias))
+    bias = None if stored.bias is None else interleave(stored.bias)
+    if isinstance(stored, Linear):
+        return Linear(interleave(stored.weight), bias)
+    weight = stored.weight.in_one_format() if isinstance(stored.weight, JoinedWeight) else stored.weight
+    if isinstance(weight, Tensor):
+        return Linear(interleave(weight), bias)
+    data = interleave(weight.data)
+    return BlockLinear(BlockWeight(format=weight.format, shape=(len(data), weight.shape[1]), data=data), bias)
 
 
-def _stored(product: Product) -> Linear:
+def _stored(product: Product) -> Linear | BlockLinear:
     """A product that is not packed yet."""
-    assert isinstance(product, Linear), "a layer is packed once"
+    assert not isinstance(product, PackedLinear), "a layer is packed once"
     return product
 
 

@@ -23,6 +23,7 @@ from forerun.models.gguf.architectures import (
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.tensors import load_tensor
+from forerun.ops.block_formats import BLOCK_FORMATS
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls tools
@@ -115,9 +116,9 @@ def _at_least_one(own: Metadata, key: str) -> int:
 
 
 def _float_type(file: GGUFFile) -> torch.dtype:
-    """The float type of the matrices; fp32 where some are in blocks, whose values no smaller type holds."""
+    """The float type of the matrices; bf16 where some are in blocks, of which the kernels take rows in bf16."""
     types = {place.type.name for place in file.tensors.values() if len(place.shape) > 1}
-    if types == {"BF16"}:
+    if types == {"BF16"} or types & BLOCK_FORMATS.keys():
         return torch.bfloat16
     return torch.float16 if types == {"F16"} else torch.float32
 

@@ -1,0 +1,195 @@
+"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights.
+
+    python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
+
+Prints, for each format, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others, and of
+the first token after a prompt of 512. Both engines hold the same file, and one is stopped while the other is measured, in turn
+in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.peers.engines import BOUND
+from benchmarks.peers.gguf_files import add_shape, add_tokenizer
+from benchmarks.peers.worker_process import WorkerProcess
+from forerun.bench.machine import describe_machine
+from forerun.models.store import resolve_model
+from forerun.ops.block_formats import BLOCK_FORMATS
+
+CONFIG = Path(__file__).parent / "configs" / "random-llama-1b" / "config.json"
+TOKENIZER = "smollm2-135m"  # of as many tokens
+ENVIRONMENT = Path("~/.cache/forerun/peers/llama_cpp").expanduser()
+MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
+ROWS, CONTEXT, PROMPT = (1, 8), 256, 512
+HALFS = {  # where a block has fp16 numbers
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
+
+
+def type_of(tensor: str, kind: str, layer: int, num_layers: int) -> str:
+    """The block format of a matrix in a file of a kind, as llama.cpp's quantize chooses it."""
+    if tensor == "token_embd.weight":
+        return kind if kind == "Q8_0" else "Q6_K"
+    if kind not in MIXES:
+        return kind
+    eighth = num_layers // 8
+    keeps_more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    base = kind.removesuffix("_M")
+    if base != "Q3_K" and keeps_more and tensor.endswith(("attn_v.weight", "ffn_down.weight")):
+        return "Q6_K"
+    if base == "Q3_K" and tensor.endswith(("attn_v.weight", "ffn_down.weight", "attn_output.weight")):
+        return "Q4_K"
+    return base
+
+
+def matrices(config: dict[str, Any]) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """(name, layer, shape) of each matrix."""
+    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "token_embd.weight", 0, (config["vocab_size"], width)
+    for layer in range(config["num_hidden_layers"]):
+        shapes = {
+            "attn_q": (queries, width),
+            "attn_k": (keys, width),
+            "attn_v": (keys, width),
+            "attn_output": (width, queries),
+            "ffn_gate": (inner, width),
+            "ffn_up": (inner, width),
+            "ffn_down": (width, inner),
+        }
+        yield from ((f"blk.{layer}.{name}.weight", layer, shape) for name, shape in shapes.items())
+
+
+def random_blocks(name: str, shape: tuple[int, int], random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Blocks of random codes with scales that keep a pass's numbers small: [outputs, bytes]."""
+    row = BLOCK_FORMATS[name]
+    blocks = random.integers(0, 256, (shape[0], shape[1] // row.weights, row.bytes), dtype=np.uint8)
+    for place in HALFS[name]:
+        scale = random.uniform(1e-5, 2e-5, blocks.shape[:2]).astype(np.float16)
+        blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = 115
+    return blocks.reshape(shape[0], -1)
+
+
+def write_random(file: Path, kind: str) -> None:
+    """Write a random model whose matrices are in a kind of blocks, or in a mix of kinds."""
+    config, random = json.loads(CONFIG.read_text()), np.random.default_rng(0)
+    unfinished = file.with_suffix(".unfinished")
+    writer = gguf.GGUFWriter(str(unfinished), "llama")
+    add_shape(writer, config)
+    add_tokenizer(writer, resolve_model(TOKENIZER), config)
+    norms = [
+        "output_norm",
+        *(f"blk.{i}.{n}" for i in range(config["num_hidden_layers"]) for n in ("attn_norm", "ffn_norm")),
+    ]
+    for name in norms:
+        writer.add_tensor(f"{name}.weight", np.ones(config["hidden_size"], dtype=np.float32))
+    for name, layer, shape in matrices(config):
+        block = type_of(name, kind, layer, config["num_hidden_layers"])
+        writer.add_tensor(name, random_blocks(block, shape, random), raw_dtype=gguf.GGMLQuantizationType[block])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    unfinished.rename(file)
+
+
+def measure(file: Path, *, threads: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each measure and engine, round by round, and what each took to load."""
+    pythons = {"forerun": sys.executable, "llama_cpp": str(ENVIRONMENT / "bin" / "python")}
+    bound = {name: value.format(threads=threads) for name, value in BOUND.items()}
+    environments = {"forerun": {"OMP_NUM_THREADS": str(threads)}, "llama_cpp": bound}
+    found: dict[str, Any] = {name: {f"T({rows})": [] for rows in ROWS} | {"prompt": []} for name in pythons}
+    prompt = [1000 + i % 40000 for i in range(0, 7 * PROMPT, 7)]
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(
+                closing(
+                    WorkerProcess(
+                        [python, "-m", f"benchmarks.peers.workers.{name}"],
+                        environment=environments[name],
+                        log=file.with_suffix(f".{name}.log"),
+                    )
+                )
+            )
+            for name, python in pythons.items()
+        }
+        for name, worker in workers.items():
+            loaded = worker.ask("load", model=str(file), max_model_len=1024, num_threads=threads, speculation=None)
+            found[name] |= {
+                "load_seconds": loaded["seconds"],
+                "peak_bytes": loaded["peak_bytes"],
+                "version": loaded["version"],
+            }
+        for index in range(rounds + 1):  # the first warms up
+            for name, worker in workers.items():
+                curve = worker.ask("curve", rows=list(ROWS), context=CONTEXT, repeats=3)["seconds"]
+                first = worker.ask("generate", prompts=[prompt], max_tokens=1)["first_token_seconds"]
+                if index:
+                    for rows in ROWS:
+                        found[name][f"T({rows})"].append(statistics.median(curve[str(rows)]))
+                    found[name]["prompt"].append(first)
+    return found
+
+
+def print_ratios(kind: str, found: dict[str, Any]) -> None:
+    """One line for each measure."""
+    for measure_name in (*(f"T({rows})" for rows in ROWS), "prompt"):
+        own, other = found["forerun"][measure_name], found["llama_cpp"][measure_name]
+        ratio = statistics.median(a / b for a, b in zip(own, other, strict=True))
+        print(
+            f"{kind:8} {measure_name:7} forerun {1e3 * statistics.median(own):9.1f} ms  "
+            f"llama.cpp {1e3 * statistics.median(other):9.1f} ms  ratio {ratio:.2f}",
+            flush=True,
+        )
+    print(
+        f"{kind:8} load    " + ", ".join(f"{name} {of['load_seconds']:.1f} s" for name, of in found.items()), flush=True
+    )
+
+
+def main() -> None:
+    """Write what files are missing, measure each, and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = [*HALFS, *MIXES]
+    parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_K_M", "Q8_0"], choices=kinds, metavar="FORMAT")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--folder", type=Path, required=True, help="for the files, of about a gigabyte each")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    for kind in arguments.formats:
+        file = arguments.folder / f"random-llama-1b-{kind}.gguf"
+        if not file.exists():
+            write_random(file, kind)
+        results[kind] = measure(file, threads=arguments.threads, rounds=arguments.rounds)
+        print_ratios(kind, results[kind])
+    if arguments.json:
+        report = {"machine": describe_machine(torch.device("cpu")), "rounds": arguments.rounds, "formats": results}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
