@@ -30,7 +30,10 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {
             "rope_parameters": {
-                **{"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 128,
             }
         },
     ),
@@ -38,8 +41,12 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {
             "rope_parameters": {
-                **{"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "original_max_position_embeddings": 64},
-                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
             }
         },
     ),
@@ -76,11 +83,15 @@ SANDWICHED = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 PARTS = {
-    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
     **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
-    **{"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
-    **{"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 
 

@@ -11,6 +11,7 @@ from forerun.build import build_engine
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, ModelError
 from forerun.models.loader import load_model
+from forerun.models.packing import Packing
 from tests.models.paged_run import PagedRun
 from tests.models.quantized.checkpoints import (
     awq_parts,
@@ -19,6 +20,7 @@ from tests.models.quantized.checkpoints import (
     gptq_parts,
     random_groups,
 )
+from tests.native import KERNELS, needs_kernels
 from tests.tiny_models import save_tiny_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -62,6 +64,22 @@ def test_a_quantized_model_has_the_logits_of_its_values(tmp_path, method):
         for path in (folder, plain)
     )
     assert torch.equal(found, expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("method", "blocks"), [("gptq", "Q5_0"), ("awq", "Q5_0"), ("compressed-tensors", "Q4_0")])
+def test_the_kernels_keep_its_blocks(tmp_path, method, blocks):
+    folder = save_tiny_model(tmp_path, **SIZES)
+    values = quantize(folder, *METHODS[method], symmetric=blocks == "Q4_0")
+    packing = Packing.choose(next(iter(KERNELS.values())), dtype=torch.bfloat16)
+    model = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
+    for index, layer in enumerate(model.layers.layers):
+        qkv, output, _, down = layer.tensors[:4]
+        assert {part.format.name for part in (qkv, output, down)} == {blocks}
+        prefix = f"model.layers.{index}."
+        projections = [values[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
+        assert torch.equal(qkv.unpack(), torch.cat(projections))
+        assert torch.equal(down.unpack(), values[f"{prefix}mlp.down_proj.weight"])
 
 
 def test_a_bias_of_zeros_that_the_model_has_no_place_for_is_left_out(tmp_path):
