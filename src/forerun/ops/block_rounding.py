@@ -16,7 +16,7 @@ TRIED_STEPS = (13.4, 13.9, 14.3, 14.7, 15.1, 15.6)
 
 REFITS = 2  # of the best of these
 LEAST_IMPORTANCE = 1e-3  # of the mean: no input is for nothing
-ROUNDED_AT_ONCE = 1 << 17  # weights, so that what lies between stays in the processor's caches
+ROUNDED_AT_ONCE = 1 << 20  # weights: a few megabytes for each step between
 
 
 def round_to_q4_1(weight: Tensor, importance: Tensor | None = None) -> BlockWeight:
