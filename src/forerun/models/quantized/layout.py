@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -21,13 +21,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 class QuantizedLayout(Protocol):
     """How a checkpoint stores a weight [outputs, inputs] in several tensors: a module's, each with a suffix of its own."""
 
-    main: str
+    main: ClassVar[str]
     """The suffix by which a quantized module is known."""
 
-    needed: frozenset[str]
+    needed: ClassVar[frozenset[str]]
     """The suffixes of all parts that each weight has."""
 
-    optional: frozenset[str]
+    optional: ClassVar[frozenset[str]]
     """Those of parts that some have."""
 
     def shape(self, shapes: Shapes) -> tuple[int, int]:
