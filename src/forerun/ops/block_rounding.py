@@ -35,7 +35,7 @@ def round_to_q4_1(weight: Tensor, importance: Tensor | None = None) -> BlockWeig
     lines = torch.empty(2, outputs, inputs // BLOCK, dtype=torch.float16)
     step = max(1, ROUNDED_AT_ONCE // inputs)
     for first in range(0, outputs, step):
-        rows = weight[first : first + step].float().unflatten(1, (-1, BLOCK))
+        rows = weight[first : first + step].float().reshape(-1, inputs // BLOCK, BLOCK)
         line = _best_line(rows, shares)
         codes[first : first + step] = line.codes(rows)
         lines[0, first : first + step], lines[1, first : first + step] = line.scale[..., 0], line.offset[..., 0]
@@ -44,7 +44,7 @@ def round_to_q4_1(weight: Tensor, importance: Tensor | None = None) -> BlockWeig
 
 def round_to_q8_0(weight: Tensor) -> BlockWeight:
     """Round a weight [outputs, inputs] to scale * code, with codes from -127 to 127 and 32 inputs to a block."""
-    rows = weight.float().unflatten(1, (-1, BLOCK))
+    rows = weight.float().reshape(len(weight), -1, BLOCK)
     scale = (rows.abs().amax(dim=-1, keepdim=True) / 127).half()
     codes = (rows * _inverse(scale.float())).round().clamp(-127, 127)
     return pack_blocks("Q8_0", codes, scale[..., 0])

@@ -45,4 +45,4 @@ def _nibbles(codes: Tensor) -> Tensor:
 def _fifth_bits(bits: Tensor) -> Tensor:
     """A bit for each weight of a block, the lowest first: [..., 32] -> [..., 4]"""
     shifts = torch.arange(8, dtype=torch.uint8)
-    return (bits.unflatten(-1, (4, 8)) << shifts).sum(-1, dtype=torch.uint8)
+    return (bits.reshape(*bits.shape[:-1], 4, 8) << shifts).sum(-1, dtype=torch.uint8)
