@@ -29,10 +29,12 @@ from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel, choose_attention
+from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import load_dummy, load_model
 from forerun.models.packing import Packing
+from forerun.models.quantized import QUANTIZATION_KEY
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
@@ -75,9 +77,7 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
 def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
     """Load model and tokenizer from a folder or a GGUF file."""
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
-    dtype, packing = choose_arithmetic(
-        settings, device, stored_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None
-    )
+    dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     tokenizer = _load_tokenizer(path, settings)
     kernels = packing.kernels if packing else None
     model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
@@ -89,6 +89,23 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         path=path,
         kernels=kernels,
     )
+
+
+def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | None:
+    """The dtype of the checkpoint's weights; None where the configuration names none.
+
+    Raises:
+        ConfigError: weights that are quantized already shall be rounded again.
+    """
+    method = config.to_dict().get(QUANTIZATION_KEY)
+    if not method:
+        return config.dtype if isinstance(config.dtype, torch.dtype) else None
+    if settings.quantization:
+        raise ConfigError(
+            f"quantization: got {settings.quantization!r}, but the checkpoint's weights are quantized already "
+            f"({method['quant_method']}); leave it out"
+        )
+    return torch.bfloat16  # of what is not quantized; blocks keep their own values
 
 
 def choose_arithmetic(

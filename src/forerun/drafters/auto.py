@@ -24,10 +24,13 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ConfigError, ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import read_config
+from forerun.models.decoder import Decoder
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import find_layout
+from forerun.models.packing import fits_blocks
 
 if TYPE_CHECKING:
     from forerun.kv.cache import KVCache
@@ -43,8 +46,8 @@ MOST_PASSES = 5
 
 MOST_TABLE_BYTES, MOST_POOL_BYTES = 64_000_000, 64_000_000
 
-INT8_SHARE = 0.75
-"""Memory of a target in int8, with scales, as a share of its weights: those in bf16 may be coded in 12 bits."""
+SELF_SHARES = {"int4": 0.5, "int8": 0.75}
+"""Memory of a target in fewer bits, with scales, as a share of its weights: those in bf16 may be coded in 12 bits."""
 
 BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
 
@@ -102,7 +105,7 @@ class AutoConfig:
         for choice in self.choices(target):
             if not choice.is_used or choice.method in LOOK_UPS:
                 continue
-            config = self._model_config(choice.method)
+            config = self._model_config(choice.method, target)
             max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
             drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
             guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
@@ -154,8 +157,12 @@ class AutoConfig:
             need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
             mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
         if loaded.kernels is None:
-            return [mtp, Choice("self", False, "the target in int8 needs the native CPU kernels")]
-        return [mtp, self._affordable("self", int(INT8_SHARE * weights), budget, "the target in int8", weights)]
+            return [mtp, Choice("self", False, "the target in fewer bits needs the native CPU kernels")]
+        bits = _bits_of_self(loaded)
+        return [
+            mtp,
+            self._affordable("self", int(SELF_SHARES[bits] * weights), budget, f"the target in {bits}", weights),
+        ]
 
     def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:
         if need <= budget:
@@ -166,13 +173,13 @@ class AutoConfig:
             f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with auto_memory={need / weights:.2g}",
         )
 
-    def _model_config(self, method: str) -> DrafterConfig:
+    def _model_config(self, method: str, target: TargetInfo) -> DrafterConfig:
         from forerun.drafters.mtp import MTPConfig  # here, as most targets need neither
         from forerun.drafters.self_draft import SelfConfig
 
         if self.drafter is not None:
             return self.drafter[1]
-        return MTPConfig() if method == "mtp" else SelfConfig(quantization="int8")
+        return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
 
     def _budget(self, target: TargetInfo) -> int:
         """Bytes of extra memory."""
@@ -181,6 +188,15 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+def _bits_of_self(target: LoadedTarget) -> str:
+    """The format in which a target drafts for itself: the cheaper one, where its sizes allow that.
+
+    How much of what it writes is accepted differs between models, and is measured while it drafts (`PricedDrafter`).
+    """
+    model = target.model
+    return "int4" if isinstance(model, Decoder) and fits_blocks(model.config) else "int8"
 
 
 def _has_mtp_layers(path: Path) -> bool:

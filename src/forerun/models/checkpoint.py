@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
-from forerun.models.model_folder import find_gguf
+from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
+from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
+from forerun.models.quantized.checkpoint import QuantizedCheckpoint
 from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear
 
@@ -173,10 +175,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         return open_gguf_checkpoint(gguf)
     if (path / SINGLE_FILE).exists():
-        return SafetensorsCheckpoint([path / SINGLE_FILE])
+        return _in_blocks(path, SafetensorsCheckpoint([path / SINGLE_FILE]))
     if (path / INDEX_FILE).exists():
-        return _open_shards(path / INDEX_FILE)
+        return _in_blocks(path, _open_shards(path / INDEX_FILE))
     raise _no_weights(path)
+
+
+def _in_blocks(path: Path, checkpoint: SafetensorsCheckpoint) -> Checkpoint:
+    """The checkpoint, or one of whole weights in blocks where the configuration says that it is quantized."""
+    settings = read_json(path / CONFIG_FILE).get(QUANTIZATION_KEY) if (path / CONFIG_FILE).exists() else None
+    return QuantizedCheckpoint(checkpoint, quantized_layout(settings)) if settings else checkpoint
 
 
 def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict[str, str] | None = None) -> None:
@@ -304,7 +312,9 @@ class WeightReader:
         surplus = sorted(
             name
             for name in self._unread
-            if not HARMLESS_SURPLUS.fullmatch(name) and not name.startswith(unused_prefixes)
+            if not HARMLESS_SURPLUS.fullmatch(name)
+            and not name.startswith(unused_prefixes)
+            and not self._adds_nothing(name)
         )
         if surplus:
             more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
@@ -312,6 +322,10 @@ class WeightReader:
                 f"checkpoint: got surplus tensor {surplus[0]!r}{more}; the configuration has no place for it; "
                 "use the config.json that belongs to these weights"
             )
+
+    def _adds_nothing(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
+        return name.endswith(".bias") and not dense(self._checkpoint.load(name)).any()
 
     def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
         """A matrix as the model keeps it."""

@@ -14,7 +14,14 @@ from forerun.ops.native.structs import TILE
 class PlainFormat(WeightFormat):
     """Weights in the dtype of the activations: fp32 as [tiles, inputs, 32], bf16 as [tiles, inputs / 2, 32, 2]."""
 
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:  # noqa: ARG002
+    def pack(
+        self,
+        kernels: Kernels,  # noqa: ARG002
+        weight: Tensor,
+        bias: Tensor | None,
+        arena: Arena,
+        importance: Tensor | None = None,  # noqa: ARG002
+    ) -> PackedWeight:
         """See `WeightFormat`."""
         outputs, inputs = weight.shape
         return PackedWeight(
