@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from forerun.drafters.recycle_table import GAP_STEPS, RecycleTable, SaltContexts
 from tests.drafters.naive_recycle import UnboundedTable, verified
+from tests.memory import bytes_kept
 
 CANDIDATES, LOGITS = [1, 2, 3, 4, 5, 6, 7, 8], [9.0, 8.0, 7.5, 7.0, 6.0, 5.0, 2.0, -90.0]
 SMALLEST = SaltContexts(None, num_candidates=8).num_bytes  # one salt's tables at the beginning
@@ -115,20 +114,15 @@ def test_a_budget_too_small_for_anything_keeps_nothing_and_works(max_bytes):
 @pytest.mark.parametrize("max_bytes", [100_000, 3_000_000])
 def test_real_memory_stays_within_the_budget_while_the_table_fills_and_salts_change(max_bytes):
     source = np.random.default_rng(0)
-    gc.collect()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    learnt = table(max_bytes=max_bytes, vocab_size=49_152)
-    for step in range(400):
-        tokens = source.integers(0, 49_152, (256, 2)).tolist()
-        learnt.learn(verified([row(*pair) for pair in tokens], [(0, 256, None if step % 8 else str(step))]))
-    del tokens
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with bytes_kept() as kept:
+        learnt = table(max_bytes=max_bytes, vocab_size=49_152)
+        for step in range(400):
+            tokens = source.integers(0, 49_152, (256, 2)).tolist()
+            learnt.learn(verified([row(*pair) for pair in tokens], [(0, 256, None if step % 8 else str(step))]))
+        del tokens
+        assert kept() <= max_bytes
     assert learnt.num_bytes <= max_bytes
     assert max_bytes / 4 < learnt.num_bytes
-    assert after - before <= max_bytes
 
 
 def test_growing_keeps_what_was_learnt():

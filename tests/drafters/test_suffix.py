@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import tracemalloc
 from sys import getsizeof
 
 import numpy as np
@@ -19,6 +17,7 @@ from forerun.errors import ConfigError
 from tests.drafters import naive_suffix
 from tests.drafters.naive_suffix import followers
 from tests.drafters.texts import TARGET, VOCAB_SIZE, assert_valid, propose, sequence, start_and_propose
+from tests.memory import bytes_kept
 
 
 def drafter(*, threshold=0.0, **keys):
@@ -213,16 +212,12 @@ def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, ma
 @pytest.mark.parametrize("num_salts", [1, 30])
 def test_real_memory_stays_within_the_budget_of_bytes(max_bytes, num_salts):
     source = random.Random(0)
-    gc.collect()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    pools = response_pools(max_bytes=max_bytes, vocab_size=50_000)
-    for i in range(300):
-        pools.add([source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))], str(i % num_salts))
-        if i % 10 == 0:
-            now, _ = tracemalloc.get_traced_memory()
-            assert now - before - 4_000 <= pools.num_bytes <= max_bytes, "besides the pools and the loop's own objects"
-    tracemalloc.stop()
+    with bytes_kept() as kept:
+        pools = response_pools(max_bytes=max_bytes, vocab_size=50_000)
+        for i in range(300):
+            pools.add([source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))], str(i % num_salts))
+            if i % 10 == 0:
+                assert kept() - 4_000 <= pools.num_bytes <= max_bytes, "besides the pools and the loop's own objects"
     assert pools.num_bytes > max_bytes / 3
     assert pools.num_bytes == sum(
         pool.num_bytes + OBJECTS_OF_A_POOL + getsizeof(salt) for salt, pool in pools._pools.items()

@@ -41,7 +41,7 @@ class PagedRun:
         places = range(self._length, self._length + count)
         blocks = self._block_ids.tolist()
         batch = ForwardBatch(
-            token_ids=torch.tensor(token_ids),
+            token_ids=torch.as_tensor(token_ids),
             positions=torch.tensor([self._length + depth for depth in depths]),
             slot_mapping=torch.tensor([blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in places]),
             sequences=[

@@ -24,7 +24,6 @@ from forerun.ops.layers import Linear
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-WIDENED_AT_ONCE = 1 << 18  # weights of a matrix in blocks: what the processor caches hold
 GIT_LFS_POINTER = b"version https://git-lfs"
 REOPENED_AFTER = 64 << 20  # bytes read
 HARMLESS_SURPLUS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # recomputed from the configuration
@@ -360,13 +359,8 @@ def dense(weight: Tensor | BlockWeight) -> Tensor:
 
 
 def _written(weight: Tensor | BlockWeight, values: Tensor) -> Tensor:
-    """Write a weight's values into `values`; of blocks a few outputs at a time, so that no second copy is in memory."""
-    if isinstance(weight, Tensor):
-        return values.copy_(weight)
-    step = max(1, WIDENED_AT_ONCE // weight.shape[1])
-    for first in range(0, weight.shape[0], step):
-        values[first : first + step] = weight[first : first + step].dequantize()
-    return values
+    """Write a weight's values into `values`, without a second copy in memory."""
+    return values.copy_(weight) if isinstance(weight, Tensor) else weight.dequantize_into(values)
 
 
 def _open_shards(index: Path) -> SafetensorsCheckpoint:

@@ -8,12 +8,10 @@ recently used first, or by `forerun models prune`.
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -26,7 +24,7 @@ import forerun
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import WEIGHTS, samples_of
 from forerun.models.kept_weights import VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
-from forerun.models.model_folder import CONFIG_FILE
+from forerun.models.model_folder import CONFIG_FILE, gguf_parts
 from forerun.models.packed_file import PackedFile, PackedFileError, read_table
 from forerun.models.store import cache_folder
 
@@ -38,7 +36,6 @@ LEAST_BYTES = 32 << 20  # of a model's files: less is packed as soon as mapped
 SPARE_BYTES = 1 << 30  # that stay free on the disk
 ABANDONED_SECONDS = 3600.0  # since the last write to a file that has not got its name yet
 CODE_FOLDERS = ("models", "ops")  # of this package: they say what is packed, and how
-SPLIT_GGUF = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +217,7 @@ def _weight_files(path: Path) -> list[Path]:
     """The files of a model's weights; of a GGUF that is split, all parts."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix in WEIGHTS)
-    split = SPLIT_GGUF.fullmatch(path.name)
-    return sorted(path.parent.glob(f"{glob.escape(split[1])}-*-of-{split[2]}.gguf")) if split else [path]
+    return [part for part in gguf_parts(path) if part == path or part.exists()]
 
 
 def _identity(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.ops.block_formats import BLOCK_FORMATS, BlockFormat, BlockGroups
 
-READ_AT_ONCE = 1 << 22  # weights: what dequantizing takes beside its result stays small
+READ_AT_ONCE = 1 << 18  # weights: what dequantizing takes beside its result stays in the processor's caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,10 @@ class BlockWeight:
 
     def dequantize(self) -> Tensor:
         """The values that the format defines, in fp32: the naive twin of every kernel that reads blocks."""
-        values = torch.empty(self.shape, dtype=torch.float32)
+        return self.dequantize_into(torch.empty(self.shape, dtype=torch.float32))
+
+    def dequantize_into(self, values: Tensor) -> Tensor:
+        """Write the values, rounded to its dtype, into `values` [outputs, inputs], a few outputs at a time; return it."""
         step = max(1, READ_AT_ONCE // max(1, self.shape[1]))
         for first in range(0, self.shape[0], step):
             values[first : first + step] = self[first : first + step].groups().values()

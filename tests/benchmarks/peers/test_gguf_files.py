@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from benchmarks.peers.gguf_files import write_gguf
 from forerun.errors import ModelError
-from forerun.models.gguf import load_gguf
+from forerun.models.gguf.checkpoint import open_gguf_checkpoint
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 SIZES = {
@@ -33,7 +33,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_every_tensor_comes_back(folder, tmp_path, kind):
     write_gguf(folder, tmp_path / "model.gguf", kind)
-    _, found = load_gguf(tmp_path / "model.gguf")
+    found = open_gguf_checkpoint(tmp_path / "model.gguf")
     expected = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     assert found.names() == expected.keys()
     for name, tensor in expected.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.drafters.lookup.past_answers import FEWEST_TOKENS, PastAnswers
 from forerun.drafters.lookup.text_index import BREAK, BYTES_PER_TOKEN
+from tests.memory import bytes_kept
 
 SMALLEST = FEWEST_TOKENS * BYTES_PER_TOKEN + 2500  # bytes, of one index with its objects
 
@@ -107,13 +105,8 @@ def test_arrays_that_are_no_answers_are_refused_and_nothing_is_kept_of_them(toke
 
 
 def test_real_memory_stays_within_the_budget_while_salts_change_and_are_long():
-    gc.collect()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    answers = PastAnswers(vocab_size=5000, max_bytes=1_000_000)
-    for number in range(300):
-        answers.add(list(range(number)), str(number) * 500)
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert 500_000 < after - before <= 1_000_000
+    with bytes_kept() as kept:
+        answers = PastAnswers(vocab_size=5000, max_bytes=1_000_000)
+        for number in range(300):
+            answers.add(list(range(number)), str(number) * 500)
+        assert 500_000 < kept() <= 1_000_000

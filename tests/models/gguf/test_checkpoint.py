@@ -72,7 +72,7 @@ def test_rows_of_blocks_are_ordered_as_rows_of_floats_are(in_blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_are_read_as_dense_weights_of_the_models_dtype(in_blocks, dtype, monkeypatch):
-    monkeypatch.setattr("forerun.models.checkpoint.WIDENED_AT_ONCE", 100)  # several steps
+    monkeypatch.setattr("forerun.ops.block_weight.READ_AT_ONCE", 100)  # several steps
     reader = WeightReader(in_blocks[0], dtype=dtype, device=CPU)
     expected = in_blocks[0].load(DOWN).dequantize().to(dtype)
     assert torch.equal(reader.tensor(DOWN, tuple(expected.shape)), expected)
