@@ -1,5 +1,5 @@
 # Everything a user or a contributor does:
-# make demo | quick | test | check | sanitize | test-arm | package | wheels | test-slow | soak | bench | format | clean
+# make demo | demo-plan | quick | test | check | sanitize | test-arm | package | wheels | test-slow | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo quick test sanitize test-arm test-slow soak check package wheels bench format clean
+.PHONY: install demo demo-plan quick test sanitize test-arm test-slow soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 
 demo: install
 	$(BIN)/forerun demo
+
+demo-plan: install
+	BIN=$(BIN) sh scripts/demo_plan.sh
 
 quick: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK)

@@ -31,6 +31,7 @@ FLAGS = [
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fno-strict-aliasing",  # attention's weights take the place of its scores, and keys are read as words
     "-pthread",
     *WARNINGS,
 ]

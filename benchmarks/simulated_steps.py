@@ -16,19 +16,21 @@ from pathlib import Path
 from forerun import SamplingParams
 from forerun.core.processor import describe_processor
 from forerun.engine.simulation import SimulationSettings, simulated_engine
-from forerun.executor.simulated import ConditionalAcceptance
+from forerun.engine.speculation import FixedLength
+from forerun.executor.simulated_text import ConditionalAcceptance
 
 NUM_ROUNDS = 5
 CONFIGS = {
-    "plain": {},
-    "K=4": {"acceptance": ConditionalAcceptance((0.8, 0.7, 0.7, 0.6)), "num_speculative_tokens": 4},
+    "plain": (None, FixedLength(num_speculative_tokens=0)),
+    "K=4": (ConditionalAcceptance((0.8, 0.7, 0.7, 0.6)), FixedLength(num_speculative_tokens=4)),
 }
 
 
 def measure(name: str, num_seqs: int, num_steps: int) -> float:
     """Decode steps per second with `num_seqs` sequences that never end."""
-    settings = SimulationSettings(num_blocks=60_000, max_model_len=200_000, **CONFIGS[name])  # type: ignore[arg-type]
-    engine, source = simulated_engine(settings), random.Random(0)
+    drafting, control = CONFIGS[name]
+    settings = SimulationSettings(num_blocks=60_000, max_model_len=200_000, drafting=drafting)
+    engine, source = simulated_engine(settings, control), random.Random(0)
     sampling = SamplingParams(max_tokens=100_000, ignore_eos=True)
     for i in range(num_seqs):
         engine.add_request(str(i), [source.randrange(settings.vocab_size) for _ in range(100)], sampling)

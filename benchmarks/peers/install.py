@@ -15,7 +15,7 @@ from forerun.errors import ForerunError
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
-TOOLS = ("lm_eval", "speculators")
+TOOLS = ("dynamo", "dynamo_1_6", "lm_eval", "manifests", "ray", "speculators")
 """Tools of the slow tests, which are no engines."""
 
 INSTALLED = "installed.txt"

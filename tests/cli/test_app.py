@@ -24,11 +24,16 @@ PAGES = {
     "collect-env": ("collect-env",),
     "demo": ("demo",),
     "drafters": ("drafters",),
+    "emit": ("emit",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
+    "plan": ("plan",),
     "pools": ("pools export", "pools import", "pools show"),
+    "profile": ("profile",),
     "serve": ("serve",),
+    "simulate": ("simulate",),
     "train": ("train",),
+    "tune": ("tune",),
     "verify": ("verify",),
 }
 

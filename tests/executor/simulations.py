@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forerun.engine import simulation
 from forerun.engine.simulation import SimulationSettings
-from forerun.executor.simulated import ConditionalAcceptance
+from forerun.engine.speculation import FixedLength
+from forerun.executor.simulated_text import ConditionalAcceptance
 
 VOCAB_SIZE = 97
 EOS = 5
@@ -13,11 +14,13 @@ SMALL = {"num_blocks": 512, "block_size": 4, "max_model_len": 128}
 
 def simulated_engine(*, rates=None, delay=0, **settings):
     """A small engine in virtual time; `rates` are the conditional acceptance of its drafts."""
-    drafting = {}
+    drafting, control = {}, FixedLength(num_speculative_tokens=0 if rates is None else len(rates))
     if rates is not None:
-        drafting = {"acceptance": ConditionalAcceptance(tuple(rates)), "num_speculative_tokens": len(rates)}
+        drafting = {"drafting": ConditionalAcceptance(tuple(rates))}
     known = {"vocab_size": VOCAB_SIZE, "eos_token_ids": frozenset({EOS})}
-    return simulation.simulated_engine(SimulationSettings(**(known | SMALL | drafting | settings)), delay=delay)
+    return simulation.simulated_engine(
+        SimulationSettings(**(known | SMALL | drafting | settings)), control, delay=delay
+    )
 
 
 def run(engine, prompts, sampling):

@@ -84,13 +84,24 @@ def test_no_socket_unpickles_what_comes():
     assert [name for name, node in nodes(ast.Attribute) if node.attr in UNSAFE_METHODS] == []
 
 
-def test_only_one_small_file_is_read_by_torch_and_as_weights_only():  # CVE-2025-62164, CVE-2025-32434, CVE-2026-24747
-    loads = [
+def loads(*functions: str) -> list[tuple[str, dict[str, object]]]:
+    """Calls of these functions in forerun: the file and the constants named in the call."""
+    return [
         (name, {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords})
         for name, node in nodes(ast.Call)
-        if ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load", "torch.jit.load")
+        if ast.unparse(node.func) in functions
     ]
-    assert [(name, given["weights_only"]) for name, given in loads] == [("dflash.py", True)]
+
+
+def test_only_one_small_file_is_read_by_torch_and_as_weights_only():  # CVE-2025-62164, CVE-2025-32434, CVE-2026-24747
+    found = loads("torch.load", "torch.jit.load")
+    assert [(name, given["weights_only"]) for name, given in found] == [("dflash.py", True)]
+
+
+def test_no_array_file_may_hold_a_pickle():  # CVE-2019-6446
+    found = loads("np.load", "numpy.load")
+    assert found
+    assert [name for name, given in found if given.get("allow_pickle") is not False] == []
 
 
 @pytest.mark.parametrize("call", sorted(UNSAFE_CALLS), ids="{} CVE-2025-9141".format)

@@ -13,7 +13,7 @@ from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, summarise
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
-from forerun.config.speculative_config import resolve_speculative
+from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ConfigError, ForerunError, RequestError
 from forerun.llm import LLM
@@ -160,16 +160,22 @@ def make_engine(
     """
     try:
         speculative = resolve_speculative(config)
-        blocks_each = -(-(longest + speculative.num_speculative_tokens) // settings.block_size) + 1
-        sized = replace(
-            settings,
-            max_model_len=longest,
-            num_gpu_blocks_override=None if settings.kv_cache_memory_bytes else num_sequences * blocks_each,
-            speculative_config=config,
-        )
-        return LLM.from_target(target, sized, speculative)
+        sized = sized_settings(settings, speculative, num_sequences=num_sequences, longest=longest)
+        return LLM.from_target(target, replace(sized, speculative_config=config), speculative)
     except ForerunError as error:
         raise type(error)(f"{name}: {error}") from error
+
+
+def sized_settings(
+    settings: EngineSettings, speculative: SpeculativeConfig, *, num_sequences: int, longest: int
+) -> EngineSettings:
+    """Settings with the longest sequence and, unless they give its size, with KV memory for so many of them at once."""
+    blocks_each = -(-(longest + speculative.num_speculative_tokens) // settings.block_size) + 1
+    return replace(
+        settings,
+        max_model_len=longest,
+        num_gpu_blocks_override=None if settings.kv_cache_memory_bytes else num_sequences * blocks_each,
+    )
 
 
 def _warm_up(llm: LLM, prompts: Sequence[Sequence[int]], workload: ComparisonWorkload) -> None:

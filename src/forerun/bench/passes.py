@@ -82,9 +82,13 @@ class RandomSequences:
         for start in range(0, num_tokens, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, num_tokens - start)
             self.forward(self.batch(PassShape(context=start, num_sequences=1, rows=rows), all_logits=False))
-        source, *others = (torch.as_tensor(table.slots(0, num_tokens), device=self._device) for table in self._tables)
-        for destination in others:
-            self._executor.cache.move(source, destination)
+        for table in self._tables[1:]:
+            self.copy_first(table.slots(0, num_tokens))
+
+    def copy_first(self, slots: Sequence[int]) -> None:
+        """Copy the KV of the first sequence's first tokens to other slots, one for each token."""
+        source = torch.as_tensor(self._tables[0].slots(0, len(slots)), device=self._device)
+        self._executor.cache.move(source, torch.as_tensor(slots, device=self._device))
 
     @property
     def _device(self) -> torch.device:

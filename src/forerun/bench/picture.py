@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -47,7 +48,7 @@ def draw_comparison(comparison: Comparison, file: Path) -> None:
         f"temperature {comparison.temperature:g}\n{comparison.machine}",
         fontsize=9,
     )
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def _draw_speeds(axes: Axes, kind: str, outcomes: list[Outcome]) -> None:
@@ -60,7 +61,7 @@ def _draw_speeds(axes: Axes, kind: str, outcomes: list[Outcome]) -> None:
     axes.margins(x=0.25)
     axes.set_title(f"{kind}: tokens/s")
     axes.invert_yaxis()
-    _hide_frame(axes)
+    hide_frame(axes)
 
 
 def _draw_steps(axes: Axes, outcomes: list[Outcome]) -> None:
@@ -76,7 +77,7 @@ def _draw_steps(axes: Axes, outcomes: list[Outcome]) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_title("ms per token and sequence, by phase")
     axes.invert_yaxis()
-    _hide_frame(axes)
+    hide_frame(axes)
 
 
 def draw_load(answers: Sequence[Answer], title: str, file: Path) -> None:
@@ -89,7 +90,7 @@ def draw_load(answers: Sequence[Answer], title: str, file: Path) -> None:
         _draw_phases(phases, good)
         _draw_latencies(latencies, good)
     figure.suptitle(title, fontsize=9)
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
@@ -121,7 +122,7 @@ def _draw_phases(axes: Axes, answers: Sequence[Answer]) -> None:
     axes.set_title("requests, in the order they came; seconds")
     axes.legend(loc="upper right", fontsize=8, frameon=False)
     axes.invert_yaxis()
-    _hide_frame(axes)
+    hide_frame(axes)
 
 
 def _draw_latencies(axes: Axes, answers: Sequence[Answer]) -> None:
@@ -133,14 +134,15 @@ def _draw_latencies(axes: Axes, answers: Sequence[Answer]) -> None:
     axes.set_xscale("symlog", linthresh=1)
     axes.set_title("share of latencies up to; milliseconds")
     axes.legend(loc="upper right", fontsize=8, frameon=False)
-    _hide_frame(axes)
+    hide_frame(axes)
 
 
-def _hide_frame(axes: Axes) -> None:
+def hide_frame(axes: Axes) -> None:
     """Draw only the left and lower sides of a panel's frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, file: Path) -> None:
-    """Write a figure in the format of the file's ending; an .svg gets no date."""
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write a figure in the format of the file's ending; an .svg gets no date, and names of its parts that are always the same."""
+    with rc_context({"svg.hashsalt": "forerun"}):
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

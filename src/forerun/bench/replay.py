@@ -204,7 +204,7 @@ class Replayer:
             num_context = len(sequence) - 1
             (length,) = self.control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=num_context)
             verified = draft.first(length)
-            accepted = match(verified, _Text(answer, len(sequence.output_ids), verified)).accepted
+            accepted = standing_nodes(verified, answer, len(sequence.output_ids))
             found.rows.append(1 + len(verified))
             found.speculation.record(verified, accepted)
             num_before = len(found.drafting)
@@ -226,7 +226,7 @@ class Replayer:
         """Commit a step's tokens, let the drafter learn from its rows, and draft for the next one."""
         limit, min_survival = self.control.draft_limit(1), self.control.min_survival
         done = len(sequence.output_ids)
-        rows = _rows_on_path(text, sequence, num_accepted, num_candidates=self.drafting.num_candidates)
+        rows = rows_on_path(text, sequence, num_accepted, num_candidates=self.drafting.num_candidates)
         sequence.output_ids += text.answer_ids[done : done + num_accepted + 1]
         room = len(text.answer_ids) - len(sequence.output_ids)
         if not room:
@@ -248,7 +248,7 @@ class Replayer:
         return draft
 
 
-def _rows_on_path(
+def rows_on_path(
     text: RecordedText, sequence: TokenSequence, num_accepted: int, *, num_candidates: int
 ) -> VerifiedRows:
     """The rows of a step that the text came to: the last committed token's, and those of accepted draft tokens."""
@@ -264,6 +264,11 @@ def _rows_on_path(
         candidate_logits=text.candidate_logprobs[first:end, :num_candidates],
         salts=[(0, num_accepted + 1, sequence.cache_salt)],
     )
+
+
+def standing_nodes(draft: Draft, answer: list[int], done: int) -> tuple[int, ...]:
+    """The nodes of a draft that matching accepts, from the root down, where `done` tokens of the answer are committed."""
+    return match(draft, _Text(answer, done, draft)).accepted
 
 
 @dataclass(slots=True)

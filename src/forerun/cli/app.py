@@ -25,11 +25,16 @@ COMMANDS = (
     "collect-env",
     "demo",
     "drafters",
+    "emit",
     "generate",
     "models",
+    "plan",
     "pools",
+    "profile",
     "serve",
+    "simulate",
     "train",
+    "tune",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""

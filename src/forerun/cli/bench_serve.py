@@ -23,10 +23,10 @@ from forerun.errors import ConfigError, ModelError
 from forerun.models import store
 
 if TYPE_CHECKING:
-    from forerun.bench.load.figures import Figures, Spread
     from forerun.bench.load.measure import Load
     from forerun.bench.load.report import Report
     from forerun.bench.load.server import DraftCounts, ServedModel
+    from forerun.core.load_figures import Figures, Spread
     from forerun.models.tokenizer import Tokenizer
 
 FAILED = 1

@@ -78,16 +78,22 @@ def mix(bits: int) -> int:
     return bits ^ (bits >> 31)
 
 
+def mix_all(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mix` on each element of an array, in place; the array."""
+    for shift, factor in ((30, MIX_1), (27, MIX_2)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
 def _uniforms(key: int, counters: npt.NDArray[np.uint64]) -> Float64s:
     """`counters` is overwritten."""
     bits = counters
     bits += np.uint64(1)
     bits *= np.uint64(GAMMA)
     bits += np.uint64(key)
-    for shift, factor in ((30, MIX_1), (27, MIX_2)):
-        bits ^= bits >> np.uint64(shift)
-        bits *= np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
+    mix_all(bits)
     bits >>= np.uint64(12)
     unit = bits.astype(np.float64)
     unit += 0.5

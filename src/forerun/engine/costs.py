@@ -135,7 +135,7 @@ class StepCosts:
     def _fit(self) -> None:
         """The likeliest weights, by the bins' means and the prior: ridge regression around the prior."""
         bins = list(self._bins.values())
-        features = np.array([_features(one.rows, one.sequences, one.context) for one in bins])
+        features = np.array([step_features(one.rows, one.sequences, one.context) for one in bins])
         costs = np.array([one.cost for one in bins])
         precision = np.array([min(one.num_steps, MOST_BIN_WEIGHT) for one in bins]) / (NOISE * costs) ** 2
         deviation = 1.0 / np.square(PRIOR_DEVIATION)
@@ -145,19 +145,28 @@ class StepCosts:
 
     def _use(self, weights: npt.NDArray[np.float64]) -> None:
         self._weights = weights
-        rows = np.arange(MOST_ROWS, dtype=np.float64)
-        curve = weights[0] + weights[1] * rows
-        for kink, weight in zip(KINKS, weights[2:], strict=False):
-            curve += weight * np.maximum(rows - kink, 0.0)
-        # another row never makes a step quicker, and no step is free
-        self._curve: npt.NDArray[np.float64] = np.maximum.accumulate(np.maximum(curve, 1e-3))
+        self._curve = row_curve(weights, least=1e-3)
         by_rows: list[float] = self._curve.tolist()
         self._by_rows = by_rows
         self._per_sequence = max(0.0, float(weights[-2]))
         self._per_context_token = max(0.0, float(weights[-1]))
 
 
-def _features(rows: float, sequences: float, context: float) -> list[float]:
+def row_curve(weights: npt.NDArray[np.float64], *, least: float) -> npt.NDArray[np.float64]:
+    """The part of a step's cost that its rows cause, for each number of rows from 0 to before `MOST_ROWS`.
+
+    Another row never makes a step quicker, and no step costs less than `least`.
+    """
+    rows = np.arange(MOST_ROWS, dtype=np.float64)
+    curve = weights[0] + weights[1] * rows
+    for kink, weight in zip(KINKS, weights[2:], strict=False):
+        curve += weight * np.maximum(rows - kink, 0.0)
+    rising: npt.NDArray[np.float64] = np.maximum.accumulate(np.maximum(curve, least))
+    return rising
+
+
+def step_features(rows: float, sequences: float, context: float) -> list[float]:
+    """What the weights of a step's cost belong to, in the order of `PRIOR`."""
     return [1.0, rows, *(max(0.0, rows - kink) for kink in KINKS), sequences, context]
 
 

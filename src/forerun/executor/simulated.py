@@ -1,4 +1,4 @@
-"""An executor that computes nothing: tokens from a hash, times from a function of the plan, in virtual time.
+"""An executor that computes nothing: tokens from a hash or a recording, times from a function of the plan, in virtual time.
 
 Engine, scheduler, KV accounting, prefix cache, stop rules and statistics run as they are, thousands of
 steps a second: for planning capacity, and for testing policy without a model. Nothing here imports torch.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.random_bits import GAMMA, MASK, UNIT, mix
 from forerun.core.stats import StepTimes
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec, StepPlan, StepResult
 from forerun.errors import RequestError
+from forerun.executor.simulated_text import Drafting, HashedTexts, Texts
 
 
 class VirtualClock:
@@ -32,31 +32,17 @@ class VirtualClock:
         self.now += seconds
 
 
-class Acceptance(Protocol):
-    """How good simulated drafts are."""
+class DraftSeconds(Protocol):
+    """How long a step's drafting takes."""
 
-    def num_right(self, spec: SequenceSpec, position: int, limit: int) -> int:
-        """How many tokens of a draft of `limit`, the first of them at `position` of the text, the target would write too."""
+    def __call__(self, plan: StepPlan, num_draft_tokens: int) -> float:
+        """Seconds to draft `num_draft_tokens` in all, after the step of `plan`; called only where a draft was asked for."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionalAcceptance:
-    """The rate at which a draft's token at each depth is right, given that those before it are.
-
-    Beyond the last rate it stays the same. A draw depends on the sequence's seed and the position alone.
-    """
-
-    rates: tuple[float, ...]
-
-    def num_right(self, spec: SequenceSpec, position: int, limit: int) -> int:
-        """See `Acceptance`."""
-        key, last = spec.seed * GAMMA, len(self.rates) - 1
-        for depth in range(limit):
-            drawn = (mix(key ^ (position << 16) ^ (depth + 1)) >> 12) * UNIT
-            if drawn >= self.rates[min(depth, last)]:
-                return depth
-        return limit
+def drafting_is_free(plan: StepPlan, num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
+    """Drafting takes no time."""
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -65,19 +51,20 @@ class _State:
 
     spec: SequenceSpec
     num_tokens: int  # prompt included
-    draft: tuple[int, ...] = ()
-    num_right: int = 0
+    right_nodes: tuple[int, ...] = ()  # of its draft, from the root down
     has_ended: bool = False
 
 
 class SimulatedExecutor:
-    """Writes texts that depend on seed and position alone, whatever is drafted.
+    """Writes texts that depend on the request alone, whatever is drafted.
 
     Args:
         vocab_size: tokens are below it.
-        step_seconds: what a plan's step takes.
-        clock: goes on by that.
-        acceptance: how good drafts are; None: there are none.
+        step_seconds: what a plan's step takes, drafting left out.
+        clock: goes on by that and by the time of drafting.
+        drafting: what is drafted, and what of it is right; None: nothing is.
+        draft_seconds: what drafting takes.
+        texts: what the target writes; None: tokens from a hash.
     """
 
     def __init__(
@@ -86,12 +73,16 @@ class SimulatedExecutor:
         vocab_size: int,
         step_seconds: Callable[[StepPlan], float],
         clock: VirtualClock,
-        acceptance: Acceptance | None = None,
+        drafting: Drafting | None = None,
+        draft_seconds: DraftSeconds = drafting_is_free,
+        texts: Texts | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._step_seconds = step_seconds
         self._clock = clock
-        self._acceptance = acceptance
+        self._drafting = drafting
+        self._draft_seconds = draft_seconds
+        self._texts = HashedTexts(vocab_size) if texts is None else texts
         self._states: dict[int, _State] = {}
 
     def prepare(self, spec: SequenceSpec) -> None:
@@ -107,47 +98,65 @@ class SimulatedExecutor:
         for spec in plan.new:
             if spec.seq_id not in self._states:
                 self.prepare(spec)
-        seconds = self._step_seconds(plan)
-        self._clock.advance(seconds)
-        results = [self._result(planned, plan.block_size) for planned in plan.sequences]
-        return StepResult(sequences=results, times=StepTimes(forward=seconds, num_steps=1))
+        times = StepTimes(forward=self._step_seconds(plan), num_steps=1)
+        results: list[SequenceResult] = []
+        num_asked = num_drafted = 0
+        for planned in plan.sequences:
+            state = self._states[planned.seq_id]
+            result = self._judge(state, planned, plan.block_size)
+            if self._drafting is not None and result.token_ids and not state.has_ended:
+                depth = min(planned.draft_limit, state.spec.max_length - state.num_tokens - 1)
+                if depth > 0:
+                    result.draft = self._draft(self._drafting, state, planned, depth)
+                    num_asked += 1
+                    num_drafted += len(result.draft.token_ids)
+            results.append(result)
+        if num_asked:
+            times.draft = self._draft_seconds(plan, num_drafted)
+        self._clock.advance(times.forward + times.draft)
+        return StepResult(sequences=results, times=times)
+
+    def write(self, seq_id: int, num_tokens: int) -> list[int]:
+        """The next tokens of a sequence that decodes without drafts, written as by so many steps; none of them ends its text."""
+        state = self._states[seq_id]
+        first = state.num_tokens
+        state.num_tokens += num_tokens
+        return self._texts.tokens(state.spec, first, state.num_tokens)
 
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""
         for one in ended:
             self._states.pop(one.seq_id, None)
 
-    def _result(self, planned: PlannedSequence, block_size: int) -> SequenceResult:
-        state = self._states[planned.seq_id]
+    def _judge(self, state: _State, planned: PlannedSequence, block_size: int) -> SequenceResult:
+        """What a step gives one sequence, the draft for the next one aside."""
         if not planned.reaches_end or state.has_ended:
             return SequenceResult()
         assert planned.is_pending or planned.start + planned.num_tail == state.num_tokens, "the plan has all tokens"
         assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * block_size, "no place"
-        num_accepted = min(state.num_right, planned.num_draft)
-        token_ids = list(state.draft[:num_accepted])
-        token_ids.append(self._token(state.spec, state.num_tokens + num_accepted))
-        num_output = state.num_tokens - len(state.spec.prompt_ids)
-        if state.spec.may_end(num_output, token_ids):
-            state.has_ended = any(state.spec.ends(num_output + i + 1, token_id) for i, token_id in enumerate(token_ids))
+        accepted = state.right_nodes
+        if accepted and accepted[-1] >= planned.num_draft:
+            accepted = tuple([node for node in accepted if node < planned.num_draft])
+        spec, first = state.spec, state.num_tokens
+        token_ids = self._texts.tokens(spec, first, first + len(accepted) + 1)
+        num_output = first - len(spec.prompt_ids)
+        if spec.may_end(num_output, token_ids):
+            state.has_ended = any(spec.ends(num_output + i + 1, token_id) for i, token_id in enumerate(token_ids))
         state.num_tokens += len(token_ids)
-        return SequenceResult(
-            accepted=tuple(range(num_accepted)), token_ids=token_ids, draft=self._draft(state, planned.draft_limit)
+        state.right_nodes = ()
+        return SequenceResult(accepted=accepted, token_ids=token_ids)
+
+    def _draft(self, drafting: Drafting, state: _State, planned: PlannedSequence, depth: int) -> Draft:
+        """The draft for the next step: on the text's path its own tokens, elsewhere wrong ones."""
+        spec, first = state.spec, state.num_tokens
+        shape, state.right_nodes = drafting.draft(
+            spec, first, limit=planned.draft_limit, depth=depth, min_survival=planned.min_survival
         )
-
-    def _draft(self, state: _State, limit: int) -> Draft:
-        """The draft for the next step: the text's own tokens as far as it is right, then wrong ones."""
-        spec, position = state.spec, state.num_tokens
-        state.draft, state.num_right = (), 0
-        limit = min(limit, spec.max_length - position - 1)
-        if self._acceptance is None or limit <= 0 or state.has_ended:
+        if not shape.num_nodes:
             return NO_DRAFT
-        num_right = state.num_right = self._acceptance.num_right(spec, position, limit)
-        drafted = [self._token(spec, position + depth) for depth in range(min(num_right + 1, limit))]
-        if num_right < limit:
-            drafted[num_right] = (drafted[num_right] + 1) % self._vocab_size
-            drafted += [0] * (limit - len(drafted))
-        state.draft = tuple(drafted)
-        return Draft(state.draft)
-
-    def _token(self, spec: SequenceSpec, position: int) -> int:
-        return mix((spec.seed + position * GAMMA) & MASK) % self._vocab_size
+        right = state.right_nodes
+        path = self._texts.tokens(spec, first, first + len(right) + 1)
+        token_ids = [(path[-1] + 1) % self._vocab_size] * shape.num_nodes
+        for node, token_id in zip(right, path, strict=False):
+            token_ids[node] = token_id
+        return Draft(tuple(token_ids), shape.parents, None, shape.source, shape.survival)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.load.answer import METRICS, Answer, Chunk, LoadRequest
-from forerun.bench.load.figures import Peaks, Spread, find_peaks, sum_up
+from forerun.bench.load.figures import find_peaks, sum_up
+from forerun.core.load_figures import Peaks, Spread
 
 
 def answer(seconds, tokens, *, started=0.0, num_prompt=5, says=False, error=None, queue_time=0.0):

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.load.figures import Figures
 from forerun.bench.load.sender import rates
+from forerun.core.load_figures import Figures
 from forerun.core.processor import describe_processor
 from forerun.errors import ConfigError
 

@@ -2,7 +2,8 @@
 //
 // A row's visible keys are taken in the order of their place in its text, in tiles of 256 places that begin
 // at multiples of 256; softmax runs over the tiles one after the other (as in FlashAttention, arXiv
-// 2205.14135), and all sums run in that order. Where the keys lie in memory, which rows share a tile, and
+// 2205.14135), and all sums run in that order. Where the cache is bf16 the weights of values are rounded to it, too, and
+// the values of places 2i and 2i + 1 enter a sum together. Where the keys lie in memory, which rows share a tile, and
 // how the text was cut into passes changes nothing: a node of a tree gets the bits that the same text gets
 // as a chain, or token by token.
 #pragma once
@@ -89,7 +90,7 @@ inline int64_t padded_dim(int64_t value_dim) { return (value_dim + kLanes - 1) /
 
 struct AttentionScratch {
     alignas(64) float keys[kKeyGroups * kLanes * kMaxKeyDim];  // groups of sixteen keys, transposed
-    alignas(64) float scores[kMaxMembers * kTileKeys];
+    alignas(64) float scores[kMaxMembers * kTileKeys];           // then weights, as numbers of the cache's kind
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
@@ -100,7 +101,7 @@ struct AttentionScratch {
     // Takes all the memory that items of a pass need, so that none is taken, and refused, while they are computed.
     void reserve(int64_t value_dim, int64_t mask_width) {
         outputs.reserve(kMaxMembers * padded_dim(value_dim));
-        own_slots.reserve(kMaxMembers * mask_width);
+        own_slots.reserve(kMaxMembers * (mask_width + 1));
     }
 };
 
@@ -191,7 +192,8 @@ class AttentionBlock {
         const Sequence& sequence = *item.sequence;
         const int num_rows = static_cast<int>(item.last_row - item.first_row);
         num_members_ = num_rows * item.num_heads;
-        num_shared_ = sequence.tree_mask ? sequence.num_unmasked() : sequence.num_context + item.last_row;
+        // No pair of places is shared by half.
+        num_shared_ = sequence.tree_mask ? sequence.num_unmasked() / 2 * 2 : sequence.num_context + item.last_row;
         if (sequence.tree_mask) list_own_slots(num_rows);
         int64_t first_key = first_of(0), num_keys = num_shared_;
         for (int row = 0; row < num_rows; ++row) {
@@ -215,7 +217,8 @@ class AttentionBlock {
     }
 
   private:
-    static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits
+    static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits, places that are added together
+    static constexpr int kWeightsApart = kTileKeys * kWordDims;    // of two members
     static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
 
     // Keys of a tile that some members read together.
@@ -248,13 +251,14 @@ class AttentionBlock {
 
     void list_own_slots(int num_rows) {
         const Sequence& sequence = *item_.sequence;
-        const int64_t num_before = sequence.mask_width - sequence.num_rows;
+        const int64_t num_unmasked = sequence.num_unmasked(), num_before = sequence.mask_width - sequence.num_rows;
         scratch_.own_slots.clear();
         for (int row = 0; row < num_rows; ++row) {
             const uint8_t* sees = sequence.tree_mask + (item_.first_row + row) * sequence.mask_width;
             scratch_.first_own[row] = static_cast<int64_t>(scratch_.own_slots.size());
+            for (int64_t place = num_shared_; place < num_unmasked; ++place) scratch_.own_slots.push_back(slot_of(place));
             for (int64_t i = 0; i < num_before; ++i)
-                if (sees[i]) scratch_.own_slots.push_back(slot_of(num_shared_ + i));
+                if (sees[i]) scratch_.own_slots.push_back(slot_of(num_unmasked + i));
             for (int64_t other = 0; other < sequence.num_rows; ++other)
                 if (sees[num_before + other]) scratch_.own_slots.push_back(pass_.slots[sequence.first_row + other]);
         }
@@ -384,12 +388,6 @@ class AttentionBlock {
             std::fill(scores, scores + padded, 0.0f);
             return;
         }
-        // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
-        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
-        for (int i = 0; i < padded; i += kLanes) {
-            const F16 weights = exp(load(scores + i) - reference);
-            store(scores + i, keep_first(zero(), first - i, keep_first(weights, end - i, zero())));
-        }
         if (highest != before) {
             scratch_.highest[member] = highest;
             const bool none_before = before == -std::numeric_limits<float>::infinity();
@@ -398,8 +396,19 @@ class AttentionBlock {
             float* outputs = scratch_.outputs.data() + member * width_;
             for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
         }
-        for (int i = 0; i < padded; i += kLanes) scratch_.sums[member] = scratch_.sums[member] + load(scores + i);
+        // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
+        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
+        Stored* weights = weights_of(member);
+        for (int i = 0; i < padded; i += kLanes) {
+            const F16 below = exp(load(scores + i) - reference);
+            const F16 seen = keep_first(zero(), first - i, keep_first(below, end - i, zero()));
+            scratch_.sums[member] = scratch_.sums[member] + seen;
+            store(weights + i, seen);
+        }
     }
+
+    // A member's weights lie where its scores did, of which none is read after the weight that takes its place is written.
+    Stored* weights_of(int member) { return reinterpret_cast<Stored*>(scratch_.scores + member * kTileKeys); }
 
     void add_values(const Keys& keys) {
         const int end = keys.first_member + keys.num_members;
@@ -421,7 +430,7 @@ class AttentionBlock {
     template <int Members, int Vectors>
     void add_values_of(int first, int dim, const Keys& keys) {
         float* outputs = scratch_.outputs.data() + first * width_ + dim;
-        const float* weights = scratch_.scores + first * kTileKeys + keys.first;
+        const Stored* weights = weights_of(first) + keys.first;
         const int64_t* slots = keys.slots;
         const int count = keys.count;
         const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.value_dim;
@@ -432,18 +441,21 @@ class AttentionBlock {
         for (int m = 0; m < Members; ++m)
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
-        for (int i = 0; i < count; ++i) {
+        for (int i = 0; i < count; i += kWordDims) {
+            // Behind the last place the weight is 0, so that any value will do.
             const Stored* place = values + slots[i] * stride;
-            if (i + places_ahead_ < count) fetch<Vectors * kLanes>(values + slots[i + places_ahead_] * stride);
-            F16 value[Vectors];
+            const Stored* next = values + slots[std::min(i + kWordDims, count) - 1] * stride;
+            for (int ahead = i + places_ahead_; ahead < std::min(i + places_ahead_ + kWordDims, count); ++ahead)
+                fetch<Vectors * kLanes>(values + slots[ahead] * stride);
+            decltype(join(place, next)) value[Vectors];
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v)
-                value[v] = Vectors > 1 ? load(place + v * kLanes) : load_first(place, lanes);
+                value[v] = Vectors > 1 ? join(place + v * kLanes, next + v * kLanes) : join_first(place, next, lanes);
 #pragma GCC unroll 6
             for (int m = 0; m < Members; ++m) {
-                const F16 weight = splat(weights[m * kTileKeys + i]);
+                const auto weight = splat_pair(weights + m * kWeightsApart + i);
 #pragma GCC unroll 4
-                for (int v = 0; v < Vectors; ++v) sums[m][v] = fma(weight, value[v], sums[m][v]);
+                for (int v = 0; v < Vectors; ++v) sums[m][v] = dot(sums[m][v], value[v], weight);
             }
         }
 #pragma GCC unroll 6

@@ -127,6 +127,12 @@ inline F16 dot(F16 sum, Pairs x, Pairs y) {
     return {vbfdotq_f32(sum.a, x.a, y.a), vbfdotq_f32(sum.b, x.b, y.b), vbfdotq_f32(sum.c, x.c, y.c),
             vbfdotq_f32(sum.d, x.d, y.d)};
 }
+// The pairs (a[i], b[i]).
+inline Pairs join(const bf16* a, const bf16* b) {
+    const uint16x8_t first_a = vld1q_u16(a), second_a = vld1q_u16(a + 8), first_b = vld1q_u16(b), second_b = vld1q_u16(b + 8);
+    return pairs_of(vzip1q_u16(first_a, first_b), vzip2q_u16(first_a, first_b), vzip1q_u16(second_a, second_b),
+                    vzip2q_u16(second_a, second_b));
+}
 // The high halves of fp32 that bf16 holds exactly.
 inline uint16x8_t pairs_of_values(int16x8_t words) {
     return vtrn2q_u16(vreinterpretq_u16_f32(even_values(words)), vreinterpretq_u16_f32(odd_values(words)));
@@ -181,6 +187,7 @@ inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactl
     store_four(p + 24, x.even.d, x.odd.d);
 }
 inline F16 dot(F16 sum, Pairs x, Pairs y) { return fma(x.odd, y.odd, fma(x.even, y.even, sum)); }
+inline Pairs join(const bf16* a, const bf16* b) { return {load(a), load(b)}; }
 inline Pairs load_pairs(const int8_t* p) {
     const int8x16_t first = vld1q_s8(p), second = vld1q_s8(p + 16);
     const int16x8_t a = vmovl_s8(vget_low_s8(first)), b = vmovl_high_s8(first);

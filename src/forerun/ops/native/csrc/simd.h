@@ -95,6 +95,14 @@ inline Pairs splat_pair(const bf16* p) {
 }
 inline void store_pairs(bf16* p, Pairs x) { _mm512_storeu_si512(p, (__m512i)x.v); }
 inline F16 dot(F16 sum, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sum.v, a.v, b.v)}; }
+// The pairs (a[i], b[i]).
+inline Pairs join(const bf16* a, const bf16* b) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
+    const __m512i in_turn = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    return pairs_of(_mm512_permutex2var_epi16(_mm512_castsi256_si512(first), in_turn, _mm512_castsi256_si512(second)));
+}
 inline Pairs load_pairs(const int8_t* p) {  // whole numbers that small are bf16 as fp32: the high halves
     const __m512i low = _mm512_castps_si512(load(p).v), high = _mm512_castps_si512(load(p + kLanes).v);
     const __m512i pairs_order = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -130,6 +138,7 @@ inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactl
 inline F16 dot(F16 sum, Pairs a, Pairs b) {
     return {_mm512_fmadd_ps(a.odd, b.odd, _mm512_fmadd_ps(a.even, b.even, sum.v))};
 }
+inline Pairs join(const bf16* a, const bf16* b) { return {load(a).v, load(b).v}; }
 inline Pairs load_pairs(const int8_t* p) {
     const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 16), 16)),
@@ -241,6 +250,7 @@ inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactl
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), pair_bits(x.even.b, x.odd.b));
 }
 inline F16 dot(F16 sum, Pairs x, Pairs y) { return fma(x.odd, y.odd, fma(x.even, y.even, sum)); }
+inline Pairs join(const bf16* a, const bf16* b) { return {load(a), load(b)}; }
 inline __m256i words8(const int8_t* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -361,6 +371,7 @@ inline void store_pairs(bf16* p, Pairs x) {
     }
 }
 inline F16 dot(F16 sum, Pairs a, Pairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, sum)); }
+inline Pairs join(const bf16* a, const bf16* b) { return {load(a), load(b)}; }
 
 #endif
 
@@ -388,6 +399,7 @@ inline F16 load_nibbles(const uint8_t* p, int high) {
 inline F16 splat_pair(const float* p) { return splat(*p); }
 inline F16 load_pairs(const float* p) { return load(p); }
 inline F16 dot(F16 sum, F16 a, F16 b) { return fma(a, b, sum); }
+inline F16 join(const float* a, const float*) { return load(a); }
 
 // Sum and maximum of all lanes, halves onto halves: one fixed order.
 inline float sum_lanes(F16 x) {
@@ -413,6 +425,16 @@ inline F16 load_first(const T* p, int count) {
     T lanes[kLanes] = {};
     std::memcpy(lanes, p, count * sizeof(T));
     return load(lanes);
+}
+
+// `join` of a prefix of sixteen.
+template <class T>
+inline auto join_first(const T* a, const T* b, int count) {
+    if (count >= kLanes) return join(a, b);
+    T lanes[2][kLanes] = {};
+    std::memcpy(lanes[0], a, count * sizeof(T));
+    std::memcpy(lanes[1], b, count * sizeof(T));
+    return join(lanes[0], lanes[1]);
 }
 
 template <class T>

@@ -1,0 +1,1 @@
+"""The simulator against reality: the same loads served and simulated."""

@@ -1,0 +1,38 @@
+#!/bin/sh
+# From a measurement of this machine to files that start servers, on the default model, in about three minutes:
+# profile it, plan for a load and a latency target, let the simulator confirm, replay a day of traffic, write the files.
+set -eu
+folder=${1:-build/demo-plan}
+mkdir -p "$folder"
+
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
+
+say "$BIN/forerun" models pull smollm2-135m
+[ -f "$folder/profile/profile.json" ] || say "$BIN/forerun" profile smollm2-135m --output-dir "$folder/profile" --budget 60s
+# exit code 1 would say that no plan meets the target: the demo goes on with the best that can be done
+say "$BIN/forerun" plan "$folder/profile" --sla ttft=1s,itl=30ms --load rate=12,isl=200,osl=100 \
+    --method suffix --confirm --output "$folder/plan" || [ $? -eq 1 ]
+"$BIN/python" - "$folder/day.jsonl" <<'PYTHON'
+"""Writes a day's requests, in mooncake's format: 2 to 16 per second, a burst in the evening; six times as fast, so four hours."""
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+source, now, lines = random.Random(0), 0.0, []
+while now < 14_400:
+    rate = 9.0 - 7.0 * math.cos(2 * math.pi * now / 14_400) + (8.0 if 11_400 < now < 12_000 else 0.0)
+    now += source.expovariate(rate)
+    lines.append(json.dumps({"timestamp": round(1000 * now), "input_length": 200, "output_length": 100}))
+Path(sys.argv[1]).write_text("\n".join(lines))
+PYTHON
+say "$BIN/forerun" plan "$folder/profile" --sla ttft=1s,itl=30ms --method suffix --replay "$folder/day.jsonl" \
+    --interval 180 || [ $? -eq 1 ]
+for system in forerun kubernetes; do
+    say "$BIN/forerun" emit --plan "$folder/plan" --to "$system" --output "$folder/$system"
+done
+say "$BIN/forerun" emit --plan "$folder/plan" --to vllm --model HuggingFaceTB/SmolLM2-135M-Instruct --output "$folder/vllm"
+printf '\nIn %s:\n' "$folder"
+ls "$folder" "$folder/forerun" "$folder/kubernetes" "$folder/vllm"

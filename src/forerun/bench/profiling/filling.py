@@ -1,0 +1,156 @@
+"""Fills steps with rows for a measurement: drafts of forced lengths, sequences with contexts that were copied."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.bench.passes import RandomSequences
+from forerun.core.draft import Draft
+from forerun.core.sequence import Sequence as TokenSequence
+from forerun.core.step import EndedSequence, SequenceSpec, StepPlan, StepRecord, StepResult
+from forerun.drafters.base import DraftContext, TargetInfo
+from forerun.engine.speculation import SpeculationReport
+from forerun.executor.base import Executor
+from forerun.kv.block_pool import BlockPool
+from forerun.kv.prefix_cache import block_digests, root_digest
+from forerun.plan.step_times import StepShape
+
+
+class FillingDrafter:
+    """Drafts as much as it may, always the same token: rows for a measurement, few of which stand."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, target: TargetInfo) -> None:
+        self._target = target
+
+    def start(self, sequence: TokenSequence) -> None:
+        """Do nothing: no state is kept."""
+
+    def propose(self, context: DraftContext) -> list[Draft]:
+        """Return a full chain for each request."""
+        return [Draft((0,) * min(request.max_tokens, request.max_depth)) for request in context.requests]
+
+    def stop(self, sequence: TokenSequence) -> None:
+        """Do nothing: no state was kept."""
+
+
+def filling_config(longest: int) -> dict[str, Any] | None:
+    """The speculative_config of drafts of up to `longest` tokens; None where that is 0."""
+    return {"method": FillingDrafter, "num_speculative_tokens": longest} if longest else None
+
+
+@dataclass(slots=True)
+class LengthsInTurn:
+    """A `SpeculationControl` that drafts each of several lengths in turn."""
+
+    lengths: Sequence[int]
+    _next: int = 0
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The longest."""
+        return max(self.lengths)
+
+    @property
+    def min_survival(self) -> float:
+        """Zero: lengths say it all."""
+        return 0.0
+
+    def draft_limit(self, batch_size: int) -> int:  # noqa: ARG002 - the signature is that of all controls
+        """The next length."""
+        length = self.lengths[self._next % len(self.lengths)]
+        self._next += 1
+        return length
+
+    def choose(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        num_rows: int,  # noqa: ARG002
+        num_sequences: int,  # noqa: ARG002
+        num_context_tokens: int,  # noqa: ARG002
+    ) -> list[int]:
+        """All of each draft."""
+        return [len(draft.token_ids) for draft in drafts]
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing to learn: lengths are given."""
+
+    def report(self) -> SpeculationReport | None:
+        """None: nothing is chosen."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedStep:
+    """What a step was made of, and what its drafting took."""
+
+    shape: StepShape
+    num_prompts: int  # sequences whose prompts it read
+    draft_seconds: float
+    num_drafted: int  # tokens, for the next step
+
+
+@dataclass(slots=True)
+class ObservedExecutor:
+    """Another executor, whose steps are noted."""
+
+    executor: Executor
+    steps: list[ExecutedStep] = field(default_factory=list)
+
+    def prepare(self, spec: SequenceSpec) -> None:
+        """See `Executor`."""
+        self.executor.prepare(spec)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        result = self.executor.execute(plan)
+        num_decoding = sum(one.num_tail == 1 and one.reaches_end for one in plan.sequences)
+        self.steps.append(
+            ExecutedStep(
+                shape=StepShape.of_plan(plan),
+                num_prompts=len(plan.sequences) - num_decoding,
+                draft_seconds=result.times.draft,
+                num_drafted=sum(len(one.draft.token_ids) for one in result.sequences),
+            )
+        )
+        return result
+
+    def release(self, ended: Sequence[EndedSequence]) -> None:
+        """See `Executor`."""
+        self.executor.release(ended)
+
+
+class CopiedContexts:
+    """Puts prompts of random tokens into the prefix cache, with KV that was computed once and is copied.
+
+    What the KV says does not matter to how long steps take; that each sequence has blocks of its own does.
+    """
+
+    def __init__(self, computed: RandomSequences, pool: BlockPool, *, block_size: int, vocab_size: int) -> None:
+        self._computed = computed
+        self._pool = pool
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._random = random.Random()  # no seed: the prefix cache may know the prompts of an earlier sweep
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """A prompt of random tokens that nobody has computed."""
+        return self._random.choices(range(self._vocab_size), k=num_tokens)
+
+    def cached_prompt(self, num_tokens: int) -> list[int]:
+        """A prompt whose full blocks are in the prefix cache, those before its last token; fewer where memory is full."""
+        prompt, size = self.prompt(num_tokens), self._block_size
+        digests = list(block_digests(root_digest(None), prompt[:-1], block_size=size))
+        blocks = self._pool.take(len(digests))
+        if not blocks:
+            return prompt
+        slots = [block * size + offset for block in blocks for offset in range(size)]
+        self._computed.copy_first(slots)
+        known = [self._pool.register(block, digest) for block, digest in zip(blocks, digests, strict=True)]
+        self._pool.give_back(known[::-1])
+        return prompt

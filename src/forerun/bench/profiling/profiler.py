@@ -1,0 +1,351 @@
+"""Measures a model in this process: steps in rounds, texts, drafters; each stage is kept in the profile's folder."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.bench.compare import make_engine
+from forerun.bench.energy import EnergyMeter
+from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
+from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.passes import PassBytes
+from forerun.bench.profiling.drafting import measure_live
+from forerun.bench.profiling.filling import filling_config
+from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
+from forerun.bench.profiling.output import write_outputs
+from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
+from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
+from forerun.bench.profiling.traces import can_be_traced, trace_drafts
+from forerun.bench.recording import Recording, read_recording, record, write_recording
+from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.models.base import LoadedTarget
+from forerun.models.decoder import Decoder
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.profile import TRACES_FOLDER, Profile
+from forerun.plan.step_times import DraftingCost, StepTimeModel
+
+RECORDING_FILE = "recording.jsonl.gz"
+ROUGH_ROUND = -2  # its number; warming up is -1
+REST_SECONDS = 2.0
+SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
+RECORDED_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTask:
+    """What is profiled: an engine's settings, configurations, prompts by class, and how thoroughly."""
+
+    settings: EngineSettings
+    configs: Mapping[str, Mapping[str, Any]]
+    prompts: Mapping[str, Sequence[Sequence[int]]]
+    grid: ProfileGrid | None = None  # None: what fits the budget
+    budget_seconds: float | None = None  # for all stages, loading left out; None: no limit
+    temperature: float = 0.0  # of the recorded texts
+
+    def __post_init__(self) -> None:
+        if not self.prompts or not all(self.prompts.values()):
+            raise ConfigError("prompts: got none; give one or more of each class")
+        if self.budget_seconds is not None and not self.budget_seconds > 0:
+            raise ConfigError(f"budget: got {self.budget_seconds:g} s; must be above 0, e.g. 60s")
+        for name, config in self.configs.items():
+            if not resolve_speculative(config).num_speculative_tokens:
+                raise ConfigError(
+                    f"configs, {name}: got num_speculative_tokens 0, which drafts nothing; leave it out, as every profile "
+                    "measures steps without drafts"
+                )
+            if "/" in name:
+                raise ConfigError(
+                    f"configs: got the name {name!r}; may not contain /, which sets classes of prompts apart"
+                )
+
+
+@dataclass(slots=True, kw_only=True)
+class Profiler:
+    """Runs the stages of a profile that have not been run, and writes it.
+
+    Args:
+        target: the model.
+        task: what is profiled.
+        folder: of the profile.
+        overwrite: begin anew, whatever the folder has.
+        progress: is called with the state of the work.
+        announce: is called with lines that stay: the estimate, what is left out.
+        clock: times the steps.
+    """
+
+    target: LoadedTarget
+    task: ProfileTask
+    folder: Path
+    overwrite: bool = False
+    progress: Progress = no_progress
+    announce: Progress = no_progress
+    clock: Clock = time.perf_counter
+    _started: float = field(default=0.0, init=False)
+
+    def run(self) -> Profile:
+        """Measure what is missing.
+
+        Raises:
+            ForerunError: the folder has something else, a configuration or prompt does not fit, or memory is short.
+        """
+        self._started = time.monotonic()
+        llm = self._sweep_engine()
+        times = self._rough_times(llm)
+        grid = self._grid(llm, times)
+        stages = open_stages(self.folder, self._identity(llm, grid), overwrite=self.overwrite)
+        num_ended = len(stages.names())
+        if num_ended:
+            self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
+        rounds = self._rounds(llm, grid, stages)
+        limits = _limits(llm)
+        del llm  # its KV memory
+        recording = self._recording(grid, stages)
+        profile = self._profile(rounds, grid, limits, recording, stages)
+        if not write_outputs(profile, rounds, self.folder):
+            self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
+        profile.save(self.folder)  # last: a folder with profile.json is whole
+        return profile
+
+    def _sweep_engine(self) -> LLM:
+        """The engine as it will run, with a drafter that fills drafts."""
+        longest = max(GRIDS["long"].longest_draft, self.task.grid.longest_draft if self.task.grid else 0)
+        config = filling_config(longest)
+        return LLM.from_target(
+            self.target, replace(self.task.settings, speculative_config=config), resolve_speculative(config)
+        )
+
+    def _rough_times(self, llm: LLM) -> StepTimeModel:
+        """What steps take, roughly: fitted to a small round, after one that warms up."""
+        self.progress("a few steps, to estimate the rest")
+        grid, (probe, meter) = ROUGH_GRID.within(**self._room(llm)), self._instruments(llm)
+        with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
+            sweep.warm_up()
+            result = sweep.run_round(ROUGH_ROUND)
+        return StepTimeModel.fit([step.sample for step in result.steps])
+
+    def _instruments(self, llm: LLM) -> tuple[BandwidthProbe, EnergyMeter]:
+        stopwatch = Stopwatch(llm.device, self.clock)
+        probe = BandwidthProbe(stopwatch, read=llm.kernels.read if llm.kernels else read_by_torch)
+        return probe, EnergyMeter.of_this_machine()
+
+    def _room(self, llm: LLM) -> dict[str, int]:
+        """What an engine has room for, in the words of `ProfileGrid.within`."""
+        return {
+            "max_model_len": llm.max_model_len,
+            "max_num_seqs": self.task.settings.max_num_seqs,
+            "num_slots": llm.engine.parts.pool.num_blocks * llm.engine.parts.block_size,
+        }
+
+    def _grid(self, llm: LLM, times: StepTimeModel) -> ProfileGrid:
+        """The grid that was asked for, or the largest within the budget, as far as the engine has room for it.
+
+        A profile that was begun within a budget goes on with its grid, whatever the machine's speed is by now.
+        """
+        task, room = self.task, self._room(llm)
+        begun = None if self.overwrite or task.grid is not None else begun_identity(self.folder)
+        if begun is not None:
+            return ProfileGrid.from_json(begun["grid"])
+        if task.grid is not None:
+            grid = task.grid.within(**room)
+            self.announce(f"about {self._estimate(grid, times):.0f} s")
+            return grid
+        grids = {name: one.within(**room) for name, one in GRIDS.items()}
+        budget = float("inf") if task.budget_seconds is None else task.budget_seconds
+        fitting = [name for name, one in grids.items() if self._estimate(one, times) <= budget]
+        name = fitting[-1] if fitting else "quick"
+        seconds = self._estimate(grids[name], times)
+        if seconds > budget:
+            self.announce(
+                f"the budget of {budget:.0f} s is short for the smallest grid, which takes about {seconds:.0f} s"
+            )
+        else:
+            self.announce(f"grid {name!r}: about {seconds:.0f} s")
+        return grids[name]
+
+    def _estimate(self, grid: ProfileGrid, times: StepTimeModel) -> float:
+        texts = grid.seconds_of_texts(times, num_kinds=len(self.task.prompts), num_configs=len(self.task.configs))
+        return SECONDS_TO_FINISH + grid.seconds_of_rounds(times) + texts
+
+    def _identity(self, llm: LLM, grid: ProfileGrid) -> dict[str, Any]:
+        """What the stages depend on."""
+        settings = self.task.settings
+        return {
+            "model": settings.model,
+            "machine": machine_name(llm),
+            "kernels": describe_kernels(llm),
+            "dtype": str(llm.dtype).removeprefix("torch."),
+            "quantization": settings.quantization,
+            "version": forerun.__version__,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "block_size": settings.block_size,
+            "max_model_len": llm.max_model_len,
+            "configs": {name: dict(config) for name, config in self.task.configs.items()},
+            "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
+            "num_blocks": llm.engine.parts.pool.num_blocks,
+            "temperature": self.task.temperature,
+            "grid": grid.to_json(),
+        }
+
+    def _rounds(self, llm: LLM, grid: ProfileGrid, stages: Stages) -> list[RoundResult]:
+        """All rounds of the sweep: from the folder, or measured now."""
+        kept = {number: stages.get(f"round-{number}") for number in range(grid.rounds)}
+        missing = [number for number, found in kept.items() if found is None]
+        if missing:
+            probe, meter = self._instruments(llm)
+            if meter.has_sensor:
+                self.progress("the machine's power at rest")
+                meter.rest(REST_SECONDS)
+            self.progress("computing the contexts")
+            with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
+                sweep.warm_up(self.progress)
+                for number in missing:
+                    found = sweep.run_round(number, self._with_place("round", grid.rounds, number)).to_json()
+                    stages.keep(f"round-{number}", found)
+                    kept[number] = found
+        return [RoundResult.from_json(found) for found in kept.values() if found is not None]
+
+    def _with_place(self, name: str, count: int, number: int) -> Progress:
+        return lambda line: self.progress(f"{name} {number + 1} of {count}: {line}")
+
+    def _recording(self, grid: ProfileGrid, stages: Stages) -> Recording:
+        """The target's answers: from the folder, or written now."""
+        path = stages.folder / RECORDING_FILE
+        if stages.get("recording") is None:
+            prompts = {kind: list(ids[: grid.num_texts]) for kind, ids in self.task.prompts.items()}
+            longest = max(len(ids) for of_kind in prompts.values() for ids in of_kind) + grid.max_tokens
+            settings = replace(self.task.settings, max_num_seqs=RECORDED_AT_ONCE)
+            llm = make_engine("recording", self.target, settings, None, num_sequences=RECORDED_AT_ONCE, longest=longest)
+            found = record(
+                llm,
+                prompts,
+                max_tokens=grid.max_tokens,
+                temperatures=(self.task.temperature,),
+                progress=lambda line: self.progress(f"recording {line}"),
+            )
+            write_recording(found, path)
+            stages.keep("recording", {"num_texts": len(found.texts)})
+        return read_recording(path)
+
+    def _profile(
+        self,
+        rounds: Sequence[RoundResult],
+        grid: ProfileGrid,
+        limits: dict[str, Any],
+        recording: Recording,
+        stages: Stages,
+    ) -> Profile:
+        drafting: dict[str, DraftingCost] = {}
+        acceptance: dict[str, AcceptanceProfile] = {}
+        traces: dict[str, Path] = {}
+        for number, (name, config) in enumerate(self.task.configs.items()):
+            stage = f"drafter-{number}"
+            if stages.get(stage) is None:
+                stages.keep(stage, self._measure_drafter(name, number, config, recording))
+            found = stages.get(stage)
+            assert found is not None, "it was kept"
+            drafting[name] = DraftingCost.from_json(found["cost"])
+            for key, one in found["acceptance"].items():
+                acceptance[key] = AcceptanceProfile.from_json(one)
+            if found["trace"] is not None:
+                traces[name] = self.folder / found["trace"]
+        speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
+        watts = [one.watts for one in rounds if one.watts is not None]
+        idle_watts = [one.idle_watts for one in rounds if one.idle_watts is not None]
+        return Profile(
+            model=self.task.settings.model,
+            quantization=self.task.settings.quantization,
+            version=forerun.__version__,
+            gigabytes_per_second=statistics.median(speeds),
+            max_num_seqs=self.task.settings.max_num_seqs,
+            max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
+            watts=statistics.median(watts) if watts else None,
+            idle_watts=statistics.median(idle_watts) if idle_watts else None,
+            step_times=StepTimeModel.fit(level_rounds(rounds)),
+            configs={name: dict(config) for name, config in self.task.configs.items()},
+            drafting=drafting,
+            acceptance=acceptance,
+            traces=traces,
+            conditions={
+                "grid": grid.to_json(),
+                "packages": describe_machine(self.target.model.device),
+                "gigabytes_per_second_by_round": [round(speed, 2) for speed in speeds],
+                "energy": None if watts else "no counter of energy can be read on this machine",
+                "temperature": self.task.temperature,
+                "num_texts": len(recording.texts),
+                "seconds": round(time.monotonic() - self._started, 1),
+            },
+            **limits,
+        )
+
+    def _measure_drafter(
+        self, name: str, number: int, config: Mapping[str, Any], recording: Recording
+    ) -> dict[str, Any]:
+        """A drafter's cost in an engine; its acceptance by replay where no model must run for it, else in that engine."""
+        is_free = can_be_traced(config, recording.info.vocab_size)
+        num_tokens = {} if is_free else {"num_tokens": recording.info.max_tokens}
+        live = measure_live(
+            name, self.target, self.task.settings, config, recording.texts, progress=self.progress, **num_tokens
+        )
+        kinds = list(recording.by_kind)
+        if is_free:
+            trace = trace_drafts(name, config, recording, progress=self.progress)
+            where = f"{TRACES_FOLDER}/{number}.npz"
+            (self.folder / TRACES_FOLDER).mkdir(exist_ok=True)
+            trace.save(self.folder / where)
+            acceptance = {name: trace.acceptance()} | _by_kind(name, kinds, trace)
+        else:
+            where = None
+            acceptance = {name: live.acceptance()}
+            acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
+        return {
+            "cost": live.cost.to_json(),
+            "acceptance": {key: one.to_json() for key, one in acceptance.items()},
+            "trace": where,
+        }
+
+
+def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:
+    """Acceptance by class of prompts; classes whose texts are too short for a draft have none."""
+    found = {}
+    for kind in kinds:
+        try:
+            found[f"{name}/{kind}"] = trace.acceptance(kind=kind)
+        except ConfigError:
+            continue
+    return found
+
+
+def machine_name(llm: LLM) -> str:
+    """The machine, without the versions of what runs on it: GPU or processor, and cores."""
+    return describe_machine(llm.device).partition("; ")[0]
+
+
+def _limits(llm: LLM) -> dict[str, Any]:
+    """What an engine of this model is, in the fields of `Profile`."""
+    model, parts = llm.executor.model, llm.engine.parts
+    config = model.config if isinstance(model, Decoder) else None
+    kv_bytes = None
+    if isinstance(model, Decoder) and config is not None:
+        kv_bytes = PassBytes(config, llm.dtype, weights=model.weight_bytes).kv(1)
+    return {
+        "machine": machine_name(llm),
+        "kernels": describe_kernels(llm),
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "weight_bytes": model.weight_bytes if isinstance(model, Decoder) else None,
+        "kv_bytes_per_token": kv_bytes,
+        "vocab_size": model.vocab_size,
+        "num_blocks": parts.pool.num_blocks,
+        "block_size": parts.block_size,
+        "max_model_len": llm.max_model_len,
+    }

@@ -1,0 +1,300 @@
+"""A tuning from prompts to a configuration: record, measure steps, simulate, run the best few, choose."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from forerun.bench.compare import make_engine
+from forerun.bench.energy import EnergyMeter
+from forerun.bench.instruments import Progress, no_progress
+from forerun.bench.machine import describe_machine
+from forerun.bench.recording import RecordedText, read_recording, record, write_recording
+from forerun.bench.tuning.estimate import Estimate
+from forerun.bench.tuning.folder import TuningFolder, write
+from forerun.bench.tuning.real_runs import Probe, RealRuns
+from forerun.bench.tuning.requests import KIND, TuningWorkload
+from forerun.bench.tuning.simulated_runs import SimulatedRuns
+from forerun.bench.tuning.step_times import measure_step_times, step_times_today
+from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE, TargetRows, noting_drafter
+from forerun.build import profile_of
+from forerun.config.settings import EngineSettings
+from forerun.errors import ConfigError
+from forerun.models.base import LoadedTarget
+from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepTimeModel
+from forerun.plan.tuning.candidates import PLAIN, Candidate, SearchSpace
+from forerun.plan.tuning.choice import Objective, choose
+from forerun.plan.tuning.confirmation import confirm
+from forerun.plan.tuning.drive import drive
+from forerun.plan.tuning.run_figures import RunFigures
+from forerun.plan.tuning.screening import Screened, finalists, screen
+from forerun.plan.tuning.tuning_report import TuningReport
+
+PROBED_SHARE = 8
+"""One prompt in so many is answered to probe a drafter that cannot be replayed."""
+
+LoadTarget = Callable[[str | None], LoadedTarget]
+"""Loads the model, its weights in a format or (None) as they are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSettings:
+    """What is tuned: the engine, the workload, what may be chosen, what is to be best, and how often that is run."""
+
+    engine: EngineSettings
+    workload: TuningWorkload
+    space: SearchSpace
+    objective: Objective
+    rounds: int = 3
+    num_finalists: int = 3  # auto and plain decoding come on top
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "num_finalists"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; must be 1 or more")
+        if not self.workload.prompts:
+            raise ConfigError("prompts: got none; give one or more")
+        if self.objective is Objective.GOODPUT and self.workload.sla is None:
+            raise ConfigError("objective: got goodput without goals; give --goodput, e.g. ttft:500 tpot:50")
+        if self.objective is Objective.ENERGY and not EnergyMeter.of_this_machine().has_sensor:
+            raise ConfigError(
+                "objective: got energy, which nothing counts on this machine; choose throughput or latency"
+            )
+
+
+@dataclass(slots=True)
+class _Ground:
+    """What is known of one format of the weights."""
+
+    target: LoadedTarget
+    texts: list[RecordedText]
+    real: RealRuns
+    simulated: SimulatedRuns
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuner:
+    """Runs the stages of a tuning; each keeps what it found in the folder.
+
+    Args:
+        settings: what is tuned.
+        folder: where everything is kept.
+        load_target: loads the model.
+        progress: is called with the state of the work.
+        profile: what is known of the model in the format of weights that it names; its step times need not be
+            measured then, only how fast the machine's memory is today.
+    """
+
+    settings: TuningSettings
+    folder: TuningFolder
+    load_target: LoadTarget
+    progress: Progress = no_progress
+    profile: Profile | None = None  # None: step times are measured
+    _targets: dict[str | None, LoadedTarget] = field(default_factory=dict)
+    _grounds: dict[str | None, _Ground] = field(default_factory=dict)
+
+    def estimate(self) -> Estimate:
+        """What the whole tuning takes at most, from a few plain steps.
+
+        Raises:
+            ForerunError: the model cannot be loaded, or a prompt does not fit.
+        """
+        settings, workload = self.settings, self.settings.workload
+        target = self._target(settings.space.quantizations[0])
+        self.progress("a few plain steps")
+        llm = make_engine(PLAIN, target, settings.engine, None, num_sequences=1, longest=workload.longest)
+        seconds: list[float] = []
+        few = workload.warm_up(1, 32)
+        drive(
+            llm.engine,
+            few,
+            concurrency=1,
+            salt="estimate",
+            clock=time.perf_counter,
+            wait=time.sleep,
+            on_step=seconds.append,
+        )
+        costs, one = profile_of(target).load(), median(seconds)
+
+        def step_seconds(num_rows: int, num_sequences: int) -> float:
+            def cost(rows: int, sequences: int) -> float:
+                return costs.of_rows(rows) + costs.beside_rows(sequences, sequences * workload.longest)
+
+            return one * cost(num_rows, num_sequences) / cost(1, 1)
+
+        return Estimate.of(
+            workload,
+            settings.space,
+            step_seconds,
+            rounds=settings.rounds,
+            num_finalists=settings.num_finalists + 2,
+        )
+
+    def tune(self) -> TuningReport:
+        """Go through all stages that are not done yet.
+
+        Raises:
+            ForerunError: a configuration or a prompt does not fit; the message names it.
+        """
+        settings, folder = self.settings, self.folder
+        candidates = {one.name: one for one in settings.space.all()}
+        screened = folder.screened(candidates)
+        if screened is None:
+            screened = self._screen()
+        chosen = self._finalists(screened)
+        with self._stage("run"):
+            rounds = confirm(
+                chosen,
+                self._run,
+                settings.objective,
+                rounds=settings.rounds,
+                kept=folder.rounds(),
+                on_round=folder.add_round,
+            )
+        choice = choose(rounds, settings.objective, lambda name: candidates[name].simplicity(settings.space.usual))
+        plain = next(one.name for one in chosen if one.speculative_config is None)
+        auto = next((one.name for one in chosen if one.is_auto), None)
+        return TuningReport(
+            model=settings.engine.model,
+            machine=describe_machine(self._target(settings.space.quantizations[0]).model.device),
+            load=settings.workload.load.describe(),
+            objective=settings.objective,
+            choice=choice,
+            candidates=candidates,
+            screened=screened,
+            rounds=rounds,
+            probed=folder.probed(),
+            seconds=folder.seconds(),
+            plain=plain,
+            auto=auto,
+            sla=settings.workload.sla,
+        )
+
+    def _screen(self) -> list[Screened]:
+        space = self.settings.space
+        for quantization in space.quantizations:
+            self._ground(quantization)
+        with self._stage("simulate"):
+            screened = screen(space, self._simulate, self._screening_objective)
+        probed = [name for ground in self._grounds.values() for name in ground.simulated.probed]
+        self.folder.keep_screened(screened, probed)
+        return screened
+
+    @property
+    def _screening_objective(self) -> Objective:
+        """Energy is not simulated: what is quickest takes least of it, until runs say otherwise."""
+        objective = self.settings.objective
+        return Objective.THROUGHPUT if objective is Objective.ENERGY else objective
+
+    def _finalists(self, screened: list[Screened]) -> list[Candidate]:
+        """The best few, auto, and plain decoding as the base."""
+        chosen = finalists(screened, self._screening_objective, self.settings.num_finalists)
+        usual = [one.candidate for one in screened if one.candidate.limits == self.settings.space.usual]
+        plain = next(
+            one
+            for one in usual
+            if one.speculative_config is None and one.quantization == self.settings.space.quantizations[0]
+        )
+        return chosen if any(one.speculative_config is None for one in chosen) else [*chosen, plain]
+
+    def _simulate(self, candidate: Candidate) -> RunFigures:
+        self.progress(f"simulating {candidate.name}")
+        return self._ground(candidate.quantization).simulated.simulate(candidate)
+
+    def _run(self, candidate: Candidate, number: int) -> RunFigures:
+        self.progress(f"round {number + 1} of {self.settings.rounds}: {candidate.name}")
+        return self._ground(candidate.quantization).real.run(candidate, number)
+
+    def _target(self, quantization: str | None) -> LoadedTarget:
+        if quantization not in self._targets:
+            self._targets[quantization] = self.load_target(quantization)
+        return self._targets[quantization]
+
+    def _ground(self, quantization: str | None) -> _Ground:
+        if quantization in self._grounds:
+            return self._grounds[quantization]
+        settings, workload = self.settings, self.settings.workload
+        engine = replace(settings.engine, quantization=quantization)
+        target = self._target(quantization)
+        texts, rows = self._recorded(target, engine)
+        real = RealRuns(
+            target=target,
+            settings=engine,
+            workload=workload,
+            texts=texts,
+            meter=EnergyMeter.of_this_machine(),
+        )
+
+        def probe(candidate: Candidate) -> Probe:
+            self.progress(f"probing {candidate.name}")
+            return real.probe(candidate, -(-len(workload.prompts) // PROBED_SHARE))
+
+        simulated = SimulatedRuns(
+            target=target,
+            settings=engine,
+            workload=workload,
+            texts=texts,
+            rows=rows,
+            step_seconds=self._step_times(target, engine).of_plan,
+            probe=probe,
+        )
+        self._grounds[quantization] = _Ground(target, texts, real, simulated)
+        return self._grounds[quantization]
+
+    def _recorded(self, target: LoadedTarget, engine: EngineSettings) -> tuple[list[RecordedText], TargetRows]:
+        """The target's answers, and what it said after drafted tokens: from the folder, or written now.
+
+        Drafts are verified meanwhile where they cannot change a text in any bit.
+        """
+        file, workload = self.folder.recording(engine.quantization), self.settings.workload
+        rows_file = self.folder.target_rows(engine.quantization)
+        if not file.exists():
+            with self._stage("record"):
+                rows = TargetRows()
+                few = replace(engine, max_num_seqs=min(len(workload.prompts), engine.max_num_seqs, RECORDED_AT_ONCE))
+                noting = {"method": noting_drafter(rows), "num_speculative_tokens": NUM_DRAFTED}
+                llm = make_engine(
+                    "recording",
+                    target,
+                    few,
+                    noting if target.model.is_batch_invariant else None,
+                    num_sequences=few.max_num_seqs,
+                    longest=workload.longest,
+                )
+                found = record(
+                    llm,
+                    {KIND: workload.prompts},
+                    max_tokens=workload.max_tokens,
+                    temperatures=(workload.temperature,),
+                    progress=lambda line: self.progress(f"recording {line}"),
+                )
+                rows.save(rows_file)
+                write_recording(found, file)
+        return read_recording(file).texts, TargetRows.load(rows_file)
+
+    def _step_times(self, target: LoadedTarget, engine: EngineSettings) -> StepTimeModel:
+        """What a step takes: from the folder, or measured now."""
+        file = self.folder.step_times(engine.quantization)
+        if file.exists():
+            return StepTimeModel.from_json(json.loads(file.read_text(encoding="utf-8")))
+        with self._stage("measure_steps"):
+            if self.profile is not None and self.profile.quantization == engine.quantization:
+                model = step_times_today(self.profile, target)
+            else:
+                limits = self.settings.space.usual
+                model = measure_step_times(target, engine, self.settings.workload, limits, self.progress)
+        write(file, model.to_json())
+        return model
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.folder.spend(name, time.monotonic() - start)

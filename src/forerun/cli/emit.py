@@ -1,0 +1,91 @@
+"""`forerun emit`: launch files of a deployment plan, for forerun and for other systems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from forerun.cli.command import command
+from forerun.cli.options import parse_speculation
+from forerun.errors import ConfigError
+from forerun.plan.deployment_plan import DeploymentPlan
+from forerun.plan.emit.emission import Emission, EmitRequest
+from forerun.plan.emit.systems import emit as emit_for
+
+System = Literal["forerun", "compose", "kubernetes", "vllm", "sglang", "trtllm", "dynamo", "ray"]
+
+
+@command
+def emit(
+    *,
+    plan: Path,
+    to: System,
+    output: Path | None = None,
+    profile: Path | None = None,
+    model: str | None = None,
+    image: str | None = None,
+    speculative_config: Annotated[
+        dict[str, Any] | str | None,
+        Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1),
+    ] = None,
+    no_speculation: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Write the files that start what `forerun plan` has planned, for forerun or for another system.
+
+    What a system lacks is an error that says what it has instead; nothing of a plan is left out silently.
+
+    Args:
+        plan: The folder of "forerun plan --output", or its plan.json.
+        to: Where it runs: forerun itself, alone, in Docker's compose or on Kubernetes; or another system.
+        output: The folder for the files, which is made if needed; without it they are printed.
+        profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads, and whose memory servers get.
+        model: The model's name there, where it is not the plan's: a folder or a hub id org/name.
+        image: The container image, instead of the usual one.
+        speculative_config: Speculation instead of the plan's, JSON or key by key, for a system that lacks its method.
+        no_speculation: Plain decoding instead of the plan's speculation.
+
+    Examples:
+        forerun emit --plan plan --to forerun --output launch
+        forerun emit --plan plan --to kubernetes --image registry.example/forerun:1
+        forerun emit --plan plan --to vllm --model HuggingFaceTB/SmolLM2-135M-Instruct
+        forerun emit --plan plan --to dynamo --profile profile --model org/name --output launch
+    """
+    planned = DeploymentPlan.load_file(plan)
+    if speculative_config is not None and no_speculation:
+        raise ConfigError("--speculative-config: contradicts --no-speculation; give one of them")
+    if speculative_config is not None or no_speculation:
+        other = {"method": speculative_config} if isinstance(speculative_config, str) else speculative_config
+        planned = replace(planned, speculative_config=other, acceptance=None)
+    request = EmitRequest(plan=planned, model=model or planned.model, profile_folder=profile, image=image)
+    emission = emit_for(to, request)
+    notes = list(emission.notes)
+    if not planned.feasible:
+        notes.insert(0, "the plan does not meet its SLA; these files start the best that it reaches")
+    if output is None:
+        _print(emission)
+    else:
+        _write(emission, output)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _print(emission: Emission) -> None:
+    for name, text in emission.files.items():
+        if len(emission.files) > 1:
+            print(f"# --- {name}")
+        print(text, end="")
+
+
+def _write(emission: Emission, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in emission.files.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+        print(path)

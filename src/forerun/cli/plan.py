@@ -1,0 +1,356 @@
+"""`forerun plan`: how many engines a load needs, which drafts, how many tokens of them, for an SLA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from forerun.cli.command import command
+from forerun.cli.options import REPORT, ReportOptions, check_picture
+from forerun.cli.output import status
+from forerun.errors import ConfigError
+from forerun.plan.capacity import Routing
+from forerun.plan.confirmation import confirmed
+from forerun.plan.day_replay import DEFAULT_INTERVAL, DayPlan, DayReplay, Interval, intervals_of, replay_day
+from forerun.plan.deployment_plan import DeploymentPlan, Layout
+from forerun.plan.deployment_planner import (
+    PlanningOptions,
+    chooses_itself,
+    corrected,
+    describe,
+    engine_model,
+    plan_deployment,
+)
+from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch, kept_engines
+from forerun.plan.load import Load, parse_load
+from forerun.plan.profile import Profile
+from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.simulation.traces import read_trace
+from forerun.plan.sla import LATENCIES, Sla, parse_sla
+
+Layouts = Literal["aggregated", "disaggregated", "any"]
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """What the plan may choose."""
+
+    layout: Layouts = "aggregated"
+    """aggregated: each engine serves whole requests; disaggregated: some compute prompts and hand the KV over; any: the better of both."""
+    budget: int | None = None
+    """GPUs or cores that all engines may take together; by default as many as it needs."""
+    devices_per_engine: int = 1
+    """GPUs or cores of one engine, as profiled."""
+    running: int | None = None
+    """Engines that run now; fewer are planned only if they stay below 80 % busy."""
+    method: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """Configurations of the profile that may be chosen, besides no speculation; by default all."""
+    prompt_class: str | None = None
+    """Acceptance as on the profile's prompts of this class only."""
+    confidence: float | None = None
+    """Plan with acceptance at the lower end of its interval, e.g. 0.9; by default as measured."""
+    time_factor: float = 1.0
+    """Observed over profiled seconds of a step."""
+    acceptance_factor: float = 1.0
+    """Observed over profiled tokens of a step."""
+    routing: Routing = Routing.LEAST_REQUESTS
+    """Which engine a request is sent to: least-requests, that with the fewest; random: any, which is the safe side."""
+    transfer_seconds: float = 0.0
+    """What handing over the KV of a prompt takes at least."""
+    transfer_gigabytes_per_second: float = float("inf")
+    """How much KV is handed over in a second."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "devices_per_engine", "running"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: got {value}; must be 1 or more")
+
+    def planning(self, profile: Profile) -> PlanningOptions:
+        """The same for the planner.
+
+        Raises:
+            ConfigError: the budget is less than one engine, or the profile does not know the size of the KV.
+        """
+        most = None if self.budget is None else self.budget // self.devices_per_engine
+        if most == 0:
+            raise ConfigError(
+                f"budget: got {self.budget}, and one engine takes {self.devices_per_engine}; must be at least that"
+            )
+        rate = 1e9 * self.transfer_gigabytes_per_second
+        if rate != float("inf") and profile.kv_bytes_per_token is None:
+            raise ConfigError(
+                "transfer_gigabytes_per_second: the profile does not say how large the KV of a token is; give "
+                "--transfer-seconds instead"
+            )
+        size = 0.0 if rate == float("inf") else float(profile.kv_bytes_per_token or 0)
+        return PlanningOptions(
+            layouts=tuple(Layout) if self.layout == "any" else (Layout(self.layout),),
+            most_engines=most,
+            kind=self.prompt_class,
+            confidence=self.confidence,
+            methods=self.method or None,
+            routing=self.routing,
+            transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmationOptions:
+    """Whether the simulator is asked too."""
+
+    confirm: Flag = False
+    """Simulate the plan, and plan more engines where it falls short."""
+    num_requests: int | None = None
+    """Requests of a simulation; by default as many as fill all engines ten times, 500 at least."""
+    seed: int = 0
+    """Of the simulation."""
+
+    def __post_init__(self) -> None:
+        if self.num_requests is not None and self.num_requests < 1:
+            raise ConfigError(f"num_requests: got {self.num_requests}; must be 1 or more")
+        if not self.confirm and (self.num_requests is not None or self.seed):
+            raise ConfigError("num_requests, seed: given without --confirm; nothing is simulated then: leave them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """A day of traffic."""
+
+    replay: Path | None = None
+    """A trace: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
+    interval: float = DEFAULT_INTERVAL
+    """Seconds from one decision to the next."""
+    predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
+    """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet."""
+    picture: Path | None = None
+    """Draw the day to this .png, .svg or .pdf file (needs the extra "bench")."""
+
+    def __post_init__(self) -> None:
+        check_picture("--picture", self.picture)
+        if self.replay is None and (self.interval != DEFAULT_INTERVAL or self.picture is not None):
+            raise ConfigError("interval, picture: given without --replay; leave them out")
+
+
+CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()
+
+
+@command
+def plan(
+    profile: Path,
+    /,
+    *,
+    sla: str,
+    load: str | None = None,
+    output: Path | None = None,
+    choice: Annotated[ChoiceOptions, Parameter(name="*", group=Group("Choice", sort_key=1))] = CHOICE,
+    confirmation: Annotated[
+        ConfirmationOptions, Parameter(name="*", group=Group("Confirmation", sort_key=2))
+    ] = CONFIRMATION,
+    day: Annotated[ReplayOptions, Parameter(name="*", group=Group("A day of traffic", sort_key=3))] = REPLAY,
+    report: ReportOptions = REPORT,
+) -> int:
+    """Plan a deployment: engines, drafts and their lengths, for a load and an SLA. Exits with 1 where none is enough.
+
+    Args:
+        profile: A folder that "forerun profile" wrote.
+        sla: Limits and the share of requests that must keep them, e.g. "ttft=500ms,itl=50ms,attainment=0.95"; also icl, e2el.
+        load: What arrives, e.g. "rate=20,isl=3000,osl=300": requests per second, tokens of prompts and of answers; also
+            isl_cv, osl_cv, cv or burstiness, prefix_hit_rate. By default the busiest interval of --replay.
+        output: Write plan.json into this folder, for "forerun emit".
+
+    Examples:
+        forerun plan profile --sla ttft=500ms,itl=50ms --load rate=20,isl=3000,osl=300
+        forerun plan profile --sla ttft=1s,itl=20ms --load rate=5,isl=800,osl=200 --budget 8 --confirm --output plan
+        forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --picture day.svg
+    """
+    wanted = parse_sla(sla)
+    intervals = [] if day.replay is None else intervals_of(read_trace(day.replay), day.interval)
+    arriving = _load(load, intervals)
+    known = corrected(Profile.load(profile), time_factor=choice.time_factor, acceptance_factor=choice.acceptance_factor)
+    options = choice.planning(known)
+    with status() as progress:
+        progress("planning")
+        found, answer = plan_deployment(known, arriving, wanted, options)
+        found, answer = _kept(known, found, answer, options, choice.running)
+        if confirmation.confirm:
+            found, answer = confirmed(
+                known,
+                found,
+                answer,
+                options,
+                seed=confirmation.seed,
+                num_requests=confirmation.num_requests,
+                progress=progress,
+            )
+        progress("replaying the day")
+        days = _replay(known, answer.plan, wanted, options, intervals, day)
+    if output is not None:
+        found.save(output)
+    if day.picture is not None:
+        from forerun.bench.day_picture import draw_days  # matplotlib: only when it is needed
+
+        draw_days(days, f"{known.model} on {known.machine}: {sla}", wanted, day.picture)
+    report.write(found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}))
+    if not report.json_output:
+        console = Console(highlight=False)
+        _show(found, console)
+        if days:
+            console.print(_days_table(days))
+    return 0 if found.feasible else 1
+
+
+def _load(text: str | None, intervals: list[Interval]) -> Load:
+    """The given load, or that of the busiest interval.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if text is not None:
+        return parse_load(text)
+    loads = [one.load for one in intervals if one.load is not None]
+    if not loads:
+        raise ConfigError("load: missing; give --load, e.g. rate=20,isl=3000,osl=300, or --replay with a trace")
+    return max(loads, key=lambda one: one.rate * (one.isl + one.osl))
+
+
+def _kept(
+    profile: Profile, found: DeploymentPlan, answer: FleetAnswer, options: PlanningOptions, running: int | None
+) -> tuple[DeploymentPlan, FleetAnswer]:
+    """The plan with as many of the running engines as should stay."""
+    if running is None or not answer.is_feasible or running <= answer.plan.num_engines:
+        return found, answer
+    engine, planned = engine_model(profile), answer.plan
+    search = FleetSearch(engine, found.load, found.sla, options.transfer, options.routing)
+
+    def with_count(count: int) -> FleetPlan:
+        added = count - planned.num_engines
+        share = round(added * planned.prefill_replicas / planned.num_engines)
+        return search.at(planned.policy, planned.prefill_replicas + share, planned.replicas + added - share)
+
+    def busy_share(count: int) -> float:
+        one = with_count(count)
+        return max(one.utilization, one.prefill_utilization or 0.0)
+
+    kept = kept_engines(planned.num_engines, running=running, busy_share=busy_share)
+    if kept == planned.num_engines:
+        return found, answer
+    answer = replace(answer, plan=with_count(kept))
+    return describe(profile, found.load, found.sla, answer, options), answer
+
+
+def _replay(
+    profile: Profile,
+    planned: FleetPlan,
+    sla: Sla,
+    options: PlanningOptions,
+    intervals: list[Interval],
+    day: ReplayOptions,
+) -> list[DayPlan]:
+    if not intervals:
+        return []
+    replay = DayReplay(
+        engine_model(profile),
+        planned.policy,
+        sla,
+        prefill_share=planned.prefill_replicas / planned.num_engines,
+        most_engines=options.most_engines,
+        transfer=options.transfer,
+        routing=options.routing,
+    )
+    return replay_day(replay, intervals, day.predictor)
+
+
+def _show(found: DeploymentPlan, console: Console) -> None:
+    """Print the plan: what to run, what requests will see, what is to be known."""
+    target = f"{found.sla.attainment:.0%} of requests within the SLA"
+    if not found.feasible:
+        console.print(f"INFEASIBLE: {target} cannot be had; this is the best that can be done:", style="bold red")
+    for name, value in _settings(found):
+        console.print(f"{name + ':':<14}{value}")
+    console.print(_latencies(found))
+    for missed in (found.best_achievable or {}).get("limits_missed_when_idle", ()):
+        console.print(f"no number of engines is enough: {missed}")
+    needed = (found.best_achievable or {}).get("needed_replicas")
+    if needed is not None:
+        console.print(f"{needed} engines would be enough; give a larger --budget")
+    for warning in found.warnings:
+        console.print(f"note: {warning}")
+
+
+def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:
+    engines = f"{found.replicas}, each for whole requests"
+    if found.layout is Layout.DISAGGREGATED:
+        engines = f"{found.prefill_replicas} for prompts, {found.decode_replicas} for answers"
+    predicted = found.predicted
+    return [
+        ("engines", engines),
+        ("drafts", _drafts(found)),
+        ("sequences", f"{found.engine.max_num_seqs} at most, {predicted['batch_size']:.1f} on average"),
+        ("busy", f"{predicted['utilization']:.0%} of what they can do"),
+        ("within SLA", f"{predicted['attainment']:.1%} of requests by the formulas" + _simulated_share(found)),
+    ]
+
+
+def _drafts(found: DeploymentPlan) -> str:
+    config = found.speculative_config
+    if config is None:
+        return "none: they would not pay"
+    if chooses_itself(config):
+        return f"{config['method']}, which chooses its lengths while it runs"
+    whole = [[1, found.engine.max_num_seqs, config["num_speculative_tokens"]]]
+    lengths = [
+        f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"
+        for first, last, number in config.get("num_speculative_tokens_per_batch_size", whole)
+    ]
+    return f"{config['method']}, K = {', '.join(lengths)}"
+
+
+def _simulated_share(found: DeploymentPlan) -> str:
+    if found.simulated is None:
+        return "; --confirm asks the simulator"
+    return f", {found.simulated['attainment']:.1%} of {found.simulated['num_requests']} in the simulator"
+
+
+def _latencies(found: DeploymentPlan) -> Table:
+    table = Table("ms", box=None, header_style="bold")
+    sources = {"": found.predicted} | ({"sim. ": found.simulated} if found.simulated else {})
+    for label in sources:
+        for what in ("mean", "p50", "p95", "p99"):
+            table.add_column(f"{label}{what}", justify="right")
+    table.add_column("limit", justify="right")
+    for name in LATENCIES:
+        limit = getattr(found.sla, name)
+        cells = [
+            _milliseconds(figures.get(f"{name}_{what}_ms"))
+            for figures in sources.values()
+            for what in ("mean", "p50", "p95", "p99")
+        ]
+        table.add_row(name.upper(), *cells, "" if limit is None else f"{limit * 1e3:g}")
+    return table
+
+
+def _milliseconds(value: Any) -> str:
+    return "without end" if value is None else f"{value:.3g}" if value < 100.0 else f"{value:.0f}"
+
+
+def _days_table(days: list[DayPlan]) -> Table:
+    table = Table("the day by", box=None, header_style="bold")
+    for name in ("engine hours", "within SLA", "worst interval", "changes", "error of the rate"):
+        table.add_column(name, justify="right")
+    for one in days:
+        table.add_row(
+            one.name,
+            f"{one.engine_hours:.1f}",
+            f"{one.attainment:.1%}",
+            f"{one.worst:.1%}",
+            str(one.num_changes),
+            f"{one.rate_error:.1%}",
+        )
+    return table

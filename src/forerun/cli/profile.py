@@ -1,0 +1,294 @@
+"""`forerun profile`: measures what simulation, plans and tuning compute with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter, Token
+from rich.console import Console
+from rich.table import Table
+
+from forerun.bench.profiling.stages import check_folder
+from forerun.cli import loading
+from forerun.cli.bench import parse_numbers
+from forerun.cli.bench_compare import read_configs
+from forerun.cli.command import command
+from forerun.cli.input_files import Prompt, read_kinds
+from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.output import status
+from forerun.errors import ConfigError
+from forerun.plan.profile import PROFILE_FILE
+
+if TYPE_CHECKING:
+    from forerun.bench.profiling.grid import ProfileGrid
+    from forerun.bench.profiling.profiler import ProfileTask
+    from forerun.bench.profiling.server_profiler import ServerTask
+    from forerun.models.base import LoadedTarget
+    from forerun.plan.profile import Profile
+
+SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+DEFAULT_CONFIGS: dict[str, dict[str, Any]] = {
+    "suffix": {"method": "suffix", "num_speculative_tokens": 8},
+    "auto": {"method": "auto"},
+}
+"""What is profiled without --configs: drafters that need no files."""
+
+
+def parse_duration(_hint: type[Any], tokens: Sequence[Token]) -> float:
+    """Read a time with its unit: s, m or h.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    text = tokens[0].value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"got {text!r}; must be a time above 0 with its unit, e.g. 60s, 10m or 1h")
+    return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+
+
+Numbers = Annotated[tuple[int, ...] | None, Parameter(converter=parse_numbers, n_tokens=1, negative=())]
+Duration = Annotated[float | None, Parameter(converter=parse_duration, n_tokens=1, negative=())]
+
+
+@Parameter(name="*", group=Group("Grid", sort_key=1))
+@dataclass(frozen=True, kw_only=True)
+class GridOptions:
+    """What is measured; without any of these as much as the usual grid, or the budget, has."""
+
+    budget: Duration = None
+    """Measure as much as fits into this time, e.g. 60s or 10m, loading left out."""
+    input_lengths: Numbers = None
+    """Tokens of the prompts whose first token is timed."""
+    num_sequences: Numbers = None
+    """Sequences that decode at once."""
+    contexts: Numbers = None
+    """Tokens of each of them."""
+    draft_lengths: Numbers = None
+    """Draft lengths K that are verified; 0 is always measured."""
+    rounds: int | None = None
+    """Rounds; each measures everything, in an order of its own."""
+    num_texts: int | None = None
+    """Prompts of each class that the model answers, at most, to judge drafters by."""
+    max_tokens: int | None = None
+    """Tokens of each answer."""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self._given:
+            raise ConfigError("--budget: it chooses the grid, which other options give as well; leave one out")
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "budget"}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def grid(self, others: ProfileGrid) -> ProfileGrid | None:
+        """The grid asked for, what is not given as in `others`; None where nothing is asked for."""
+        given = self._given
+        if not given:
+            return None
+        if "draft_lengths" in given:
+            given["draft_lengths"] = tuple({0, *given["draft_lengths"]})
+        return replace(others, **given)
+
+
+@Parameter(name="*", group=Group("Server", sort_key=3))
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """A server to measure in place of an engine of this process."""
+
+    server: str | None = None
+    """Its URL, e.g. http://localhost:8000; --max-num-seqs and --max-num-batched-tokens then say how it was started.
+    OPENAI_API_KEY of the environment is its key."""
+    num_kv_tokens: int | None = None
+    """Tokens that its KV memory holds, where its metrics do not say so."""
+
+    def __post_init__(self) -> None:
+        if self.num_kv_tokens is not None and (self.server is None or self.num_kv_tokens < 1):
+            raise ConfigError(
+                f"--num-kv-tokens: got {self.num_kv_tokens}; must be 1 or more, and is for --server: leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """What is drafted, and on what."""
+
+    configs: Path | None = None
+    """A YAML or JSON file of configurations to profile, as of "forerun bench compare"; by default suffix and auto."""
+    prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    """Files, each a class of prompts, as in "forerun bench compare"; by default built-in ones."""
+    temperature: float = 0.0
+    """Of the answers that drafters are judged by."""
+
+    def kinds(self) -> Mapping[str, Sequence[Prompt]]:
+        """The prompts by class."""
+        from forerun.bench.prompts import WORKLOADS
+
+        return WORKLOADS if self.prompts is None else read_kinds(self.prompts)
+
+
+GRID, ENGINE, DRAFTERS, SERVER = GridOptions(), EngineOptions(), DrafterOptions(), ServerOptions()
+
+
+@command
+def profile(
+    model: str,
+    /,
+    *,
+    output_dir: Path | None = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
+    json_output: JsonFlag = False,
+    drafters: Annotated[DrafterOptions, Parameter(name="*", group=Group("Drafters", sort_key=2))] = DRAFTERS,
+    grid: GridOptions = GRID,
+    server: ServerOptions = SERVER,
+    engine: EngineOptions = ENGINE,
+) -> None:
+    """Measure a model on this machine or at a server: what steps take, what drafting costs and yields.
+
+    The folder that it writes is what "forerun simulate", "forerun plan" and "forerun tune" compute with. An
+    interrupted profile goes on where it stopped.
+
+    Args:
+        model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name; with --server
+            the model's name there.
+        output_dir: The folder to write, by default profile-MODEL.
+        overwrite: Begin anew, whatever the folder has.
+        json_output: Print the profile as one line of JSON, and nothing else, on standard output.
+
+    Examples:
+        forerun profile smollm2-135m --budget 60s
+        forerun profile smollm2-135m --configs drafters.yaml --prompts support.jsonl code.jsonl
+        forerun profile smollm2-135m --server http://localhost:8000 --num-kv-tokens 100000 --output-dir served
+    """
+    if engine.names_drafter or engine.no_speculation:
+        raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
+    folder = Path(f"profile-{Path(model).name}") if output_dir is None else output_dir
+    check_folder(folder, overwrite=overwrite)
+    if server.server is None:
+        target, task = _local(model, drafters, grid, engine)
+        from forerun.bench.profiling.profiler import Profiler
+
+        with status() as progress:
+            found = Profiler(
+                target=target, task=task, folder=folder, overwrite=overwrite, progress=progress, announce=_announce
+            ).run()
+    else:
+        at_server = _at_server(server, model, drafters, grid, engine)
+        from forerun.bench.profiling.server_profiler import profile_server
+
+        with status() as progress:
+            found = profile_server(at_server, folder, overwrite=overwrite, progress=progress, announce=_announce)
+    if json_output:
+        print(json.dumps(json.loads((folder / PROFILE_FILE).read_text(encoding="utf-8"))))
+    else:
+        _show(found, folder, Console(highlight=False))
+
+
+def _local(
+    model: str, drafters: DrafterOptions, grid: GridOptions, engine: EngineOptions
+) -> tuple[LoadedTarget, ProfileTask]:
+    """The model, loaded, and what is measured of it.
+
+    Raises:
+        ForerunError: options do not fit each other, or the model cannot be loaded.
+    """
+    from forerun.bench.profiling.grid import DEFAULT_GRID, GRIDS
+    from forerun.bench.profiling.profiler import ProfileTask  # torch: only when it is needed
+    from forerun.bench.prompts import encode_prompt
+    from forerun.config.settings import EngineSettings
+
+    named = DEFAULT_CONFIGS if drafters.configs is None else read_configs(drafters.configs)
+    kinds = drafters.kinds()
+    chosen = grid.grid(GRIDS[DEFAULT_GRID]) or (GRIDS[DEFAULT_GRID] if grid.budget is None else None)
+    settings = EngineSettings.from_keywords(model, engine.plain_settings())
+    target = loading.load_target(settings)
+    tokenizer = target.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"prompts: {model} has no tokenizer to read them with; give a folder that holds one")
+    task = ProfileTask(
+        settings=settings,
+        configs=named,
+        prompts={kind: [encode_prompt(tokenizer, text) for text in texts] for kind, texts in kinds.items()},
+        grid=chosen,
+        budget_seconds=grid.budget,
+        temperature=drafters.temperature,
+    )
+    return target, task
+
+
+def _at_server(
+    server: ServerOptions,
+    model: str,
+    drafters: DrafterOptions,
+    grid: GridOptions,
+    engine: EngineOptions,
+) -> ServerTask:
+    """What is measured at a server.
+
+    Raises:
+        ConfigError: an option does not apply to a server, aiohttp is missing, or a prompt is no text.
+    """
+    if find_spec("aiohttp") is None:
+        raise ConfigError("--server: aiohttp is not installed; pip install 'forerun[bench]'")
+    from forerun.bench.profiling.grid import GRIDS, SERVER_GRID
+    from forerun.bench.profiling.server_profiler import ServerTask  # aiohttp, which is an extra
+
+    same = replace(ENGINE, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens)
+    if drafters.configs is not None or grid.budget is not None or same != engine:
+        raise ConfigError(
+            "--server: it is measured as it was started, so --budget, --configs and engine options other than "
+            "--max-num-seqs and --max-num-batched-tokens do not apply; leave them out"
+        )
+    kinds = drafters.kinds()
+    texts = {kind: [text for text in some if isinstance(text, str)] for kind, some in kinds.items()}
+    if any(len(texts[kind]) < len(some) for kind, some in kinds.items()):
+        raise ConfigError("--prompts: a server is asked single messages; give files without conversations")
+    key = os.environ.get("OPENAI_API_KEY")
+    assert server.server is not None, "the caller has looked"
+    return ServerTask(
+        url=server.server.rstrip("/"),
+        model=model,
+        prompts=texts,
+        grid=grid.grid(GRIDS[SERVER_GRID]) or GRIDS[SERVER_GRID],
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        num_kv_tokens=server.num_kv_tokens,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+
+
+def _announce(line: str) -> None:
+    print(f"profile: {line}", file=sys.stderr)
+
+
+def _show(found: Profile, folder: Path, console: Console) -> None:
+    """Print what matters most, and where the rest is."""
+    times = found.step_times
+    table = Table(title=f"{found.model} on {found.machine}")
+    for name in ("sequences", "step, ms", *(f"K = {k}" for k in (1, 3, 5))):
+        table.add_column(name, justify="right")
+    for count in (1, 4, 16):
+        row = [
+            f"{1e3 * times.seconds(num_rows=count * (k + 1), num_sequences=count, num_context_tokens=512 * count):.1f}"
+            for k in (0, 1, 3, 5)
+        ]
+        table.add_row(str(count), *row)
+    console.print(table)
+    for name, acceptance in found.acceptance.items():
+        rates = " ".join(f"{rate:.0%}" for rate in acceptance.marginal[:8])
+        console.print(f"{name}: {acceptance.mean_accept_length:.2f} tokens per step; places stand {rates}")
+    if times.error is not None:
+        console.print(
+            f"the model of step times is off by {times.error.median:.1%} (median), {times.error.p95:.1%} (p95)"
+        )
+    console.print(f"written to {folder}")

@@ -1,0 +1,1 @@
+"""What hardware, draft length and configuration a load needs: profiles, simulation, capacity, deployment plans."""

@@ -1,0 +1,409 @@
+"""What one engine can do: its latencies at an arrival rate, and the largest rate at which it meets an SLA.
+
+An engine that runs n sequences is a server that finishes n / residence(n) requests per second, so the running
+sequences form a birth-death chain (`queueing.load_dependent`); its mean is the fixed point B = rate x residence(B).
+Prompts are computed in the same steps: they take a share of the time, which stretches all decoding, and they wait
+for each other where the token budget is short. Formulas: docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.plan.balanced import balance, pooled_wait
+from forerun.plan.latencies import Lognormal, WaitThenServed
+from forerun.plan.load import Load
+from forerun.plan.queueing import Occupancy, load_dependent, variability
+from forerun.plan.serving_policies import EngineModel, ServingPolicy
+from forerun.plan.sla import Sla
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+LEAST_ELASTICITY = 0.01  # of departures by batch size; an engine that gets no faster by more sequences has 0
+MEAN_STEP = 0.05  # of a table of Poisson distributions
+LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
+NUM_MOMENTS = 48  # equally likely circumstances of an arrival that stand for all
+BALANCE_ROUNDS = 8
+RATE_GRID = 33
+RATE_ROUNDS = 3
+
+
+class Routing(StrEnum):
+    """Which engine a request is sent to."""
+
+    LEAST_REQUESTS = "least-requests"  # that with the fewest
+    RANDOM = "random"  # any: the safe side for routers that balance badly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What an engine does at several arrival rates. A rate that it cannot keep up with has infinite latencies."""
+
+    rates: Floats
+    is_stable: npt.NDArray[np.bool_]
+    ttft: WaitThenServed
+    tpot: Lognormal
+    icl: Lognormal
+    e2el: Lognormal
+    batch_size: Floats  # mean sequences that run at once
+    acceptance_length: Floats  # tokens per sequence and step
+    utilization: Floats  # of the most that it can serve, 1: no more
+    busy_share: Floats  # of the time that an engine steps
+    prompt_share: Floats  # of the time that prompts take
+    wait_chance: Floats  # that a request finds all places taken
+
+    def attainment(self, sla: Sla) -> Floats:
+        """The share of requests that keep all limits, by rate; latencies are taken for independent."""
+        share = np.where(self.is_stable, 1.0, 0.0)
+        limits = ((self.ttft, sla.ttft), (self.tpot, sla.tpot), (self.icl, sla.icl), (self.e2el, sla.e2el))
+        for latency, limit in limits:
+            if limit is not None:
+                share = share * latency.share_within(limit)
+        return share
+
+
+class _Steady:
+    """One engine in its steady state at several arrival rates: what all latencies are computed from."""
+
+    def __init__(
+        self,
+        engine: EngineModel,
+        policy: ServingPolicy,
+        load: Load,
+        rates: Floats,
+        num_engines: Floats,
+        routing: Routing,
+    ) -> None:
+        self.engine, self.policy, self.load, self.rates = engine, policy, load, rates
+        self.num_engines = num_engines
+        self.cached = load.isl - load.computed_isl
+        self.prompt_seconds = engine.prompt_seconds(load.isl, cached=self.cached)
+        self.budget = max(1.0, engine.max_num_batched_tokens - policy.max_num_seqs / 2.0)
+        self.tokens_after = max(0.0, load.osl - 1.0)
+        self.steps = policy.steps_for(self.tokens_after)
+        self.is_balanced: Bools = (num_engines > 1.0) & (routing is Routing.LEAST_REQUESTS)
+        # of engines that share arrivals at random each has almost Poisson ones; a router that balances spaces them
+        at_random = 1.0 + (load.cv**2 - 1.0) / num_engines
+        self.arrival_cv2 = np.where(self.is_balanced, load.cv**2 / num_engines, at_random)
+        self.clumping = np.where(self.is_balanced, 0.0, self.arrival_cv2 - 1.0)
+
+        prompt_share = rates * self.prompt_seconds
+        has_time = prompt_share < 1.0
+        self._full_prompt_share = np.where(has_time, prompt_share, 0.0)
+        residence = self._residence(np.ones_like(rates))
+        numbers = np.arange(1, policy.max_num_seqs + 1)
+        found: Occupancy = load_dependent(rates, numbers / residence)
+        self._settle(found, residence)
+        self.averaged = _averaged(numbers / residence, self.seen)
+        self.step = self._seen_mean(policy.step_seconds)
+
+        # where the token budget is short, prompts wait in line: each takes its rows' share of a step, and their time
+        self.prompt_service = load.computed_isl / self.budget * (self.seen @ policy.step_seconds) + self.prompt_seconds
+        prompt_load = rates * self.prompt_service
+        self.is_stable: Bools = found.is_stable & has_time & (prompt_load < 1.0)
+        self.prompt_load = np.where(self.is_stable, prompt_load, 0.0)
+        busiest = np.maximum(rates * residence[:, -1] / policy.max_num_seqs, prompt_load)
+        self.utilization = np.where(has_time, busiest, np.maximum(busiest, prompt_share))
+
+    def _residence(self, company: Floats) -> Floats:
+        """Seconds of a request in its engine, [rates, places], where it meets so much of the engine's arrivals."""
+        self.company = company
+        self.prompt_share = self._full_prompt_share * company
+        self.stretch = 1.0 / (1.0 - self.prompt_share)
+        first_steps = math.ceil(self.load.computed_isl / self.budget) * self.policy.step_seconds + self.prompt_seconds
+        decoding = self.stretch[:, None] * (self.policy.step_seconds * self.steps)
+        return first_steps + decoding + (self.company_seconds[:, None] if self.tokens_after else 0.0)
+
+    def _settle(self, found: Occupancy, residence: Floats) -> None:
+        """How full the engine is, as its requests, its time and its arrivals see it."""
+        self.seen, self.share, self.met = found.seen_share, found.share, found.share
+        self.batch_size, self.wait_chance, self.mean_wait = found.mean_served, found.wait_chance, found.mean_wait
+        if not self.is_balanced.any():
+            return
+        places, numbers = self.policy.max_num_seqs, np.arange(self.policy.max_num_seqs + 1)
+        variance = found.share @ numbers**2 - found.mean_served**2
+        slowed = np.maximum(1.0, variance / np.maximum(found.mean_served, 1e-12))
+        peakedness = slowed * (1.0 + self.load.cv**2) / 2.0
+        served, company = found.mean_served, np.ones_like(self.rates)
+        for _ in range(BALANCE_ROUNDS):  # the fixed point B = rate x residence(B), from above
+            level = balance(served, self.num_engines, peakedness, places)
+            company = np.where(self.is_balanced, level.company, 1.0)
+            served = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
+        rows = self.is_balanced[:, None]
+        self.seen = np.where(rows, level.seen_share, self.seen)
+        self.share = np.where(rows, level.share, self.share)
+        self.met = np.where(rows, level.met_share, self.met)
+        self.batch_size = np.where(self.is_balanced, served, self.batch_size)
+        most = places / residence[:, -1]
+        usable = np.where(found.is_stable, self.rates / most, 0.0)
+        chance, wait = pooled_wait(places * self.num_engines, usable, self.num_engines * (most - self.rates))
+        is_pooled = self.is_balanced & found.is_stable
+        self.wait_chance = np.where(is_pooled, chance, self.wait_chance)
+        self.mean_wait = np.where(is_pooled, wait, self.mean_wait)
+
+    def _seen_mean(self, seconds: Floats) -> Floats:
+        """The mean over a request's life of what depends on the batch size, stretched by prompts, [rates].
+
+        Where arrivals come in clumps, the batch that a request sees is larger by half of ca² - 1.
+        """
+        slope = np.gradient(seconds) if len(seconds) > 1 else np.zeros_like(seconds)
+        mean: Floats = (self.seen @ seconds + self.clumping / 2.0 * (self.seen @ slope)) * self.stretch
+        return mean
+
+    def _seen_variance(self, seconds: Floats) -> Floats:
+        """The variance of the same over one life; clumps make the batch size change more."""
+        mean = self.seen @ seconds
+        variance = np.maximum(self.seen @ seconds**2 - mean**2, 0.0) * self.stretch**2
+        return self.averaged * (1.0 + self.arrival_cv2) / 2.0 * variance
+
+    @property
+    def _excess_seconds(self) -> Floats:
+        """Var(step) / E(step), [rates], which prompts cause.
+
+        The prompts that arrive during a step are computed in the next one, so its length D follows
+        D' = T + P x arrivals(D); its variance is rate P² (ca² + cs²) E(D) / (1 - prompt_share²).
+        """
+        clumps = self.arrival_cv2 + self.load.isl_cv**2
+        return self.prompt_share * self.prompt_seconds * clumps / (1.0 - self.prompt_share**2)
+
+    @property
+    def company_seconds(self) -> Floats:
+        """How much later a request ends, [rates], for the prompts that came when it came.
+
+        The step with its own prompt is longer than others, so more prompts arrive in it than in others, and
+        so on: a geometric series in the prompts' share of time.
+        """
+        beside = self.prompt_seconds * np.maximum(0.0, self.arrival_cv2) + self.prompt_share * self._excess_seconds
+        return beside * self.prompt_share / (1.0 - self.prompt_share)
+
+    def ttft(self) -> WaitThenServed:
+        """Wait for a place, for the step that runs, and for earlier prompts; then the steps with the prompt."""
+        finite_wait = np.where(self.is_stable, self.mean_wait, 0.0)
+        place_wait = variability(self.arrival_cv2, self.load.osl_cv**2) * finite_wait
+        in_line = variability(self.arrival_cv2, self.load.isl_cv**2) * self.prompt_service
+        # prompts longer than the budget are served in line, short ones all in the next step
+        lined = min(1.0, self.load.computed_isl / self.budget)
+        line_wait = lined * in_line * self.prompt_load / (1.0 - self.prompt_load)
+        wait = line_wait + place_wait
+        chance = 1.0 - (1.0 - self.prompt_load) * (1.0 - self.wait_chance)
+        return WaitThenServed(
+            service=self._prompt_steps(1.0 - lined),
+            wait_chance=np.where(self.is_stable, chance, 1.0),
+            mean_wait_of_waiting=np.where(self.is_stable, wait / np.maximum(chance, 1e-12), np.inf),
+        )
+
+    def _prompt_steps(self, together: float) -> Floats:
+        """Seconds from being first in line to the first token at equally likely moments, [rates, moments].
+
+        Args:
+            together: the share of other prompts that are computed in the same step.
+        """
+        moments = _moments()
+        is_busy = moments.busy < 1.0 - self.met[:, :1]
+        # the step that an arrival falls into is longer than others: gamma of one more shape
+        excess = self._excess_seconds[:, None]
+        mean = self.step[:, None] + excess
+        deviation = np.sqrt(np.log1p(excess / mean))
+        found = mean * np.exp(moments.normal * deviation - deviation**2 / 2.0)
+        expected = (self.rates * self.company)[:, None] * found
+        clump = _soon_after(self.arrival_cv2[:, None], expected) * self.clumping[:, None]
+        others = together * self.prompt_seconds * (_poisson(expected) + np.maximum(0.0, clump))
+        idle_step = self.engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
+        steps_beside = self.met @ np.concatenate([[idle_step], self.policy.step_seconds])
+        lengths = _lengths(self.load.computed_isl, self.load.isl_cv, moments.length)
+        own = np.array([self.engine.prompt_seconds(self.cached + one, cached=self.cached) for one in lengths])
+        chunks = np.ceil(lengths / self.budget)
+        seconds: Floats = is_busy * (moments.left * found + others) + chunks * steps_beside[:, None] + own
+        return seconds
+
+    def icl(self) -> Lognormal:
+        """Mean seconds between the messages of a stream: those of a step."""
+        if self.tokens_after <= 0.0:
+            return self._nothing()
+        num_steps = self.seen @ self.steps
+        mean = self.step + self.company_seconds / num_steps
+        batch_cv2 = self._seen_variance(self.policy.step_seconds) / mean**2
+        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * num_steps))
+
+    def tpot(self) -> Lognormal:
+        """Mean seconds per token after the first."""
+        if self.tokens_after <= 0.0:
+            return self._nothing()
+        per_token = self.policy.step_seconds * self.steps / self.tokens_after
+        mean = self._seen_mean(per_token) + self.company_seconds / self.tokens_after
+        batch_cv2 = self._seen_variance(per_token) / mean**2
+        luck = self.seen @ (self.policy.variance_of_tokens / self.policy.tokens_per_step) / self.tokens_after
+        spread = luck + self.policy.request_cv**2
+        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * self.tokens_after) + spread)
+
+    def _stall_cv2(self, life: Floats) -> Floats:
+        """What the prompts add that others bring during a request's life, and those that came with its own."""
+        clumps = self.arrival_cv2 + self.load.isl_cv**2
+        during = self.prompt_share * self.prompt_seconds * clumps * self.stretch**2 / life
+        return during + (self.company_seconds / life) ** 2
+
+    def _nothing(self) -> Lognormal:
+        zeros = np.zeros_like(self.rates)
+        return Lognormal(zeros, zeros)
+
+
+class _Moments(NamedTuple):
+    """Equally likely circumstances in which a request arrives; each field is evenly spread and independent."""
+
+    left: Floats  # share of the running step that is still to go
+    normal: Floats  # how long that step is, in deviations
+    busy: Floats  # below the chance that the engine is busy: it is
+    length: Floats  # how long the prompt is, in deviations
+    others: Floats  # how many others arrive in that step, as a share of the distribution
+
+    @property
+    def others_normal(self) -> Floats:
+        """The same in deviations."""
+        return np.array([NormalDist().inv_cdf(share) for share in self.others])
+
+
+@functools.cache
+def _moments() -> _Moments:
+    # a Latin hypercube: each circumstance takes each of its values once, in an order of its own
+    values = (np.arange(NUM_MOMENTS) + 0.5) / NUM_MOMENTS
+    random = np.random.default_rng(0)
+    left, step, busy, length, others = (random.permutation(values) for _ in _Moments._fields)
+    quantile = NormalDist().inv_cdf
+    steps, lengths = (np.array([quantile(share) for share in some]) for some in (step, length))
+    return _Moments(left, steps, busy, lengths, others)
+
+
+@functools.cache
+def _poisson_quantiles() -> Floats:
+    """Quantiles at the moments' shares of Poisson distributions whose means are multiples of `MEAN_STEP`."""
+    shares = _moments().others
+    means = np.arange(0.0, LARGE_COUNT + 2 * MEAN_STEP, MEAN_STEP)[:, None]
+    counts = np.zeros((len(means), len(shares)))
+    term = np.exp(-means)
+    below = term.copy()
+    for number in range(1, 4 * LARGE_COUNT):
+        counts += below < shares
+        term = term * means / number
+        below = below + term
+    return counts
+
+
+def _poisson(mean: Floats) -> Floats:
+    """Counts of which the mean is given, one at each moment, [rates, moments]; normal where the mean is large."""
+    table = _poisson_quantiles()
+    at = np.minimum(mean, LARGE_COUNT) / MEAN_STEP
+    low = at.astype(np.int64)
+    columns = np.arange(mean.shape[1])
+    counts = table[low, columns] * (1.0 - at + low) + table[low + 1, columns] * (at - low)
+    return np.where(mean > LARGE_COUNT, np.maximum(0.0, mean + _moments().others_normal * np.sqrt(mean)), counts)
+
+
+def _soon_after(arrival_cv2: Floats, expected: Floats) -> Floats:
+    """The chance that a gamma-distributed time between arrivals is below `expected` of its means, to first order."""
+    shape = 1.0 / np.maximum(arrival_cv2, 1e-2)
+    chance: Floats = np.minimum(1.0, np.minimum(1.0, shape * expected) ** shape / _gamma(1.0 + shape))
+    return np.where(shape * expected >= 1.0, 1.0, chance)
+
+
+_gamma = np.vectorize(math.gamma, otypes=[np.float64])
+
+
+def _averaged(departures: Floats, seen: Floats) -> Floats:
+    """How much of the variance of the batch size remains in its mean over one request's life, [rates].
+
+    The batch size returns to its mean the sooner the more departures grow with it: its correlation falls as
+    exp(-x t / life), where x is the elasticity of departures by batch size, 1 where sequences do not slow each other down.
+    """
+    if departures.shape[1] == 1:
+        return np.ones(len(departures))
+    numbers = np.arange(1, departures.shape[1] + 1, dtype=np.float64)
+    slopes = np.gradient(np.log(departures), np.log(numbers), axis=1)
+    elasticity = np.clip((seen * slopes).sum(axis=1), LEAST_ELASTICITY, 1.0)
+    averaged: Floats = 2.0 * (elasticity - 1.0 + np.exp(-elasticity)) / elasticity**2
+    return averaged
+
+
+def _lengths(mean: float, cv: float, deviations: Floats) -> Floats:
+    """Lognormal prompt lengths."""
+    variance = math.log1p(cv**2)
+    lengths: Floats = mean * np.exp(deviations * math.sqrt(variance) - variance / 2.0)
+    return lengths
+
+
+def predict(
+    engine: EngineModel,
+    policy: ServingPolicy,
+    load: Load,
+    rates: Floats,
+    *,
+    num_engines: Floats | float = 1.0,
+    routing: Routing = Routing.LEAST_REQUESTS,
+) -> Prediction:
+    """What an engine does with a load's requests at each of several rates of its own, [rates] per second.
+
+    Args:
+        engine: what it is.
+        policy: how it is run.
+        load: what requests are; its rate does not count here.
+        rates: of arrivals at this engine.
+        num_engines: [rates] or one for all, engines that share the arrivals.
+        routing: how they share them.
+    """
+    rates = np.asarray(rates, dtype=np.float64)
+    counts = np.broadcast_to(np.asarray(num_engines, dtype=np.float64), rates.shape)
+    steady = _Steady(engine, policy, load, rates, counts, routing)
+    ttft, tpot = steady.ttft(), steady.tpot()
+    after_first = steady.tokens_after * tpot.mean
+    mean = ttft.mean + after_first
+    variance = ttft.variance + after_first**2 * (tpot.cv2 + load.osl_cv**2)
+    is_stable = steady.is_stable
+    cv2 = np.where(is_stable, variance, 1.0) / np.where(is_stable, mean, 1.0) ** 2
+    return Prediction(
+        rates=steady.rates,
+        is_stable=is_stable,
+        ttft=ttft,
+        tpot=tpot,
+        icl=steady.icl(),
+        e2el=Lognormal(mean, cv2),
+        batch_size=steady.batch_size,
+        acceptance_length=steady.seen @ policy.tokens_per_step,
+        utilization=steady.utilization,
+        busy_share=1.0 - steady.share[:, 0],
+        prompt_share=steady.prompt_share,
+        wait_chance=steady.wait_chance,
+    )
+
+
+def max_rate(
+    engine: EngineModel,
+    policy: ServingPolicy,
+    load: Load,
+    sla: Sla,
+    *,
+    num_engines: int = 1,
+    routing: Routing = Routing.LEAST_REQUESTS,
+) -> float:
+    """The most requests per second and engine at which so many engines attain the SLA; 0: not even when idle.
+
+    Found on grids of rates, each within the interval of the one before, as a bisection into 32 parts would.
+    """
+    residence = policy.step_seconds * np.maximum(1.0, policy.steps_for(load.osl - 1.0))
+    low, high = 0.0, float(np.max(np.arange(1, policy.max_num_seqs + 1) / residence))
+    for _ in range(RATE_ROUNDS):
+        rates = np.linspace(low, high, RATE_GRID)[1:]
+        found = predict(engine, policy, load, rates, num_engines=num_engines, routing=routing)
+        fails = found.attainment(sla) < sla.attainment
+        if not fails.any():
+            return high
+        first = int(np.argmax(fails))
+        low, high = (low if first == 0 else float(rates[first - 1])), float(rates[first])
+    return low

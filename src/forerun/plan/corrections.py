@@ -1,0 +1,105 @@
+"""What is learnt from a running service: how far its step times and its acceptance are off the profile, each apart.
+
+Dynamo's planner has one factor for decoding, observed over predicted inter-token latency. With speculation that
+mixes two causes with different cures: slower steps are seen at every K, fewer accepted tokens argue for a smaller K.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
+
+WEIGHT = 0.3
+"""Of an interval's ratio in the running mean."""
+
+LEAST, MOST = 0.5, 2.0
+"""Factors outside say that the profile is of something else; they are not applied, and it is said."""
+
+FEWEST_STEPS = 20  # of an interval that teaches anything: an idle or a cold service does not
+
+
+@dataclass(slots=True)
+class CorrectionFactor:
+    """A running ratio of what was observed over what was predicted; 1 before the first observation."""
+
+    name: str
+    value: float = 1.0
+    num_observations: int = 0
+
+    def observe(self, *, observed: float, predicted: float, num_steps: int) -> None:
+        """Learn from an interval; one with fewer than 20 steps teaches nothing.
+
+        Raises:
+            ConfigError: a value is not a finite number above 0.
+        """
+        if num_steps < FEWEST_STEPS:
+            return
+        for said, value in (("observed", observed), ("predicted", predicted)):
+            if not 0.0 < value < math.inf:
+                raise ConfigError(f"correction of {self.name}: got {said} {value!r}; must be a finite number above 0")
+        ratio = observed / predicted
+        weight = 1.0 if self.num_observations == 0 else WEIGHT
+        self.value += weight * (ratio - self.value)
+        self.num_observations += 1
+
+    def checked(self) -> float:
+        """The factor.
+
+        Raises:
+            ConfigError: it is so far from 1 that the profile must be of something else.
+        """
+        if not LEAST <= self.value <= MOST:
+            raise ConfigError(
+                f"correction of {self.name}: observations are {self.value:.2f} times what the profile says; must be from "
+                f"{LEAST:g} to {MOST:g}: profile again, on this machine and with these prompts"
+            )
+        return self.value
+
+
+@dataclass(slots=True)
+class Corrections:
+    """Both factors of a service: `time` of its steps, `acceptance` of the tokens that a step yields."""
+
+    time: CorrectionFactor = field(default_factory=lambda: CorrectionFactor("step time"))
+    acceptance: CorrectionFactor = field(default_factory=lambda: CorrectionFactor("acceptance length"))
+
+    @property
+    def decode(self) -> float:
+        """Observed over predicted time per token: what one factor alone would have seen."""
+        return self.time.value / self.acceptance.value
+
+
+def with_length(profile: AcceptanceProfile, length: float) -> AcceptanceProfile:
+    """The profile with all rates changed by one factor, so that the longest draft yields `length` tokens per step.
+
+    A rate is 1 at most, so the factor of the others may have to be larger; nothing is counted any more.
+
+    Raises:
+        ConfigError: no draft of so many places yields that.
+    """
+    places = len(profile.conditional)
+    if not 1.0 <= length <= places + 1.0:
+        raise ConfigError(
+            f"acceptance of {profile.method}: got a mean length of {length:g} tokens per step; must be from 1 to {places + 1}"
+        )
+
+    def scaled(factor: float) -> AcceptanceProfile:
+        rates = tuple(min(1.0, rate * factor) for rate in profile.conditional)
+        return AcceptanceProfile(method=profile.method, conditional=rates, proposed=profile.proposed)
+
+    low, high = 0.0, 1.0
+    while scaled(high).mean_accept_length < length and high < 1e6:
+        high *= 2.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if scaled(middle).mean_accept_length < length else (low, middle)
+    found = scaled(high)
+    if abs(found.mean_accept_length - length) > 1e-6 * length:
+        raise ConfigError(
+            f"acceptance of {profile.method}: no change of its rates yields {length:g} tokens per step, as some places "
+            "never stand; profile again, with these prompts"
+        )
+    return found

@@ -1,0 +1,293 @@
+"""From a profile, a load and an SLA to a deployment plan: the engine, the ways to draft, the fleet, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import ConfigError, did_you_mean
+from forerun.plan.capacity import Routing, max_rate, predict
+from forerun.plan.corrections import with_length
+from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
+from forerun.plan.draft_lengths import Speculation
+from forerun.plan.fleet_plan import FREE_TRANSFER, FleetAnswer, FleetPlan, plan_fleet
+from forerun.plan.load import Load
+from forerun.plan.profile import NAMES, Profile, missing_points
+from forerun.plan.request_spread import request_cv
+from forerun.plan.serving_policies import EngineModel, serving_policies
+from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.sla import LATENCIES, Sla
+
+BUSY = 0.9
+"""Utilization above which small errors of the profile make large ones of waiting: worth a warning."""
+
+QUANTILES = (0.5, 0.95, 0.99)
+IDLE_RATE = 1e-6  # requests per second of an engine that has nothing else to do
+MS = 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningOptions:
+    """What a plan may use, and what is known beside the profile.
+
+    `layouts` may be chosen, within `most_engines` (None: as many as it takes). `kind` is the class of prompts whose
+    acceptance counts (None: all). `confidence`: acceptance is planned at the lower end of its interval (None: as
+    measured). `methods` are the configurations that may be chosen (None: all of the profile). `transfer` is what
+    handing over a prompt's KV takes, `routing` which engine a request is sent to.
+    """
+
+    layouts: tuple[Layout, ...] = (Layout.AGGREGATED,)
+    most_engines: int | None = None
+    kind: str | None = None
+    confidence: float | None = None
+    methods: tuple[str, ...] | None = None
+    transfer: Transfer = FREE_TRANSFER
+    routing: Routing = Routing.LEAST_REQUESTS
+
+
+DEFAULTS = PlanningOptions()
+
+
+def corrected(profile: Profile, *, time_factor: float, acceptance_factor: float) -> Profile:
+    """The profile as a running service was observed: steps so many times as long, yielding so many times as much.
+
+    Recorded drafts no longer hold where acceptance is another; simulations then draw from the rates.
+
+    Raises:
+        ConfigError: a factor is not above 0, or no acceptance is that high.
+    """
+    if time_factor != 1.0:
+        profile = replace(profile, step_times=profile.step_times.scaled(time_factor))
+    if acceptance_factor != 1.0:
+        changed = {
+            name: with_length(one, one.mean_accept_length * acceptance_factor)
+            for name, one in profile.acceptance.items()
+        }
+        profile = replace(profile, acceptance=changed, traces={})
+    return profile
+
+
+def engine_model(profile: Profile) -> EngineModel:
+    """The profile's engine."""
+    return EngineModel(
+        step_times=profile.step_times,
+        num_blocks=profile.num_blocks,
+        block_size=profile.block_size,
+        max_num_seqs=profile.max_num_seqs,
+        max_num_batched_tokens=profile.max_num_batched_tokens,
+        max_model_len=profile.max_model_len,
+    )
+
+
+def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[Speculation]:
+    """The ways to draft that the profile measured and the options allow.
+
+    Raises:
+        ConfigError: a method or a class of prompts was not profiled, or has too few counts for a confidence.
+    """
+    names = list(profile.configs) if options.methods is None else list(options.methods)
+    for name in names:
+        if name not in profile.configs:
+            raise ConfigError(f"method: the profile has no {name!r}{did_you_mean(name, profile.configs)}")
+    found = []
+    for name in names:
+        acceptance = profile.acceptance_for(name, options.kind)
+        if options.confidence is not None:
+            acceptance = acceptance.lower(options.confidence)
+        config = profile.configs[name]
+        longest = min(acceptance.num_places, int(config.get("num_speculative_tokens", acceptance.num_places)))
+        found.append(
+            Speculation(
+                name=name,
+                acceptance=acceptance,
+                max_draft_tokens=max(1, longest),
+                cost=profile.drafting[name],
+                speculative_config=dict(config),
+                is_adaptive=chooses_itself(config),
+                request_cv=request_cv(profile, name, options.kind, longest),
+            )
+        )
+    return found
+
+
+def plan_deployment(
+    profile: Profile, load: Load, sla: Sla, options: PlanningOptions = DEFAULTS
+) -> tuple[DeploymentPlan, FleetAnswer]:
+    """Plan for a load: what to run, and the fleet that it was read from.
+
+    Raises:
+        ConfigError: the load does not fit the profile's engine, or an option is out of range.
+    """
+    engine = engine_model(profile)
+    answer = plan_fleet(
+        engine,
+        speculations(profile, options),
+        load,
+        sla,
+        layouts=options.layouts,
+        most_engines=options.most_engines,
+        transfer=options.transfer,
+        routing=options.routing,
+    )
+    return describe(profile, load, sla, answer, options), answer
+
+
+def describe(
+    profile: Profile, load: Load, sla: Sla, answer: FleetAnswer, options: PlanningOptions = DEFAULTS
+) -> DeploymentPlan:
+    """The plan as a record, with what is predicted and what is to be known of it."""
+    plan, engine = answer.plan, engine_model(profile)
+    speculation = plan.policy.speculation
+    predicted = predictions(plan, load, engine, sla, options.routing) | {
+        "joules_per_output_token": joules_per_token(profile, plan, load)
+    }
+    return DeploymentPlan(
+        model=profile.model,
+        profile={name: getattr(profile, name) for name in NAMES}
+        | {"gigabytes_per_second": profile.gigabytes_per_second},
+        load=load,
+        sla=sla,
+        feasible=answer.is_feasible,
+        best_achievable=None if answer.is_feasible else _shortfall(answer, predicted, engine, load, sla),
+        layout=plan.layout,
+        replicas=plan.num_engines,
+        prefill_replicas=plan.prefill_replicas,
+        decode_replicas=plan.replicas if plan.prefill_replicas else 0,
+        engine=PlannedEngine(
+            max_num_seqs=plan.policy.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            max_model_len=profile.max_model_len,
+            block_size=profile.block_size,
+            dtype=profile.dtype,
+            quantization=profile.quantization,
+        ),
+        speculative_config=speculative_config(plan),
+        acceptance=None if speculation is None else speculation.acceptance.to_json(**profile.conditions),
+        predicted=predicted,
+        warnings=tuple(_warnings(profile, plan, load)),
+    )
+
+
+def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
+    """What each engine is given: the profiled configuration with the planned K, by batch size where that differs.
+
+    A configuration that chooses its draft lengths while it runs is left as it is.
+    """
+    speculation = plan.policy.speculation
+    if speculation is None:
+        return None
+    config = dict(speculation.speculative_config)
+    if speculation.is_adaptive:
+        return config
+    config["num_speculative_tokens"] = plan.policy.max_draft_tokens
+    config.pop("num_speculative_tokens_per_batch_size", None)
+    if len(plan.policy.schedule) > 1:
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in plan.policy.schedule]
+    return config
+
+
+def chooses_itself(config: Mapping[str, Any]) -> bool:
+    """Whether the engine chooses the length of drafts while it runs."""
+    return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
+
+
+def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla, routing: Routing) -> dict[str, Any]:
+    """What requests will see: milliseconds in keys that end in _ms; None: without end."""
+    found: dict[str, Any] = {"attainment": plan.attainment}
+    for name in LATENCIES:
+        latency = getattr(plan, name)
+        found[f"{name}_mean_ms"] = _finite(float(latency.mean[0]) * MS)
+        for share in QUANTILES:
+            found[f"{name}_p{round(share * 100)}_ms"] = _finite(float(latency.quantile(share)[0]) * MS)
+    found |= {
+        "goodput_requests_per_second": load.rate * plan.attainment,
+        "output_tokens_per_second": load.tokens_per_second,
+        "batch_size": plan.batch_size,
+        "acceptance_length": plan.acceptance_length,
+        "utilization": plan.utilization,
+    }
+    if plan.prefill_replicas:
+        found["prefill_utilization"] = plan.prefill_utilization
+    else:
+        found["max_requests_per_second"] = plan.replicas * max_rate(
+            engine, plan.policy, load, sla, num_engines=plan.replicas, routing=routing
+        )
+    return found
+
+
+def joules_per_token(profile: Profile, plan: FleetPlan, load: Load) -> float | None:
+    """Energy of an output token, idle engines included; None where the profile has no power."""
+    if profile.watts is None:
+        return None
+    busy = plan.replicas * plan.busy_share + plan.prefill_replicas * min(1.0, plan.prefill_utilization or 0.0)
+    watts = busy * profile.watts + (plan.num_engines - busy) * (profile.idle_watts or 0.0)
+    return watts / load.tokens_per_second
+
+
+def _shortfall(
+    answer: FleetAnswer, predicted: Mapping[str, Any], engine: EngineModel, load: Load, sla: Sla
+) -> dict[str, Any]:
+    """What the best plan reaches, how many engines would be enough, and which limits no engine keeps."""
+    keys = ["attainment", *(f"{name}_{what}_ms" for name in LATENCIES for what in ("mean", "p95"))]
+    reached = {key: predicted[key] for key in keys}
+    return reached | {
+        "needed_replicas": answer.needed,
+        "limits_missed_when_idle": _missed_when_idle(engine, answer, load, sla),
+    }
+
+
+def _missed_when_idle(engine: EngineModel, answer: FleetAnswer, load: Load, sla: Sla) -> list[str]:
+    """Limits that an engine misses although it has nothing else to do, with what it takes; of all ways to run it the best."""
+    if answer.needed is not None:
+        return []
+    tried = [answer.plan.policy, *serving_policies(engine, [answer.plan.policy.speculation], load)]
+    alone = [predict(engine, policy, load, np.array([IDLE_RATE])) for policy in tried]
+    missed = []
+    for name in LATENCIES:
+        limit = getattr(sla, name)
+        if limit is None:
+            continue
+        least = min(float(getattr(one, name).quantile(sla.attainment)[0]) for one in alone)
+        if least > limit:
+            missed.append(f"{name}: an idle engine takes {least * MS:.3g} ms, the limit is {limit * MS:.3g} ms")
+    return missed
+
+
+def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
+    policy, found = plan.policy, []
+    usual = min(policy.max_num_seqs, math.ceil(plan.batch_size + 2.0 * math.sqrt(plan.batch_size)) or 1)
+    rows = usual * (1 + int(policy.lengths[usual - 1]))
+    prompt_rows = round(min(load.computed_isl, profile.max_num_batched_tokens))
+    for beyond in missing_points(profile.step_times, num_rows=rows, num_sequences=usual, prompt_rows=prompt_rows):
+        found.append(f"not measured: {beyond}; profile further for a sure answer")
+    busiest = max(plan.utilization, plan.prefill_utilization or 0.0)
+    if BUSY < busiest < 1.0:
+        found.append(f"engines are {busiest:.0%} busy: a few percent more load or time makes long queues")
+    speculation = policy.speculation
+    if speculation is not None and not speculation.is_adaptive:
+        if policy.max_draft_tokens == speculation.acceptance.num_places:
+            found.append(
+                f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
+            )
+        if plan.prefill_replicas and len(policy.schedule) > 1:
+            found.append("K follows the batch size of each decode engine; prefill engines draft nothing")
+    if policy.max_num_seqs < profile.max_num_seqs:
+        found.append(
+            f"max_num_seqs is {policy.max_num_seqs}, below the profile's {profile.max_num_seqs}: more would be slower or not fit"
+        )
+    if load.prefix_hit_rate:
+        found.append("the prefix hit rate is taken as given; cached prompts need KV memory that is not counted")
+    return found
+
+
+def with_simulation(plan: DeploymentPlan, simulated: dict[str, Any], warnings: Sequence[str] = ()) -> DeploymentPlan:
+    """The plan with what the simulator says of it."""
+    return replace(plan, simulated=simulated, warnings=(*plan.warnings, *warnings))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

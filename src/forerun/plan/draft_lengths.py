@@ -1,0 +1,154 @@
+"""How many tokens to draft at each batch size: by enumeration over what a step costs and what it yields.
+
+A step of B sequences with K drafted tokens each takes T(B, K) seconds, B (K + 1) rows verified and K drafted, and
+yields E(K) tokens per sequence. For a batch size the K with the least T / E is best for latency and throughput alike.
+T has steps where register tiles fill up, so all K are tried; no rule that stops at the first loss would find the best.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.engine.speculation import Schedule
+from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.step_times import DraftingCost
+
+Floats = npt.NDArray[np.float64]
+Lengths = npt.NDArray[np.int64]
+
+FREE = DraftingCost()
+
+MIN_GAIN = 0.03
+"""A schedule changes K from one batch size to the next only if that makes a token at least so much cheaper."""
+
+
+class StepSeconds(Protocol):
+    """What a step takes; `StepTimeModel` is one."""
+
+    def seconds(
+        self,
+        *,
+        num_rows: int,
+        num_sequences: int,
+        num_context_tokens: int,
+        num_prompt_rows: int = 0,
+        num_prompt_context: int = 0,
+    ) -> float:
+        """Seconds of a step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """A way to draft that may be planned: what it yields and what it costs.
+
+    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens, or, where it
+    `is_adaptive`, as many as the engine finds best while it runs. `request_cv` is how far requests differ in steps per
+    token, deviation over mean, beyond the luck of single drafts.
+
+    Raises:
+        ConfigError: acceptance is not known up to `max_draft_tokens`.
+    """
+
+    name: str
+    acceptance: AcceptanceProfile
+    max_draft_tokens: int
+    cost: DraftingCost = FREE
+    speculative_config: dict[str, Any] = field(default_factory=dict)
+    is_adaptive: bool = False
+    request_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = self.acceptance.num_places
+        if not 1 <= self.max_draft_tokens <= known:
+            raise ConfigError(
+                f"{self.name}: got max_draft_tokens={self.max_draft_tokens}, and acceptance at {known} places; "
+                f"must be from 1 to {known}: profile deeper drafts, or plan shorter ones"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """What a step takes and yields at each batch size from 1 and each draft length from 0."""
+
+    seconds: Floats  # [batch sizes, draft lengths]
+    expected: Floats  # [draft lengths], tokens per sequence
+    variance: Floats  # [draft lengths]
+
+    @property
+    def seconds_per_token(self) -> Floats:
+        """Mean seconds from one token of a sequence to its next, [batch sizes, draft lengths]."""
+        return self.seconds / self.expected
+
+
+def step_table(
+    step_times: StepSeconds, speculation: Speculation | None, *, max_batch_size: int, context: float
+) -> StepTable:
+    """What steps of 1 to `max_batch_size` sequences take, each with `context` tokens in the KV cache.
+
+    Without speculation the table has one draft length, 0; so has one whose drafts are never accepted, in effect,
+    since K = 0 costs the same there: a drafter is not asked for nothing.
+    """
+    lengths = range(1 + (speculation.max_draft_tokens if speculation else 0))
+    # a look-up does not always find a draft of K tokens: rows are verified and paid for as far as there are any
+    drafted = [speculation.acceptance.mean_draft_tokens(length) if speculation else 0.0 for length in lengths]
+    seconds = np.empty((max_batch_size, len(lengths)))
+    for batch_size in range(1, max_batch_size + 1):
+        for length in lengths:
+            seconds[batch_size - 1, length] = _seconds(
+                step_times, batch_size, batch_size * (1.0 + drafted[length]), context
+            )
+    expected, variance = np.ones(len(lengths)), np.zeros(len(lengths))
+    if speculation is not None:
+        cost, sizes = speculation.cost, np.arange(1, max_batch_size + 1)[:, None]
+        seconds[:, 1:] += cost.seconds_per_step + cost.seconds_per_draft_token * sizes * np.array(drafted[1:])
+        expected[:] = [speculation.acceptance.expected(length) for length in lengths]
+        variance[:] = [speculation.acceptance.variance(length) for length in lengths]
+    return StepTable(seconds=seconds, expected=expected, variance=variance)
+
+
+def _seconds(step_times: StepSeconds, batch_size: int, num_rows: float, context: float) -> float:
+    """Seconds of a step of a mean number of rows, between those of the whole numbers beside it."""
+    low, context_tokens = math.floor(num_rows), round(batch_size * context)
+    counts = (low, low + 1) if num_rows > low else (low,)
+    times = [
+        step_times.seconds(num_rows=count, num_sequences=batch_size, num_context_tokens=context_tokens)
+        for count in counts
+    ]
+    return times[0] + (num_rows - low) * (times[-1] - times[0])
+
+
+def best_lengths(table: StepTable, *, max_length: int | None = None) -> Lengths:
+    """The K with the cheapest token at each batch size; of equal ones the smallest."""
+    last = None if max_length is None else max_length + 1
+    best: Lengths = np.argmin(table.seconds_per_token[:, :last], axis=1)
+    return best
+
+
+def steady_lengths(table: StepTable, *, max_length: int | None = None, min_gain: float = MIN_GAIN) -> Lengths:
+    """The same, but K changes from one batch size to the next only where that gains at least `min_gain`."""
+    lengths = best_lengths(table, max_length=max_length)
+    costs = table.seconds_per_token
+    for at in range(1, len(lengths)):
+        before = lengths[at - 1]
+        if costs[at, lengths[at]] > (1.0 - min_gain) * costs[at, before]:
+            lengths[at] = before
+    return lengths
+
+
+def as_schedule(lengths: Lengths) -> Schedule:
+    """K by batch size as (first, last, K), in the form of `num_speculative_tokens_per_batch_size`."""
+    starts = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist()]
+    ends = [*starts[1:], len(lengths)]
+    return tuple((start + 1, end, int(lengths[start])) for start, end in zip(starts, ends, strict=True))
+
+
+def fixed_lengths(batch_sizes: int, length: int) -> Lengths:
+    """The same K at every batch size."""
+    return np.full(batch_sizes, length, dtype=np.int64)

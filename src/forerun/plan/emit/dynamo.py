@@ -1,0 +1,281 @@
+"""NVIDIA Dynamo with vLLM's engines: a graph deployment with its SLA planner, a local script, and its mocker.
+
+Names and keys are those of ai-dynamo 1.4.2 and 1.6.1: `DynamoGraphDeployment` in the versions v1beta1 (`spec.components`) and
+v1alpha1 (`spec.services`), `python -m dynamo.planner --config`, and the ConfigMap `planner-profile-data` with the
+arrays of the profiler's two npz files as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.plan.deployment_plan import Layout
+from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
+from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
+from forerun.plan.emit.speculation import drafter_kv_notes, vllm_notes
+from forerun.plan.emit.vllm import engine_options
+
+VERSION = "1.6.1"
+REGISTRY = "nvcr.io/nvidia/ai-dynamo"
+PROFILE_DATA = "planner-profile-data"
+PROFILE_FOLDER = "/workspace/profiling_results"
+SECRET = "hf-token-secret"
+PLANNER_INTERVAL = 60  # seconds from one decision to the next
+WITHOUT_SERVICES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
+"""Options with which processes of one machine find each other without etcd and NATS."""
+
+MOST_MOCKED_TOKENS = 5  # drafted ones of a step, of Dynamo's mocker
+
+
+class _Worker(NamedTuple):
+    """One kind of engine."""
+
+    name: str
+    kind: str  # prefill or decode; those that do both are scaled as decode
+    replicas: int
+    mode: str | None  # of --disaggregation-mode
+
+
+def dynamo(request: EmitRequest) -> Emission:
+    """The graph in both versions, the ConfigMap of the planner, a script for one machine, the mocker's options."""
+    if request.profile_folder is None:
+        raise ConfigError("--profile: Dynamo's planner reads measured latencies; give the folder of forerun profile")
+    measured = measured_length(request.profile_folder, _num_drafted(request))
+    profile_data = read_profile_data(request.profile_folder, measured)
+    workers = _workers(request)
+    files = {
+        "dynamo.yaml": yaml_text(profile_config_map(profile_data), graph_v1beta1(request, workers)),
+        "dynamo-v1alpha1.yaml": yaml_text(profile_config_map(profile_data), graph_v1alpha1(request, workers)),
+        "launch.sh": _launch_script(request, workers),
+        "mocker.sh": mocker_script(request, measured),
+    }
+    notes = [
+        f"the secret {SECRET} must hold HF_TOKEN where the model needs one",
+        f"the planner has a budget of {request.plan.replicas} engines, the plan's: raise max_gpu_budget for more",
+        *vllm_notes(request.plan.speculative_config),
+        *_traps(request, measured),
+    ]
+    return Emission(files=files, notes=tuple(notes))
+
+
+def read_profile_data(folder: Path, measured: int | None) -> dict[str, dict[str, Any]]:
+    """The arrays of a profile's two sweeps, as lists; `max_kv_tokens` is one number, as Dynamo's profiler writes it.
+
+    `z_itl` is the time of a whole step: the planner itself divides it by the acceptance length that it observes, as
+    the profile has done in its own `z_itl`, so that speculation would count twice.
+
+    Args:
+        folder: of `forerun profile`, or of Dynamo's profiler.
+        measured: the draft length whose sweep is taken; None: the sweep of the folder's chosen configuration.
+
+    Raises:
+        ConfigError: a file cannot be read or lacks an array.
+    """
+    prefill = read_arrays(folder / PREFILL_FILE, PREFILL_KEYS)
+    path = folder / (DECODE_FILE if measured is None else f"decode_k{measured}/raw_data.npz")
+    decode = read_arrays(path, DECODE_KEYS, others=("z_step_ms",))
+    decode["z_itl"] = decode.pop("z_step_ms", decode["z_itl"])
+    lists: dict[str, dict[str, Any]] = {
+        "prefill": {key: prefill[key].tolist() for key in PREFILL_KEYS},
+        "decode": {key: decode[key].tolist() for key in DECODE_KEYS},
+    }
+    lists["decode"]["max_kv_tokens"] = int(np.ravel(decode["max_kv_tokens"])[0])
+    return lists
+
+
+def measured_length(folder: Path, num_drafted: int) -> int | None:
+    """The draft length of the profile that is nearest to the plan's, better longer than shorter; None: it has none."""
+    found = sorted(int(one.name.removeprefix("decode_k")) for one in folder.glob("decode_k*") if one.name[8:].isdigit())
+    return next((length for length in found if length >= num_drafted), found[-1] if found else None)
+
+
+def profile_config_map(profile_data: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The ConfigMap that the planner mounts."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": PROFILE_DATA},
+        "data": {f"{phase}_raw_data.json": json.dumps(arrays) for phase, arrays in profile_data.items()},
+    }
+
+
+def planner_config(request: EmitRequest) -> dict[str, Any]:
+    """The planner's settings: the plan's SLA in milliseconds, and the engines that it may have.
+
+    Raises:
+        ConfigError: the SLA limits neither.
+    """
+    plan, sla = request.plan, request.plan.sla
+    itl = sla.tpot if sla.tpot is not None else sla.icl
+    if sla.ttft is None or itl is None:
+        raise ConfigError("sla: Dynamo's planner wants limits of both; plan with --sla ttft=...,tpot=...")
+    gpus = plan.engine.tensor_parallel_size
+    return {
+        "environment": "kubernetes",
+        "backend": "vllm",
+        "mode": "agg" if plan.layout is Layout.AGGREGATED else "disagg",
+        "optimization_target": "sla",
+        "ttft_ms": round(1e3 * sla.ttft, 3),
+        "itl_ms": round(1e3 * itl, 3),
+        "profile_results_dir": PROFILE_FOLDER,
+        "throughput_adjustment_interval_seconds": PLANNER_INTERVAL,
+        "max_gpu_budget": gpus * plan.replicas,
+        "pre_deployment_sweeping_mode": "thorough",  # latencies were measured, not looked up
+        "prefill_engine_num_gpu": gpus,
+        "decode_engine_num_gpu": gpus,
+        "speculative_nextn": _num_drafted(request),
+    }
+
+
+def graph_v1beta1(request: EmitRequest, workers: list[_Worker]) -> dict[str, Any]:
+    """The graph as a list of components with pod templates."""
+    components = [
+        _component("Frontend", "frontend", 1, _container(request, "dynamo-frontend", ["dynamo.frontend"])),
+        _component("Planner", "planner", 1, _planner_container(request), volumes=[_volume()]),
+    ]
+    for worker in workers:
+        container = _container(request, "vllm-runtime", _worker_words(request, worker)) | {
+            "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
+            "resources": {"limits": {"nvidia.com/gpu": str(request.plan.engine.tensor_parallel_size)}},
+        }
+        component = _component(worker.name, worker.kind, worker.replicas, container)
+        components.append(component | {"scalingAdapter": {"enabled": True}})
+    return _graph(request, "v1beta1", {"components": components})
+
+
+def graph_v1alpha1(request: EmitRequest, workers: list[_Worker]) -> dict[str, Any]:
+    """The graph as services by name."""
+    services: dict[str, Any] = {
+        "Frontend": _service("frontend", 1, _container(request, "dynamo-frontend", ["dynamo.frontend"])),
+        "Planner": _service("planner", 1, _planner_container(request)),
+    }
+    services["Planner"]["extraPodSpec"]["volumes"] = [_volume()]
+    for worker in workers:
+        container = _container(request, "vllm-runtime", _worker_words(request, worker))
+        service = _service("worker", worker.replicas, container)
+        service["subComponentType"] = worker.kind
+        service["scalingAdapter"] = {"enabled": True}
+        service["envFromSecret"] = SECRET
+        service["resources"] = {"limits": {"gpu": str(request.plan.engine.tensor_parallel_size)}}
+        services[worker.name] = service
+    return _graph(request, "v1alpha1", {"services": services})
+
+
+def mocker_script(request: EmitRequest, measured: int | None) -> str:
+    """A worker of Dynamo's mocker with the profile's times: the plan's engines without a GPU.
+
+    It takes the times of whole steps, since it draws by itself how many drafted tokens each yields.
+    """
+    engine = request.plan.engine
+    words = ["python", "-m", "dynamo.mocker", "--model-path", request.model, *WITHOUT_SERVICES]
+    folder = request.profile_folder
+    times = folder if folder is None or measured is None else folder / f"mocker_k{measured}.npz"
+    words += ["--planner-profile-data", str(times), "--num-workers", str(request.plan.replicas)]
+    words += ["--max-num-seqs", str(engine.max_num_seqs), "--max-model-len", str(engine.max_model_len)]
+    words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--block-size", str(engine.block_size)]
+    rates = (request.plan.acceptance or {}).get("conditional_accept_rates", [])
+    length = min(_num_drafted(request), MOST_MOCKED_TOKENS, len(rates))
+    if length:
+        words += [
+            "--aic-nextn",
+            str(length),
+            "--aic-nextn-accept-rates",
+            ",".join(f"{rate:g}" for rate in rates[:length]),
+        ]
+    return script(words)
+
+
+def _traps(request: EmitRequest, measured: int | None) -> list[str]:
+    notes = []
+    length = _num_drafted(request)
+    if length > MOST_MOCKED_TOKENS:
+        notes.append(
+            f"mocker.sh drafts {MOST_MOCKED_TOKENS} tokens, the plan {length}: Dynamo's mocker has no more (--aic-nextn)"
+        )
+    if length and not (request.plan.acceptance or {}).get("conditional_accept_rates"):
+        notes.append("mocker.sh drafts nothing: the plan has no acceptance rates; profile the method's acceptance")
+    if measured not in (None, length):
+        notes.append(
+            f"the planner's and the mocker's latencies are those of {measured} drafted tokens: {length}, as planned, were "
+            "not profiled"
+        )
+    if request.plan.layout is Layout.DISAGGREGATED:
+        notes += drafter_kv_notes(request.plan.speculative_config)
+    return notes
+
+
+def _num_drafted(request: EmitRequest) -> int:
+    """K."""
+    return int((request.plan.speculative_config or {}).get("num_speculative_tokens", 0))
+
+
+def _workers(request: EmitRequest) -> list[_Worker]:
+    plan = request.plan
+    if plan.layout is Layout.AGGREGATED:
+        return [_Worker("VllmWorker", "decode", plan.replicas, None)]  # the role that the planner scales
+    return [
+        _Worker("VllmPrefillWorker", "prefill", plan.prefill_replicas, "prefill"),
+        _Worker("VllmDecodeWorker", "decode", plan.decode_replicas, "decode"),
+    ]
+
+
+def _worker_words(request: EmitRequest, worker: _Worker) -> list[str]:
+    words = ["dynamo.vllm", "--model", request.model, *engine_options(request)]
+    return words if worker.mode is None else [*words, "--disaggregation-mode", worker.mode, *_transfer()]
+
+
+def _transfer() -> list[str]:
+    return ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+
+
+def _container(request: EmitRequest, image: str, words: list[str]) -> dict[str, Any]:
+    return {
+        "image": request.image or f"{REGISTRY}/{image}:{VERSION}",
+        "command": ["python3", "-m", words[0]],
+        "args": words[1:],
+    }
+
+
+def _planner_container(request: EmitRequest) -> dict[str, Any]:
+    words = ["dynamo.planner", "--config", json.dumps(planner_config(request))]
+    mount = {"name": PROFILE_DATA, "mountPath": PROFILE_FOLDER, "readOnly": True}
+    return _container(request, "dynamo-planner", words) | {"volumeMounts": [mount]}
+
+
+def _volume() -> dict[str, Any]:
+    return {"name": PROFILE_DATA, "configMap": {"name": PROFILE_DATA}}
+
+
+def _component(
+    name: str, kind: str, replicas: int, container: dict[str, Any], *, volumes: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    pod: dict[str, Any] = {"containers": [{"name": "main"} | container]}
+    if volumes:
+        pod["volumes"] = volumes
+    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": {"spec": pod}}
+
+
+def _service(kind: str, replicas: int, container: dict[str, Any]) -> dict[str, Any]:
+    return {"componentType": kind, "replicas": replicas, "extraPodSpec": {"mainContainer": container}}
+
+
+def _graph(request: EmitRequest, version: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": f"nvidia.com/{version}",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": request.name},
+        "spec": spec,
+    }
+
+
+def _launch_script(request: EmitRequest, workers: list[_Worker]) -> str:
+    """A frontend and one engine of each kind on this machine, in the background; they end with the script."""
+    commands = [["python", "-m", "dynamo.frontend", "--http-port", '"${PORT:-8000}"', *WITHOUT_SERVICES]]
+    commands += [["python", "-m", *_worker_words(request, worker), *WITHOUT_SERVICES] for worker in workers]
+    lines = [script(words).removeprefix(SCRIPT_HEAD + "exec ").rstrip() + " &" for words in commands]
+    return SCRIPT_HEAD + "trap 'kill 0' EXIT\n" + "\n".join(lines) + "\nwait\n"

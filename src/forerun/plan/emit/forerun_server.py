@@ -1,0 +1,220 @@
+"""forerun itself: its server's options, alone, in Docker's compose, and on Kubernetes."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, NamedTuple
+
+from forerun.errors import ConfigError
+from forerun.plan.deployment_plan import Layout
+from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
+from forerun.plan.profile import Profile
+
+IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
+PORT = 8000
+CONFIG_FILE = "serve.yaml"
+CONFIG_FOLDER = "/config"
+DRAIN_SECONDS = 120  # that a request in flight may take to its end
+HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}/health', timeout=4)"
+MIB = 2**20
+PROCESS_BYTES = 2**30  # of Python, its packages and activations
+WEIGHT_COPIES = 2  # while they are loaded: as they lie in the file, and packed for the kernels
+
+
+class _Resources(NamedTuple):
+    """What one server of the plan takes; None: not known."""
+
+    cores: int | None
+    kv_bytes: int | None
+    memory_mib: int | None
+
+
+def forerun(request: EmitRequest) -> Emission:
+    """The file of `forerun serve --config`, and a script that starts one server."""
+    files = {
+        CONFIG_FILE: yaml_text(server_options(request)),
+        "serve.sh": script(["forerun", "serve", "--config", CONFIG_FILE, "--port", f'"${{PORT:-{PORT}}}"']),
+    }
+    return Emission(files=files, notes=_several(request))
+
+
+def compose(request: EmitRequest) -> Emission:
+    """A compose file: the replicas, each with its health check."""
+    is_one = request.plan.replicas == 1
+    memory = resources_of(request).memory_mib
+    limits = {} if memory is None else {"resources": {"limits": {"memory": f"{memory}M"}}}
+    service: dict[str, Any] = {
+        "image": request.image or IMAGE,
+        "command": ["serve", "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
+        "environment": ["FORERUN_API_KEY"],  # passed on where it is set
+        "ports": [f"127.0.0.1:{PORT}:{PORT}" if is_one else f"127.0.0.1::{PORT}"],
+        "volumes": [f"./{CONFIG_FILE}:{CONFIG_FOLDER}/{CONFIG_FILE}:ro", "models:/models"],
+        "deploy": {"replicas": request.plan.replicas} | limits,
+        "healthcheck": {
+            "test": ["CMD", "python", "-c", HEALTH_CHECK],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": "10m",
+        },
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "stop_grace_period": f"{DRAIN_SECONDS}s",
+        "restart": "unless-stopped",
+    }
+    files = {
+        "compose.yaml": yaml_text({"services": {"forerun": service}, "volumes": {"models": {}}}),
+        CONFIG_FILE: yaml_text(server_options(request)),
+    }
+    together = "give each server cores of its own with cpuset: those that share cores wait for each other"
+    notes = (_image_note(request), *_resource_notes(request), *_several(request), *(() if is_one else (together,)))
+    return Emission(files=files, notes=notes)
+
+
+def kubernetes(request: EmitRequest) -> Emission:
+    """A ConfigMap, a Deployment and a Service."""
+    name, labels = (
+        f"forerun-{request.name}",
+        {"app.kubernetes.io/name": "forerun", "app.kubernetes.io/instance": request.name},
+    )
+    probe = {"httpGet": {"path": "/health", "port": "http"}}
+    container = {
+        "name": "server",
+        "image": request.image or IMAGE,
+        "args": ["serve", "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "startupProbe": probe | {"periodSeconds": 5, "failureThreshold": 120},
+        "readinessProbe": probe | {"periodSeconds": 5, "timeoutSeconds": 4},
+        "livenessProbe": probe | {"periodSeconds": 10, "timeoutSeconds": 4, "failureThreshold": 6},
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+            {"name": "models", "mountPath": "/models"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        "securityContext": {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    } | _pod_resources(resources_of(request))
+    pod = {
+        "terminationGracePeriodSeconds": DRAIN_SECONDS,
+        "containers": [container],
+        "volumes": [
+            {"name": "config", "configMap": {"name": name}},
+            {"name": "models", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+        "securityContext": {"runAsNonRoot": True, "fsGroup": 10001},
+    }
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(PORT)}
+    documents = (
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "labels": labels},
+            "data": {CONFIG_FILE: yaml_text(server_options(request))},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "replicas": request.plan.replicas,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels, "annotations": scraped}, "spec": pod},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+        },
+    )
+    notes = (
+        _image_note(request),
+        "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
+        *_resource_notes(request),
+    )
+    return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
+
+
+def server_options(request: EmitRequest) -> dict[str, Any]:
+    """The options of `forerun serve`, in the names of its configuration file.
+
+    Raises:
+        ConfigError: prefill and decode are apart, which forerun's servers are not.
+    """
+    plan = request.plan
+    if plan.layout is not Layout.AGGREGATED:
+        raise ConfigError(
+            "layout: forerun's servers compute prompts and answers; plan with --layout aggregated, or emit to dynamo or trtllm"
+        )
+    options: dict[str, Any] = {
+        "model": request.model,
+        "max-num-seqs": plan.engine.max_num_seqs,
+        "max-num-batched-tokens": plan.engine.max_num_batched_tokens,
+        "max-model-len": plan.engine.max_model_len,
+        "dtype": plan.engine.dtype,
+    }
+    kv_bytes = resources_of(request).kv_bytes
+    if kv_bytes is not None:
+        options["kv-cache-memory-bytes"] = kv_bytes
+    if plan.engine.quantization is not None:
+        options["quantization"] = plan.engine.quantization
+    if plan.speculative_config is None:
+        return options | {"no-speculation": True}
+    return options | {"speculative-config": plan.speculative_config}
+
+
+def resources_of(request: EmitRequest) -> _Resources:
+    """The cores of the profiled machine, and with the profile's folder the memory of its KV cache and weights.
+
+    Raises:
+        ConfigError: the folder has no profile, or one of another model.
+    """
+    cores = re.search(r"(\d+) cores", str(request.plan.profile.get("machine", "")))
+    count = int(cores[1]) if cores else None
+    if request.profile_folder is None:
+        return _Resources(count, None, None)
+    profile = Profile.load(request.profile_folder)
+    profile.check_fits(model=request.plan.model)
+    if profile.kv_bytes_per_token is None or profile.weight_bytes is None:
+        return _Resources(count, None, None)
+    kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    total = kv_bytes + WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES
+    return _Resources(count, kv_bytes, math.ceil(total / MIB))
+
+
+def _pod_resources(resources: _Resources) -> dict[str, Any]:
+    """Requests equal limits, so that a node with the static CPU manager policy gives the pod cores of its own."""
+    found = {
+        **({} if resources.cores is None else {"cpu": str(resources.cores)}),
+        **({} if resources.memory_mib is None else {"memory": f"{resources.memory_mib}Mi"}),
+    }
+    return {"resources": {"requests": found, "limits": found}} if found else {}
+
+
+def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
+    if resources_of(request).memory_mib is None:
+        return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
+    return ("the limit of memory is an estimate: the profiled KV cache, the weights twice while loading, and 1 GiB",)
+
+
+def _image_note(request: EmitRequest) -> str:
+    if request.image is not None:
+        return f"the image {request.image} must hold forerun with its extra `serve`"
+    return f"the image `{IMAGE}` is that of the repository: docker build -f deploy/Dockerfile -t {IMAGE} ."
+
+
+def _several(request: EmitRequest) -> tuple[str, ...]:
+    count = request.plan.replicas
+    if count == 1:
+        return ()
+    return (
+        f"{count} servers are planned: put a balancer in front of them that sends each request to the least loaded one",
+    )

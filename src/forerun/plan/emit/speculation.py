@@ -1,0 +1,248 @@
+"""A plan's `speculative_config` in the words of other systems; what a system lacks is refused, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from forerun.errors import ConfigError
+
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+ADAPTIVE = "enable_adaptive_verification"
+SAMPLING = "rejection_sample_method"
+
+WITH_KV = frozenset({"draft_model", "pard", "eagle", "eagle3", "peagle", "mtp", "dflash"})
+"""Methods whose drafter has a KV cache of its own."""
+
+VLLM_NAMES = {"pard": "draft_model", "peagle": "eagle3"}
+"""Methods that vLLM calls by another name, with `parallel_drafting`."""
+
+VLLM_METHODS = (
+    *("ngram", "suffix", "draft_model", "pard", "eagle", "eagle3", "peagle", "medusa", "mlp_speculator", "mtp"),
+    "dflash",
+)
+VLLM_KEYS = frozenset(
+    {
+        *("method", "model", "num_speculative_tokens", SCHEDULE, "draft_tensor_parallel_size", "quantization"),
+        *("max_model_len", "revision", "code_revision", "prompt_lookup_min", "prompt_lookup_max", "parallel_drafting"),
+        *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
+        *("suffix_decoding_min_token_prob", "rejection_sample_method", "draft_sample_method"),
+        *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
+    }
+)
+"""Of vLLM 0.32's `SpeculativeConfig`, which refuses others."""
+
+SGLANG_ALGORITHMS = {
+    "ngram": "NGRAM",
+    "draft_model": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "dflash": "DFLASH",
+}
+"""Of SGLang 0.5.23's --speculative-algorithm."""
+
+TRTLLM_TYPES = {
+    "ngram": "NGram",
+    "draft_model": "Draft_Target",
+    "pard": "PARD",
+    "eagle3": "Eagle3",
+    "mtp": "MTP",
+    "dflash": "DFlash",
+}
+"""`decoding_type` of TensorRT-LLM's PyTorch backend, tensorrt_llm/llmapi/llm_args.py of 2026-11."""
+
+VLLM_SAMPLING = ("standard", "block", "synthetic")
+
+Config = Mapping[str, Any]
+
+
+class _Drafts(NamedTuple):
+    """What all systems must be told."""
+
+    method: str
+    model: str | None
+    length: int  # K
+    schedule: tuple[tuple[int, int, int], ...]  # (first batch size, last one, K)
+
+
+def vllm_config(config: Config, *, max_model_len: int | None = None) -> dict[str, Any]:
+    """vLLM's --speculative-config.
+
+    `matching`, forerun's own verifier, becomes vLLM's `standard`, which keeps the target's distribution too.
+
+    Args:
+        config: the plan's.
+        max_model_len: of the target; a drafter with less would silently draft nothing that stands after it.
+
+    Raises:
+        ConfigError: vLLM has no such method, key or value.
+    """
+    method = config.get("method")
+    if method not in VLLM_METHODS:
+        _refuse_method(config, "vLLM", VLLM_METHODS)
+    for key in config:
+        if key == ADAPTIVE:
+            raise ConfigError(
+                f"{ADAPTIVE}: vLLM chooses lengths by itself for method 'dspark' only; give a fixed length or a schedule "
+                "by batch size with --speculative-config"
+            )
+        if key not in VLLM_KEYS:
+            _refuse_key(key, "vLLM", VLLM_KEYS)
+    _length(config, "vLLM")
+    _check_drafter_length(config, max_model_len)
+    found = {key: [list(one) for one in value] if key == SCHEDULE else value for key, value in config.items()}
+    if found.get(SAMPLING) == "matching":
+        del found[SAMPLING]
+    elif found.get(SAMPLING, VLLM_SAMPLING[0]) not in VLLM_SAMPLING:
+        raise ConfigError(
+            f"{SAMPLING}: got {found[SAMPLING]!r}; vLLM has {', '.join(VLLM_SAMPLING)}: give one with --speculative-config"
+        )
+    if method in VLLM_NAMES:
+        found |= {"method": VLLM_NAMES[method], "parallel_drafting": True}
+    return found
+
+
+def vllm_notes(config: Config | None) -> list[str]:
+    """What vLLM wants beside a configuration, and does otherwise than forerun."""
+    notes = []
+    config = config or {}
+    if config.get("method") == "suffix":
+        notes.append("vLLM's method suffix needs a package: pip install arctic-inference==0.1.1")
+    if config and config.get(SAMPLING, "matching") == "matching":
+        notes.append(
+            "vLLM verifies by rejection sampling, forerun by matching: both keep the target's distribution, but a "
+            "seed gives another text there"
+        )
+    if config.get(SCHEDULE):
+        notes.append(f"vLLM ignores {SCHEDULE} with --data-parallel-size above 1: run engines apart instead")
+    return notes
+
+
+def sglang_options(config: Config) -> dict[str, Any]:
+    """SGLang's options, by name without hyphens in front: a chain of K drafted tokens.
+
+    Raises:
+        ConfigError: SGLang has no such method, or no schedule of draft lengths.
+    """
+    drafts = _read(config, "SGLang", SGLANG_ALGORITHMS)
+    if drafts.schedule:
+        raise ConfigError(
+            f"{SCHEDULE}: SGLang has no schedule by batch size; give one number of tokens with --speculative-config"
+        )
+    options: dict[str, Any] = {"speculative-algorithm": SGLANG_ALGORITHMS[drafts.method]}
+    if drafts.model is not None:
+        options["speculative-draft-model-path"] = drafts.model
+    if drafts.method == "ngram":
+        options["speculative-ngram-max-bfs-breadth"] = 1  # by default a tree
+    if drafts.method in ("ngram", "dflash"):
+        return options | {"speculative-num-draft-tokens": drafts.length + 1}
+    # the tokens that are verified count the last committed one
+    return options | {
+        "speculative-num-steps": drafts.length,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": drafts.length + 1,
+    }
+
+
+def trtllm_config(config: Config) -> dict[str, Any]:
+    """`speculative_config` of TensorRT-LLM's LLM options.
+
+    Raises:
+        ConfigError: TensorRT-LLM has no such method.
+    """
+    drafts = _read(config, "TensorRT-LLM", TRTLLM_TYPES, own_keys=("prompt_lookup_min", "prompt_lookup_max"))
+    options: dict[str, Any] = {"decoding_type": TRTLLM_TYPES[drafts.method], "max_draft_len": drafts.length}
+    if drafts.model is not None:
+        options["speculative_model"] = drafts.model
+    if drafts.method == "ngram":
+        options["max_matching_ngram_size"] = config.get("prompt_lookup_max") or config.get("prompt_lookup_min") or 5
+    if drafts.method == "mtp":
+        options["num_nextn_predict_layers"] = drafts.length  # what releases before 1.3 read instead of max_draft_len
+    if drafts.schedule:
+        options["draft_len_schedule"] = trtllm_schedule(drafts.schedule, drafts.length)
+    return options
+
+
+def drafter_kv_notes(config: Config | None) -> list[str]:
+    """What is to be known of drafters with a KV cache where prefill and decode are apart."""
+    if (config or {}).get("method") not in WITH_KV:
+        return []
+    return [
+        "prefill and decode engines must have the same speculative configuration, since the drafter's KV moves, too; "
+        "KV connectors that leave it out lower acceptance to nothing: check it before you rely on the plan"
+    ]
+
+
+def ngram_notes(config: Config | None, system: str) -> list[str]:
+    """How look-ups of other systems differ."""
+    if (config or {}).get("method") != "ngram":
+        return []
+    how = {
+        "SGLang": "in a trie of all requests' texts",
+        "TensorRT-LLM": "from one token up, whatever prompt_lookup_min is",
+    }
+    return [f"{system} matches n-grams {how[system]}: its acceptance is another than the profiled one"]
+
+
+def trtllm_schedule(schedule: tuple[tuple[int, int, int], ...], length: int) -> dict[int, int]:
+    """Last batch size -> K. A batch larger than the last of them drafts nothing, so ranges of K = 0 at the end go.
+
+    Raises:
+        ConfigError: the first range does not draft `length` tokens, or K rises, which TensorRT-LLM refuses.
+    """
+    kept = [*schedule]
+    while kept and kept[-1][2] == 0:
+        kept.pop()
+    lengths = [one[2] for one in kept]
+    if not kept or lengths[0] != length or lengths != sorted(lengths, reverse=True):
+        raise ConfigError(
+            f"{SCHEDULE}: got K = {', '.join(map(str, lengths)) or 'none'}; TensorRT-LLM's draft_len_schedule must begin "
+            f"with num_speculative_tokens, {length}, and never rise: give such a one with --speculative-config"
+        )
+    return {last: k for _, last, k in kept}
+
+
+def _read(config: Config, system: str, methods: Mapping[str, str], *, own_keys: tuple[str, ...] = ()) -> _Drafts:
+    method = config.get("method")
+    if method not in methods:
+        _refuse_method(config, system, methods)
+    known = {"method", "model", "num_speculative_tokens", SCHEDULE, *own_keys}
+    for key, value in config.items():
+        if key not in known and (key, value) != (SAMPLING, "matching"):
+            _refuse_key(key, system, known)
+    model = config.get("model")
+    if model is None and method in WITH_KV - {"mtp"}:
+        raise ConfigError(f"model: {system} needs the drafter of method {method!r}; give its folder or hub id")
+    return _Drafts(str(method), model, _length(config, system), tuple(tuple(one) for one in config.get(SCHEDULE, ())))
+
+
+def _length(config: Config, system: str) -> int:
+    """K."""
+    length = config.get("num_speculative_tokens")
+    if not isinstance(length, int) or length < 1:
+        raise ConfigError(f"num_speculative_tokens: got {length!r}; {system} wants a number from 1: give it")
+    return length
+
+
+def _check_drafter_length(config: Config, max_model_len: int | None) -> None:
+    longest = config.get("max_model_len")
+    if longest is not None and max_model_len is not None and longest < max_model_len:
+        raise ConfigError(
+            f"speculative_config: max_model_len: got {longest}, the target has {max_model_len}; of longer texts nothing "
+            "that is drafted would stand: leave it out with --speculative-config, or plan for shorter texts"
+        )
+
+
+def _refuse_method(config: Config, system: str, methods: Any) -> NoReturn:
+    raise ConfigError(
+        f"speculative_config: {system} has no method {config.get('method')!r}; may be {', '.join(methods)}: "
+        "give one with --speculative-config, or --no-speculation"
+    )
+
+
+def _refuse_key(key: str, system: str, known: Any) -> NoReturn:
+    raise ConfigError(
+        f"speculative_config: {system} has no {key!r} here; may be {', '.join(sorted(known))}: "
+        "give a configuration without it with --speculative-config"
+    )

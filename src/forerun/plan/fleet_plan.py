@@ -1,0 +1,377 @@
+"""How many engines a load needs, run how: the fewest that attain the SLA, or the best that a budget can do.
+
+Engines are alike. Aggregated, each serves whole requests; disaggregated, some compute prompts, from one line that
+all of them serve, and hand the KV to others that decode. Formulas: docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import ConfigError
+from forerun.plan.capacity import Prediction, Routing, predict
+from forerun.plan.deployment_plan import Layout
+from forerun.plan.draft_lengths import Speculation
+from forerun.plan.latencies import Lognormal, WaitThenServed
+from forerun.plan.load import Load
+from forerun.plan.queueing import erlang_c, mean_wait
+from forerun.plan.serving_policies import EngineModel, ServingPolicy, serving_policies
+from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.sla import Sla
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+MOST_REPLICAS = 4096  # that are tried where no budget is given
+COUNT_GRID = 24
+ALMOST_EQUAL = 0.01
+"""Of two plans of as many engines the simpler one is taken, unless the other answers so much sooner."""
+
+WORTH_ROOM = 0.05
+"""A limit on running sequences is planned only if requests end so much sooner with it: more places are room for bursts."""
+
+KEEP_BELOW = 0.8
+"""Engines are given up only if those that stay are then busy for less than this share of what they can do.
+
+Each of N - 1 takes N / (N - 1) of the load that it had: a limit on the load before would have it go back and forth."""
+
+PATIENCE = 8  # prefill engines that are added in vain before no more are tried
+FREE_TRANSFER = Transfer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPlan:
+    """Engines, how they are run, and what requests will see of them.
+
+    `replicas` engines serve whole requests, or decode where `prefill_replicas` is not 0. Latencies have one rate.
+    """
+
+    prefill_replicas: int
+    replicas: int
+    policy: ServingPolicy
+    attainment: float
+    ttft: WaitThenServed
+    tpot: Lognormal
+    icl: Lognormal
+    e2el: Lognormal
+    batch_size: float
+    acceptance_length: float
+    utilization: float
+    busy_share: float  # of the time that an engine steps, alone or for many
+    prefill_utilization: float | None = None  # None: aggregated
+
+    @property
+    def layout(self) -> Layout:
+        """Whether prompts are computed apart."""
+        return Layout.DISAGGREGATED if self.prefill_replicas else Layout.AGGREGATED
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of both kinds."""
+        return self.prefill_replicas + self.replicas
+
+    @property
+    def complexity(self) -> tuple[int, ...]:
+        """Less is simpler: prompts together, shorter drafts, one K for all batch sizes."""
+        changes = len(self.policy.schedule) if self.policy.speculation else 0
+        return (self.prefill_replicas, self.policy.max_draft_tokens, changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetAnswer:
+    """The plan for a load, or the best that can be done for it.
+
+    `needed` is how many engines would meet the SLA where the budget has too few; None: no number would.
+    """
+
+    plan: FleetPlan
+    is_feasible: bool
+    needed: int | None
+
+
+def plan_fleet(
+    engine: EngineModel,
+    speculations: Sequence[Speculation],
+    load: Load,
+    sla: Sla,
+    *,
+    layouts: Sequence[Layout] = (Layout.AGGREGATED,),
+    most_engines: int | None = None,
+    transfer: Transfer = FREE_TRANSFER,
+    routing: Routing = Routing.LEAST_REQUESTS,
+) -> FleetAnswer:
+    """Find the fewest engines that attain the SLA; no speculation is always one of the ways to run them.
+
+    Args:
+        engine: what each engine is.
+        speculations: the ways to draft that may be chosen.
+        load: what arrives in all.
+        sla: what must be attained.
+        layouts: which of them may be chosen.
+        most_engines: the budget, engines of both kinds; None: as many as it takes.
+        transfer: what handing over a prompt's KV takes.
+        routing: which engine a request is sent to.
+
+    Raises:
+        ConfigError: the budget has no engine for a layout, or the load does not fit an engine at all.
+    """
+    if not layouts:
+        raise ConfigError("layouts: got none; must be aggregated, disaggregated, or both")
+    least = 2 if Layout.AGGREGATED not in layouts else 1
+    if most_engines is not None and most_engines < least:
+        raise ConfigError(f"budget: got {most_engines} engines; must be at least {least} for {' or '.join(layouts)}")
+    policies = serving_policies(engine, [None, *speculations], load)
+    search = FleetSearch(engine, load, sla, transfer, routing)
+    budget = most_engines or MOST_REPLICAS
+    found = search.fewest(policies, layouts, budget)
+    if found is not None:
+        return FleetAnswer(plan=found, is_feasible=True, needed=found.num_engines)
+    beyond = search.fewest(policies, layouts, MOST_REPLICAS) if budget < MOST_REPLICAS else None
+    best = search.best_of(policies, layouts, budget)
+    return FleetAnswer(plan=best, is_feasible=False, needed=beyond.num_engines if beyond else None)
+
+
+class FleetSearch:
+    """Tries policies and counts of engines for one load and one SLA."""
+
+    def __init__(
+        self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer, routing: Routing = Routing.LEAST_REQUESTS
+    ) -> None:
+        self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
+        self._routing = routing
+
+    def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
+        return predict(
+            self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
+        )
+
+    def fewest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan | None:
+        """The fewest engines that attain the SLA, run in the best way for so many; None: `most` do not."""
+        found: list[FleetPlan] = []
+        for policy in sorted(policies, key=self._least_by_speed):
+            for layout in layouts:
+                limit = min([most, *(one.num_engines for one in found)])
+                plan = self._fewest_of(policy, layout, limit)
+                if plan is not None:
+                    found.append(plan)
+        if not found:
+            return None
+        fewest = min(one.num_engines for one in found)
+        return _preferred([one for one in found if one.num_engines == fewest])
+
+    def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
+        """The best way to run so many engines: one that attains the SLA, or else attains it for most requests."""
+        tried = [self._most_attaining(policy, layout, most) for policy in policies for layout in layouts]
+        enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
+        return _preferred([one for one in tried if one.attainment >= enough])
+
+    def _least_by_speed(self, policy: ServingPolicy) -> float:
+        """Engines below which even decoding alone cannot keep up."""
+        steps = policy.step_seconds * policy.steps_for(self._load.osl - 1.0)
+        return self._load.rate * float(np.min(steps / np.arange(1, policy.max_num_seqs + 1)))
+
+    def _fewest_of(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan | None:
+        if self._least_by_speed(policy) > most:
+            return None
+        if layout is Layout.DISAGGREGATED:
+            return self._fewest_apart(policy, most)
+
+        def attainment(counts: Counts) -> Floats:
+            return self._predict(policy, self._load, counts).attainment(self._sla)
+
+        count = least_count(lambda counts: attainment(counts) >= self._sla.attainment, most)
+        return None if count is None else self.at(policy, 0, count)
+
+    def at(self, policy: ServingPolicy, prefill: int, replicas: int) -> FleetPlan:
+        """So many engines, whether they attain the SLA or not; `prefill` 0: aggregated."""
+        return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
+
+    def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
+        at = self._predict(policy, self._load, np.array([count]))
+        return FleetPlan(
+            prefill_replicas=0,
+            replicas=count,
+            policy=policy,
+            attainment=float(at.attainment(self._sla)[0]),
+            ttft=at.ttft,
+            tpot=at.tpot,
+            icl=at.icl,
+            e2el=at.e2el,
+            batch_size=float(at.batch_size[0]),
+            acceptance_length=float(at.acceptance_length[0]),
+            utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
+        )
+
+    def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
+        if layout is Layout.AGGREGATED or most == 1:
+            return self.at(policy, 0, most)
+        tried = [self.at(policy, count, most - count) for count in _spread(1, most - 1)]
+        return max(tried, key=lambda one: one.attainment)
+
+    def _fewest_apart(self, policy: ServingPolicy, most: int) -> FleetPlan | None:
+        """Few prefill engines and few decoding ones, whose sum is least.
+
+        Each kind alone must attain the SLA, were the other kind without limit; from these counts it goes upwards.
+        """
+        first, unlimited = self._fewest_prefill, MOST_REPLICAS
+        if first is None or first >= most:
+            return None
+        fewest = least_count(lambda counts: self._attains_apart(policy, unlimited, counts), most - first)
+        if fewest is None:
+            return None
+        first = least_count(lambda counts: self._prefill_is_enough(policy, counts), most - fewest)
+        best: FleetPlan | None = None
+        num_vain = 0
+        while first is not None and num_vain < PATIENCE:
+            limit = (best.num_engines - 1 if best else most) - first
+            if limit < fewest:
+                break
+            decode = self._fewest_decode(policy, first, limit)
+            num_vain += 1
+            if decode is not None:
+                best, num_vain = self.at(policy, first, decode), 0
+            first += 1
+        return best
+
+    def _prefill_is_enough(self, policy: ServingPolicy, counts: Counts) -> npt.NDArray[np.bool_]:
+        unlimited = np.array([MOST_REPLICAS])
+        return np.array([self._attains_apart(policy, int(count), unlimited)[0] for count in counts])
+
+    def _fewest_decode(self, policy: ServingPolicy, prefill: int, most: int) -> int | None:
+        if not self._attains_apart(policy, prefill, np.array([most]))[0]:
+            return None
+        return least_count(lambda counts: self._attains_apart(policy, prefill, counts), most)
+
+    @cached_property
+    def _fewest_prefill(self) -> int | None:
+        """Prefill engines with which time to first token alone is attained; None: no number is enough."""
+        limit = self._sla.ttft
+
+        def is_enough(counts: Counts) -> npt.NDArray[np.bool_]:
+            lines = [self._prefill(int(count)) for count in counts]
+            shares = [1.0 if limit is None else float(line.share_within(limit)[0]) for line in lines]
+            stable = [math.isfinite(line.mean[0]) for line in lines]
+            return np.array(stable) & (np.array(shares) >= self._sla.attainment)
+
+        return least_count(is_enough, MOST_REPLICAS)
+
+    def _prefill(self, num_engines: int) -> WaitThenServed:
+        """Time to first token where all prompts wait in one line for some engines."""
+        load, service = self._load, self._prompt_seconds
+        wait = mean_wait(load.rate, service, num_engines, arrival_cv2=load.cv**2, service_cv2=load.isl_cv**2)
+        chance = erlang_c(num_engines, load.rate * service)
+        return WaitThenServed(
+            service=np.array([[service]]),
+            wait_chance=np.array([chance]),
+            mean_wait_of_waiting=np.array([wait / chance if chance > 0.0 else 0.0]),
+        )
+
+    def _attains_apart(self, policy: ServingPolicy, prefill: int, counts: Counts) -> npt.NDArray[np.bool_]:
+        attained = self._latencies_apart(policy, prefill, counts).attainment(self._sla)
+        enough: npt.NDArray[np.bool_] = attained >= self._sla.attainment
+        return enough
+
+    def _apart(self, policy: ServingPolicy, prefill: int, decode: int) -> FleetPlan:
+        at = self._latencies_apart(policy, prefill, np.array([decode]))
+        return FleetPlan(
+            prefill_replicas=prefill,
+            replicas=decode,
+            policy=policy,
+            attainment=float(at.attainment(self._sla)[0]),
+            ttft=at.ttft,
+            tpot=at.tpot,
+            icl=at.icl,
+            e2el=at.e2el,
+            batch_size=float(at.batch_size[0]),
+            acceptance_length=float(at.acceptance_length[0]),
+            utilization=float(at.utilization[0]),
+            busy_share=float(at.busy_share[0]),
+            prefill_utilization=self._load.rate * self._prompt_seconds / prefill,
+        )
+
+    @cached_property
+    def _prompt_seconds(self) -> float:
+        """Seconds of a prompt's steps in an engine that does nothing else."""
+        load, engine = self._load, self._engine
+        chunks = math.ceil(load.computed_isl / engine.max_num_batched_tokens)
+        idle = engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
+        return chunks * idle + engine.prompt_seconds(load.isl, cached=load.isl - load.computed_isl)
+
+    def _latencies_apart(self, policy: ServingPolicy, prefill: int, decode: Counts) -> Prediction:
+        """Prompts wait in one line for `prefill` engines; then each count of `decode` engines has its part of the load."""
+        load = self._load
+        # whoever decodes has all KV but that of the first token, which gives the second
+        handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
+        at = self._predict(policy, handed, decode)
+        line = self._prefill(prefill)
+        ones = np.ones(len(decode))
+        ttft = WaitThenServed(
+            service=line.service.repeat(len(decode), axis=0),
+            wait_chance=line.wait_chance * ones,
+            mean_wait_of_waiting=line.mean_wait_of_waiting * ones,
+        )
+        if load.osl <= 1.0:
+            nothing = Lognormal(0.0 * ones, 0.0 * ones)
+            return replace(at, ttft=ttft, tpot=nothing, icl=nothing, e2el=Lognormal(ttft.mean, 0.0 * ones))
+        between = self._transfer.of_prompt(round(load.isl))
+        after_first = between + at.e2el.mean
+        tokens_after = load.osl - 1.0
+        with np.errstate(invalid="ignore"):
+            tpot = Lognormal(after_first / tokens_after, np.nan_to_num(at.e2el.variance / after_first**2))
+            mean = ttft.mean + after_first
+            e2el = Lognormal(mean, np.nan_to_num((ttft.variance + at.e2el.variance) / mean**2))
+        return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, e2el=e2el)
+
+
+def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:
+    """Of plans with as many engines one that answers soonest, or almost: rather with more places, then rather a simpler one."""
+    roomiest = max(one.policy.max_num_seqs for one in _near_soonest(plans, WORTH_ROOM))
+    roomy = [one for one in _near_soonest(plans, WORTH_ROOM) if one.policy.max_num_seqs == roomiest]
+    return min(_near_soonest(roomy, ALMOST_EQUAL), key=lambda one: one.complexity)
+
+
+def _near_soonest(plans: Sequence[FleetPlan], margin: float) -> list[FleetPlan]:
+    soonest = min(float(one.e2el.mean[0]) for one in plans)
+    return [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + margin)]
+
+
+def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int) -> int | None:
+    """The least count from 1 to `most` that is enough, where more than enough is enough too; None: not even `most`."""
+    low, high = 0, most + 1  # low is not enough; high is, or is past the end
+    while high - low > 1:
+        counts = np.array(_spread(low + 1, high - 1))
+        enough = is_enough(counts)
+        if not enough.any():
+            low = int(counts[-1])
+            continue
+        first = int(np.argmax(enough))
+        low, high = (low if first == 0 else int(counts[first - 1])), int(counts[first])
+    return high if high <= most else None
+
+
+def _spread(first: int, last: int) -> list[int]:
+    """Counts from `first` to `last`, all or so many in equal ratios."""
+    if last - first < COUNT_GRID:
+        return list(range(first, last + 1))
+    return sorted({round(count) for count in np.geomspace(first, last, COUNT_GRID)})
+
+
+def kept_engines(needed: int, *, running: int, busy_share: Callable[[int], float]) -> int:
+    """How many engines to go on with where fewer than now would do.
+
+    Args:
+        needed: the fewest that attain the SLA.
+        running: how many there are.
+        busy_share: utilization by the count of engines.
+    """
+    for count in range(needed, running):
+        if busy_share(count) < KEEP_BELOW:
+            return count
+    return max(needed, running)

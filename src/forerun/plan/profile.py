@@ -1,0 +1,213 @@
+"""A profile: what was measured of a model on a machine, in a folder. Simulation, plans and tuning start from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from forerun.engine.costs import KINKS
+from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.step_times import DraftingCost, StepTimeModel
+
+VERSION = 1
+
+PROFILE_FILE = "profile.json"
+SPECULATION_FILE = "speculation_profile.json"
+TRACES_FOLDER = "draft_traces"
+
+COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
+NAMES = ("model", "machine", "kernels", "dtype", "version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Everything that is known of one engine: its limits, its step times, its drafters.
+
+    `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
+    costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
+    "name/class". `traces` are files of draft traces, absolute or from the working directory.
+
+    Raises:
+        ConfigError: a count is below 1, a measure is not finite, or the parts name different configurations.
+    """
+
+    model: str
+    machine: str  # processor or GPU, and cores
+    kernels: str
+    dtype: str
+    version: str  # of forerun, or of the server that was measured
+    quantization: str | None = None
+    gigabytes_per_second: float | None  # the memory's, median of the probes between measurements; None: not probed
+    weight_bytes: int | None  # that a step reads
+    kv_bytes_per_token: int | None
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    watts: float | None = None  # mean power in the measured steps; None: no counter
+    idle_watts: float | None = None
+    step_times: StepTimeModel
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    drafting: dict[str, DraftingCost] = field(default_factory=dict)
+    acceptance: dict[str, AcceptanceProfile] = field(default_factory=dict)
+    traces: dict[str, Path] = field(default_factory=dict)
+    conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"profile: got {name}={value!r}; must be a whole number, at least 1: profile again")
+        for name in ("gigabytes_per_second", "watts", "idle_watts"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise ConfigError(f"profile: got {name}={value!r}; must be a finite number: profile again")
+        for part in ("drafting", "acceptance", "traces"):
+            for name in getattr(self, part):
+                if name.partition("/")[0] not in self.configs:
+                    raise ConfigError(
+                        f"profile: {part} names {name!r}, which is no profiled configuration "
+                        f"({', '.join(self.configs) or 'there is none'}); profile again"
+                    )
+        lacking = [name for name in self.configs if name not in self.drafting or name not in self.acceptance]
+        if lacking:
+            raise ConfigError(
+                f"profile: drafting or acceptance of {', '.join(lacking)} is missing; "
+                "run forerun profile again with the same --output-dir, which goes on where it stopped"
+            )
+
+    def check_fits(self, *, model: str | None = None, machine: str | None = None, version: str | None = None) -> None:
+        """Refuse a profile of something else; what is None is not compared.
+
+        Raises:
+            ConfigError: the profile is of another model, machine or version of forerun.
+        """
+        for name, wanted in (("model", model), ("machine", machine), ("version", version)):
+            found = getattr(self, name)
+            if wanted is not None and wanted != found:
+                raise ConfigError(
+                    f"profile: it is of another {name} ({found!r}, here {wanted!r}); make one with forerun profile"
+                )
+
+    def trace(self, name: str) -> DraftTrace:
+        """The drafts of a configuration at every place of the recorded texts.
+
+        Raises:
+            ConfigError: there is none for this configuration, or its file is damaged.
+        """
+        if name not in self.traces:
+            raise ConfigError(
+                f"profile: has no draft trace of {name!r}; has {', '.join(self.traces) or 'none'}. "
+                "A drafter that computes with a model has none: simulate it by its acceptance rates"
+            )
+        return DraftTrace.load(self.traces[name])
+
+    def acceptance_for(self, name: str, kind: str | None = None) -> AcceptanceProfile:
+        """The acceptance of a configuration on a class of prompts; None: on all.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        key = name if kind is None else f"{name}/{kind}"
+        if key not in self.acceptance:
+            raise ConfigError(f"profile: has no acceptance of {key!r}; has {', '.join(self.acceptance) or 'none'}")
+        return self.acceptance[key]
+
+    def save(self, folder: Path) -> None:
+        """Write profile.json and speculation_profile.json; traces must be in the folder already, and stay where they are.
+
+        Raises:
+            ConfigError: a trace lies outside the folder.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        record: dict[str, Any] = {"profile": VERSION}
+        for one in fields(self):
+            record[one.name] = getattr(self, one.name)
+        record["step_times"] = self.step_times.to_json()
+        record["drafting"] = {name: cost.to_json() for name, cost in self.drafting.items()}
+        record["acceptance"] = {name: found.to_json() for name, found in self.acceptance.items()}
+        record["traces"] = {name: _inside(folder, path) for name, path in self.traces.items()}
+        write_json(folder / PROFILE_FILE, record)
+        if self.acceptance:
+            conditions = {name: getattr(self, name) for name in (*NAMES, "quantization")} | self.conditions
+            profiles = {name: found.to_json(**conditions) for name, found in self.acceptance.items()}
+            best = max(self.configs, key=lambda name: self.acceptance[name].mean_accept_length)
+            write_json(folder / SPECULATION_FILE, profiles[best] | {"configuration": best, "configurations": profiles})
+
+    @classmethod
+    def load(cls, folder: Path) -> Profile:
+        """Read a profile's folder.
+
+        Raises:
+            ConfigError: there is no finished profile, it is of another version, something is missing, or a number
+                is not one; the error names it.
+        """
+        path = folder / PROFILE_FILE
+        if not path.is_file():
+            how = (
+                "its measurement was interrupted: run forerun profile with this --output-dir again, which goes on there"
+                if (folder / "stages").is_dir()
+                else "make one with forerun profile MODEL --output-dir FOLDER"
+            )
+            raise ConfigError(f"{folder}: has no {PROFILE_FILE}; {how}")
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+            if record["profile"] != VERSION:
+                raise ConfigError(
+                    f"{path}: is of version {record['profile']!r}; this forerun reads {VERSION}: profile again"
+                )
+            del record["profile"]
+            record["step_times"] = StepTimeModel.from_json(record["step_times"])
+            record["drafting"] = {name: DraftingCost.from_json(one) for name, one in record["drafting"].items()}
+            record["acceptance"] = {
+                name: AcceptanceProfile.from_json(one) for name, one in record["acceptance"].items()
+            }
+            record["traces"] = {name: folder / where for name, where in record["traces"].items()}
+            missing = [str(one) for one in record["traces"].values() if not one.is_file()]
+            if missing:
+                raise ConfigError(f"{', '.join(missing)} missing; profile again")
+            return cls(**record)
+        except ConfigError as problem:
+            raise ConfigError(str(problem) if str(path) in str(problem) else f"{path}: {problem}") from None
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as problem:
+            why = f"lacks {problem}" if isinstance(problem, KeyError) else str(problem)
+            raise ConfigError(f"{path}: {why}; profile again") from None
+
+
+def missing_points(step_times: StepTimeModel, *, num_rows: int, num_sequences: int, prompt_rows: int) -> list[str]:
+    """What of a load's steps lies beyond all that was measured, and is only known by straight lines: for warnings."""
+    found = step_times.measured
+    if found is None:
+        return ["the profile does not say what was measured"]
+    wanted = (("rows", found.rows, num_rows), ("sequences", found.sequences, num_sequences))
+    beyond = [f"steps of {need} {name} (up to {have} were measured)" for name, have, need in wanted if need > have]
+    if prompt_rows > max(found.prompt_rows, KINKS[-1]):
+        beyond.append(f"prompts of {prompt_rows} rows in a step (up to {found.prompt_rows} were measured)")
+    return beyond
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file that is whole or not there, whenever the process ends."""
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"got {name} for a number; must be finite")
+
+
+def _inside(folder: Path, path: Path) -> str:
+    try:
+        return path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        raise ConfigError(f"profile: the trace {path} is not in {folder}; copy it there first") from None

@@ -1,0 +1,200 @@
+"""What may be planned for one engine: its measured model, and the ways to run it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.engine.speculation import Schedule
+from forerun.errors import ConfigError
+from forerun.plan.draft_lengths import (
+    Lengths,
+    Speculation,
+    StepSeconds,
+    StepTable,
+    as_schedule,
+    best_lengths,
+    fixed_lengths,
+    steady_lengths,
+    step_table,
+)
+from forerun.plan.load import Load
+
+Floats = npt.NDArray[np.float64]
+
+KV_CONFIDENCE = 0.99
+"""Share of moments in which the KV of all running sequences fits, so that nobody is preempted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineModel:
+    """What was measured of one engine: step times, and the limits within which they hold."""
+
+    step_times: StepSeconds
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def prompt_seconds(self, num_tokens: float, *, cached: float = 0.0) -> float:
+        """What a prompt's rows add to the steps that compute them, in chunks of the token budget."""
+        empty = self.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
+        seconds, start, end = 0.0, cached, num_tokens
+        while end - start > 0.5:
+            chunk = min(end - start, float(self.max_num_batched_tokens))
+            rows = max(1, round(chunk))
+            seconds += self.step_times.seconds(
+                num_rows=0,
+                num_sequences=0,
+                num_context_tokens=0,
+                num_prompt_rows=rows,
+                num_prompt_context=round(start),
+            )
+            seconds -= empty
+            start += chunk
+        return seconds
+
+    def num_places(self, load: Load, num_draft_tokens: int) -> int:
+        """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments; 0: not even one.
+
+        A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer,
+        as long answers run longer. One block each is kept free by the scheduler.
+        """
+        spread = 1.0 + load.osl_cv**2
+        written = load.osl * spread / 2.0
+        variance = load.osl**2 * (spread**3 / 3.0 - spread**2 / 4.0) + (load.isl * load.isl_cv) ** 2
+        blocks = (load.isl + written + num_draft_tokens + 1) / self.block_size + 1.5
+        deviation = math.sqrt(variance) / self.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)
+        root = (-deviation + math.sqrt(deviation**2 + 4.0 * blocks * self.num_blocks)) / (2.0 * blocks)
+        return int(root**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPolicy:
+    """How an engine is run: what it drafts at each batch size, and how many sequences it runs at once."""
+
+    speculation: Speculation | None
+    lengths: Lengths = field(repr=False)  # K at each batch size from 1
+    max_num_seqs: int
+    table: StepTable = field(repr=False)
+
+    @cached_property
+    def _at(self) -> tuple[npt.NDArray[np.int64], Lengths]:
+        return np.arange(self.max_num_seqs), self.lengths[: self.max_num_seqs]
+
+    @cached_property
+    def step_seconds(self) -> Floats:
+        """Seconds of a step without prompt rows, at each batch size from 1."""
+        seconds: Floats = self.table.seconds[self._at]
+        return seconds
+
+    @cached_property
+    def tokens_per_step(self) -> Floats:
+        """Mean tokens per sequence and step, at each batch size."""
+        return self.table.expected[self._at[1]]
+
+    @cached_property
+    def variance_of_tokens(self) -> Floats:
+        """Variance of that number, at each batch size."""
+        return self.table.variance[self._at[1]]
+
+    def steps_for(self, num_tokens: float) -> Floats:
+        """Mean steps that write `num_tokens` tokens, at each batch size, the last step's surplus included (Wald)."""
+        expected, variance = self.tokens_per_step, self.variance_of_tokens
+        surplus = (variance + expected**2 - expected) / (2.0 * expected)
+        if num_tokens <= 0.0:
+            return np.zeros_like(expected)
+        steps: Floats = np.maximum(1.0, (num_tokens + surplus) / expected)
+        return steps
+
+    @property
+    def request_cv(self) -> float:
+        """How far requests differ in steps per token, deviation over mean; 0 where nothing is drafted."""
+        return self.speculation.request_cv if self.speculation and self.max_draft_tokens else 0.0
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest K of any batch size."""
+        return int(self._at[1].max())
+
+    def for_load(self, engine: EngineModel, load: Load) -> ServingPolicy:
+        """The same settings under a load of other lengths: steps take longer with more context, and fewer may fit."""
+        places = engine.num_places(load, self.max_draft_tokens)
+        limit = max(1, min(self.max_num_seqs, places))
+        table = step_table(engine.step_times, self.speculation, max_batch_size=limit, context=mean_context(load))
+        return replace(self, max_num_seqs=limit, table=table)
+
+    @property
+    def schedule(self) -> Schedule:
+        """K by batch size."""
+        return as_schedule(self._at[1])
+
+
+def serving_policies(
+    engine: EngineModel, speculations: Sequence[Speculation | None], load: Load
+) -> list[ServingPolicy]:
+    """All that may be planned: for each way to draft its K schedules up to each K, each fixed K, each batch limit.
+
+    Raises:
+        ConfigError: the load's sequences are longer than the engine allows, or not one fits into its KV memory.
+    """
+    num_tokens = load.isl + load.osl
+    if num_tokens > engine.max_model_len:
+        raise ConfigError(
+            f"load: isl + osl is {num_tokens:g} tokens, and the profile's max_model_len {engine.max_model_len}; "
+            f"must be at most that: profile with a larger --max-model-len"
+        )
+    policies = []
+    for speculation in speculations:
+        longest = speculation.max_draft_tokens if speculation else 0
+        places = engine.num_places(load, longest)
+        if not places:
+            raise ConfigError(
+                f"load: one sequence of {num_tokens:g} tokens needs more than the profile's {engine.num_blocks} blocks "
+                f"of {engine.block_size} tokens; give the engine more KV memory and profile again"
+            )
+        most = min(engine.max_num_seqs, places)
+        table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
+        seen: set[bytes] = set()
+        is_adaptive = speculation is not None and speculation.is_adaptive
+        for lengths in [best_lengths(table)] if is_adaptive else _length_rules(table, longest, most):
+            if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
+                continue
+            seen.add(lengths.tobytes())
+            policies += [
+                ServingPolicy(speculation=speculation, lengths=lengths, max_num_seqs=limit, table=table)
+                for limit in _batch_limits(most)
+            ]
+    return policies
+
+
+def mean_context(load: Load) -> float:
+    """Tokens that a running sequence has in the KV cache, on average; long answers run longer."""
+    return load.isl + load.osl * (1.0 + load.osl_cv**2) / 2.0
+
+
+def _length_rules(table: StepTable, longest: int, most: int) -> list[Lengths]:
+    rules = []
+    for length in range(longest + 1):
+        rules += [
+            steady_lengths(table, max_length=length),
+            best_lengths(table, max_length=length),
+            fixed_lengths(most, length),
+        ]
+    return rules
+
+
+def _batch_limits(most: int) -> list[int]:
+    limits = {most}
+    power = 1
+    while power < most:
+        limits.add(power)
+        power *= 2
+    return sorted(limits)

@@ -1,0 +1,1 @@
+"""Engines in virtual time: arrivals and traces, replicas behind a router, and what their requests would have seen."""

@@ -1,0 +1,309 @@
+"""The engine that a profile describes, ready to be simulated: its step times, its limits, and how one configuration drafts."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.core.random_bits import key_of
+from forerun.core.step import SequenceSpec, StepPlan
+from forerun.engine.adaptive import AdaptiveLength
+from forerun.engine.simulation import DecodeSeconds, SimulationSettings
+from forerun.engine.speculation import FixedLength, SpeculationControl
+from forerun.errors import ConfigError, did_you_mean
+from forerun.executor.simulated import DraftSeconds, drafting_is_free
+from forerun.executor.simulated_text import NO_SHAPE, ConditionalAcceptance, Drafting, DraftShape
+from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.profile import Profile
+from forerun.plan.simulation.arrivals import Floats
+from forerun.plan.simulation.fleet import Fleet, request_seed
+from forerun.plan.simulation.requests import SimulatedRequest
+from forerun.plan.simulation.result import SimulationResult
+from forerun.plan.simulation.simulate import ONE_REPLICA, simulate
+from forerun.plan.step_times import DraftingCost, StepTimeModel
+
+PLAIN = "plain"
+"""The name of decoding without drafts, which every profile has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCost:
+    """What a server around the engine takes of its time: for each new request, and for each chunk that is streamed.
+
+    A server that shares its processor with the engine makes its steps longer; a profile that was made in one
+    process knows nothing of that.
+
+    Raises:
+        ConfigError: one is negative or not finite.
+    """
+
+    seconds_per_request: float = 0.0
+    seconds_per_chunk: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("seconds_per_request", "seconds_per_chunk"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}: got {getattr(self, name):g}; must be a number, at least 0")
+
+
+NOT_SERVED = ServingCost()
+"""The engine in a process of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledEngine:
+    """An engine to simulate, and what makes the control of draft lengths of each replica."""
+
+    settings: SimulationSettings
+    make_control: Callable[[], SpeculationControl]
+    trace: DraftTrace | None = None  # None: acceptance comes from rates, or nothing is drafted
+    watts: float | None = None  # of an engine that steps; None: nobody knows
+    idle_watts: float = 0.0  # of one that does not
+
+    def simulate(
+        self,
+        requests: Sequence[SimulatedRequest],
+        *,
+        fleet: Fleet = ONE_REPLICA,
+        seed: int = 0,
+        keeps_chunks: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> SimulationResult:
+        """Serve requests in virtual time; those that name a text repeat it. See `simulate`."""
+        settings = self.settings
+        if isinstance(settings.drafting, TracedDrafting):
+            settings = replace(settings, drafting=settings.drafting.follow(requests, seed=seed))
+        found = simulate(
+            settings,
+            requests,
+            fleet=fleet,
+            make_control=self.make_control,
+            seed=seed,
+            keeps_chunks=keeps_chunks,
+            progress=progress,
+        )
+        if self.watts is None:
+            return found
+        busy = sum(one.busy_seconds for one in found.replicas)
+        idle = len(found.replicas) * found.seconds - busy
+        return replace(found, energy_joules=busy * self.watts + idle * self.idle_watts)
+
+
+def profiled_engine(
+    profile: Profile,
+    name: str = PLAIN,
+    *,
+    kind: str | None = None,
+    gigabytes_per_second: float | None = None,
+    serving: ServingCost = NOT_SERVED,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+) -> ProfiledEngine:
+    """The engine of a profile with one of its configurations.
+
+    A configuration of which the profile has a trace drafts what its drafter would at each place of recorded
+    texts; else drafts stand at the profile's rates.
+
+    Args:
+        profile: what was measured.
+        name: of the configuration; "plain" drafts nothing.
+        kind: class of prompts whose acceptance counts; None: all.
+        gigabytes_per_second: what the machine's memory gives now; steps take as much longer than in the profile
+            as that is less. None: as in the profile.
+        serving: what a server around it takes.
+        max_num_seqs, max_num_batched_tokens: other limits than the profile's.
+
+    Raises:
+        ConfigError: the profile has no such configuration or class.
+    """
+    step_times = profile.step_times
+    if gigabytes_per_second is not None:
+        if profile.gigabytes_per_second is None or not gigabytes_per_second > 0:
+            raise ConfigError(
+                f"gigabytes_per_second: got {gigabytes_per_second:g}, and the profile has {profile.gigabytes_per_second}; both "
+                "must be above 0: probe the memory, or leave it out"
+            )
+        step_times = step_times.scaled(profile.gigabytes_per_second / gigabytes_per_second)
+    drafting, trace, cost = None, None, DraftingCost()
+    config: Mapping[str, Any] | None = None
+    if name != PLAIN:
+        if name not in profile.configs:
+            raise ConfigError(f"config: got {name!r}{did_you_mean(name, [PLAIN, *profile.configs])}")
+        config = profile.configs[name]
+        cost = profile.drafting.get(name, DraftingCost())
+        drafting, trace = _drafting(profile, name, kind)
+    settings = SimulationSettings(
+        step_seconds=step_seconds(step_times, serving),
+        decode_seconds=decode_seconds(step_times, serving),
+        draft_seconds=draft_seconds(cost),
+        drafting=drafting,
+        vocab_size=profile.vocab_size,
+        num_blocks=profile.num_blocks,
+        block_size=profile.block_size,
+        max_model_len=profile.max_model_len,
+        max_num_seqs=profile.max_num_seqs if max_num_seqs is None else max_num_seqs,
+        max_num_batched_tokens=profile.max_num_batched_tokens
+        if max_num_batched_tokens is None
+        else max_num_batched_tokens,
+    )
+    longest = 0
+    if trace is not None:
+        longest = trace.num_speculative_tokens
+    elif isinstance(drafting, ConditionalAcceptance):
+        longest = len(drafting.rates)
+    return ProfiledEngine(
+        settings=settings,
+        make_control=lambda: control_of(config, longest),
+        trace=trace,
+        watts=profile.watts,
+        idle_watts=profile.idle_watts or 0.0,
+    )
+
+
+def control_of(config: Mapping[str, Any] | None, longest: int) -> SpeculationControl:
+    """A fresh control of draft lengths, as a `speculative_config` asks for it.
+
+    Args:
+        config: the configuration; None: nothing is drafted.
+        longest: the longest draft that is known of it.
+    """
+    if config is None:
+        return FixedLength(num_speculative_tokens=0)
+    num_tokens = min(config.get("num_speculative_tokens", longest), longest)
+    if config.get("enable_adaptive_verification", config.get("method") == "auto"):
+        return AdaptiveLength(num_tokens)
+    schedule = config.get("num_speculative_tokens_per_batch_size") or ()
+    return FixedLength(num_speculative_tokens=num_tokens, schedule=tuple(sorted(map(tuple, schedule))))
+
+
+def step_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> Callable[[StepPlan], float]:
+    """What a planned step takes: computed, and served."""
+    if serving == NOT_SERVED:
+        return step_times.of_plan
+
+    def seconds(plan: StepPlan) -> float:
+        num_chunks = sum([one.reaches_end for one in plan.sequences])
+        beside = serving.seconds_per_chunk * num_chunks + serving.seconds_per_request * len(plan.new)
+        return step_times.of_plan(plan) + beside
+
+    return seconds
+
+
+def decode_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> DecodeSeconds:
+    """What `step_seconds` says of steps that compute one row for each sequence."""
+
+    def seconds(num_sequences: int, num_context_tokens: int) -> float:
+        computed = step_times.seconds(
+            num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_context_tokens
+        )
+        return computed + serving.seconds_per_chunk * num_sequences
+
+    return seconds
+
+
+def draft_seconds(cost: DraftingCost) -> DraftSeconds:
+    """What a measured cost of drafting says of a step."""
+    if cost == DraftingCost():
+        return drafting_is_free
+
+    def seconds(plan: StepPlan, num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
+        return cost.seconds(num_draft_tokens)
+
+    return seconds
+
+
+def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, DraftTrace | None]:
+    """How a configuration drafts: as its trace says, else at its rates."""
+    if name in profile.traces:
+        trace = profile.trace(name)
+        return TracedDrafting(trace, kind=kind), trace
+    found = profile.acceptance_for(name, kind)
+    return ConditionalAcceptance(found.conditional, found.proposed), None
+
+
+class TracedDrafting:
+    """The drafts that a drafter made at each place of recorded texts.
+
+    A request that repeats a recorded text (`follow`) meets exactly its drafts. Any other one meets those of a
+    text chosen by its seed, from a place on that is chosen so too, over and over, as its length is another.
+    """
+
+    def __init__(self, trace: DraftTrace, *, kind: str | None = None) -> None:
+        self._trace = trace
+        self._texts = [number for number in trace.texts_of(kind) if trace.num_answer_tokens(number) > 1]
+        self._by_seed: dict[int | None, int] = {}
+        if not self._texts:
+            raise ConfigError(
+                f"trace of {trace.name}: has no text of class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
+            )
+
+    def follow(self, requests: Sequence[SimulatedRequest], *, seed: int) -> TracedDrafting:
+        """The same for a simulation with this seed: its requests that name a text meet the text's drafts."""
+        found = TracedDrafting.__new__(TracedDrafting)
+        found._trace, found._texts = self._trace, self._texts
+        found._by_seed = {
+            request_seed(seed, number): one.text for number, one in enumerate(requests) if one.text is not None
+        }
+        return found
+
+    def draft(
+        self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
+    ) -> tuple[DraftShape, tuple[int, ...]]:
+        """See `Drafting`."""
+        text = self._by_seed.get(spec.sampling.seed)
+        if text is None:
+            key = key_of(spec.seed)
+            text = self._texts[key % len(self._texts)]
+            places = self._trace.num_answer_tokens(text) - 1  # the first one has no draft
+            place = 1 + (position + (key >> 32)) % places
+        else:
+            place = position - self._trace.num_prompt_tokens[text].item()
+        draft = self._trace.draft(text, place)
+        if draft.survival is not None and draft.survival and draft.survival[-1] < min_survival:
+            limit = min(limit, _num_likely(draft.survival, min_survival))
+        draft = draft.within(limit=limit, depth=depth)
+        if not draft.num_nodes:
+            return NO_SHAPE, ()
+        return DraftShape(draft.num_nodes, draft.parents, draft.survival, draft.source), draft.right_nodes
+
+
+def _num_likely(survival: Sequence[float], least: float) -> int:
+    """How many of falling chances are at least so high."""
+    return bisect_right(survival, -least, key=lambda chance: -chance)
+
+
+def recorded_requests(
+    trace: DraftTrace, times: Floats, *, kind: str | None = None, seed: int = 0
+) -> list[SimulatedRequest]:
+    """Requests that repeat recorded texts, in random order, each once before any comes twice.
+
+    Args:
+        trace: of the texts.
+        times: when they arrive.
+        kind: class of prompts; None: all.
+        seed: of the order.
+    """
+    numbers = trace.texts_of(kind)
+    if not numbers:
+        raise ConfigError(
+            f"trace of {trace.name}: got class {kind!r}{did_you_mean(str(kind), sorted(set(trace.kinds)))}"
+        )
+    source = random.Random(seed)
+    order: list[int] = []
+    while len(order) < len(times):
+        order += source.sample(numbers, len(numbers))
+    return [
+        SimulatedRequest(
+            arrival=arrival,
+            num_prompt_tokens=(num_prompt := trace.num_prompt_tokens[text].item()),
+            num_output_tokens=trace.num_answer_tokens(text),
+            piece_hashes=(text,),
+            piece_size=num_prompt,
+            text=text,
+        )
+        for arrival, text in zip(times.tolist(), order, strict=False)
+    ]

@@ -1,0 +1,246 @@
+"""Reads traces of requests: mooncake's JSON lines, Azure's CSV, and the results of a load test."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, did_you_mean
+from forerun.plan.simulation.requests import SimulatedRequest
+
+MOONCAKE_PIECE = 512  # tokens that a hash id of mooncake's traces names
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+LOAD_TEST_KEYS = ("start_times", "input_lens", "output_lens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a trace, for messages."""
+
+    path: Path
+    number: int
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.path}, line {self.number}: {problem}")
+
+    def tokens(self, name: str, value: object) -> int:
+        """A number of tokens, 1 or more."""
+        if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(f"got {name}={value!r}; must be an integer of 1 or more; mend the line, or leave it out")
+        return value
+
+    def number_of(self, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.error(f"got {name}={value!r}; must be a number")
+        return float(value)
+
+
+def read_trace(path: Path, *, piece_size: int = MOONCAKE_PIECE) -> list[SimulatedRequest]:
+    """Read a trace by its ending: .jsonl mooncake's, .csv Azure's, .json a load test's; the first request arrives at 0.
+
+    Args:
+        path: the file.
+        piece_size: tokens that each of mooncake's hash ids names.
+
+    Raises:
+        ConfigError: the file cannot be read or is none of these; the message names the first bad line.
+    """
+    if path.suffix not in READERS:
+        raise ConfigError(f"{path}: got a name that ends in {path.suffix!r}{did_you_mean(path.suffix, READERS)}")
+    try:
+        requests = READERS[path.suffix](path, piece_size)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or 'unreadable'}; give a trace") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text in UTF-8 ({error.reason}); give a trace") from None
+    if not requests:
+        raise ConfigError(f"{path}: has no requests; give a trace with at least one")
+    return requests
+
+
+def _read_mooncake(path: Path, piece_size: int) -> list[SimulatedRequest]:
+    """JSON lines with "timestamp" (ms), "input_length", "output_length" and optionally "hash_ids"."""
+    times: list[float] = []
+    records: list[tuple[int, int, tuple[int, ...]]] = []
+    with path.open(encoding="utf-8") as file:
+        for line, record in _json_lines(path, file):
+            for key in ("timestamp", "input_length", "output_length"):
+                if key not in record:
+                    raise line.error(f'has no "{key}"; each line needs timestamp (ms), input_length, output_length')
+            _add_time(times, line.number_of("timestamp", record["timestamp"]) / 1e3, line)
+            num_prompt = line.tokens("input_length", record["input_length"])
+            hashes = _hash_ids(line, record.get("hash_ids", []), num_prompt, piece_size)
+            records.append((num_prompt, line.tokens("output_length", record["output_length"]), hashes))
+    return [
+        SimulatedRequest(
+            arrival=time - times[0],
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=num_output,
+            piece_hashes=hashes,
+            piece_size=piece_size,
+        )
+        for time, (num_prompt, num_output, hashes) in zip(times, records, strict=True)
+    ]
+
+
+def _hash_ids(line: _Line, found: object, num_prompt: int, piece_size: int) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
+        raise line.error(f"got hash_ids={found!r:.60}; must be a list of integers of 0 or more")
+    wanted = -(-num_prompt // piece_size)
+    if found and len(found) != wanted:
+        raise line.error(
+            f"got {len(found)} hash_ids for {num_prompt} tokens; must be {wanted}, one for each {piece_size} tokens"
+        )
+    return tuple(found)
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[_Line, Mapping[str, Any]]]:
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        line = _Line(path, number)
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise line.error(f"not JSON ({error}); write one object per line") from None
+        if not isinstance(record, dict):
+            raise line.error(f"got a {type(record).__name__}; must be an object")
+        yield line, record
+
+
+def _add_time(times: list[float], time: float, line: _Line) -> None:
+    if time < 0:
+        raise line.error(f"got a time of {time:g} s; must be 0 or more")
+    if times and time < times[-1]:
+        raise line.error(
+            f"arrives at {time:g} s, before the line ahead of it ({times[-1]:g} s); sort the trace by time"
+        )
+    times.append(time)
+
+
+def _read_azure(path: Path, _: int) -> list[SimulatedRequest]:
+    """CSV with a header: TIMESTAMP (date and time), ContextTokens, GeneratedTokens."""
+    times: list[float] = []
+    lengths: list[tuple[int, int]] = []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in AZURE_COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise _Line(path, 1).error(
+                f"has no column {', '.join(missing)}; the first line must name {', '.join(AZURE_COLUMNS)}"
+            )
+        for row in reader:
+            line = _Line(path, reader.line_num)
+            _add_time(times, _azure_time(line, row["TIMESTAMP"]), line)
+            lengths.append(
+                (
+                    line.tokens("ContextTokens", row["ContextTokens"]),
+                    line.tokens("GeneratedTokens", row["GeneratedTokens"]),
+                )
+            )
+    return _plain_requests(times, lengths)
+
+
+def _azure_time(line: _Line, text: str | None) -> float:
+    """Seconds since 1970 of e.g. "2023-11-16 18:15:46.6805900"; without a time zone it is UTC."""
+    whole, fraction, zone = "", "0", ""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?", (text or "").strip())
+    if found is not None:
+        whole, fraction, zone = found[1], found[2] or "0", found[3] or "+00:00"
+    try:
+        return datetime.fromisoformat(whole + zone.replace("Z", "+00:00")).timestamp() + float(f"0.{fraction}")
+    except ValueError:
+        raise line.error(f"got TIMESTAMP={text!r}; must be a date and time, e.g. 2023-11-16 18:15:46.6805900") from None
+
+
+def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
+    """What `forerun bench serve` or `vllm bench serve` saves with --save-detailed, or `forerun simulate`: one JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error}); give the result of one load test") from None
+    if isinstance(found, list):
+        raise ConfigError(
+            f"{path}: is a list, as ShareGPT's files; these have no times: give a load for them, see --load"
+        )
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in LOAD_TEST_KEYS):
+        raise ConfigError(f"{path}: has no {', '.join(LOAD_TEST_KEYS)}; save a load test with --save-detailed")
+    starts, prompts, answers = (found[key] for key in LOAD_TEST_KEYS)
+    waits = found.get("queue_times") or [0.0] * len(starts)
+    if len({len(starts), len(prompts), len(answers), len(waits)}) != 1:
+        raise ConfigError(
+            f"{path}: has {len(starts)} start_times, {len(prompts)} input_lens, {len(answers)} output_lens"
+        )
+    errors = found.get("errors") or [""] * len(starts)
+    times: list[float] = []
+    lengths: list[tuple[int, int]] = []
+    for number, (start, wait, num_prompt, num_output, failure) in enumerate(
+        zip(starts, waits, prompts, answers, errors, strict=True)
+    ):
+        line = _Request(path, number)
+        if failure:
+            raise line.error(
+                f"failed ({failure!r:.60}), so that its length is not known; give a load test without failures"
+            )
+        time = line.number_of("start_times", start) - line.number_of("queue_times", wait)
+        _add_time(times, time, line)
+        lengths.append((line.tokens("input_lens", num_prompt), line.tokens("output_lens", num_output)))
+    return _plain_requests(times, lengths)
+
+
+class _Request(_Line):
+    """A request of a load test, for messages."""
+
+    __slots__ = ()
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.path}, request {self.number} (from 0): {problem}")
+
+
+def _plain_requests(times: Sequence[float], lengths: Sequence[tuple[int, int]]) -> list[SimulatedRequest]:
+    return [
+        SimulatedRequest(arrival=time - times[0], num_prompt_tokens=num_prompt, num_output_tokens=num_output)
+        for time, (num_prompt, num_output) in zip(times, lengths, strict=True)
+    ]
+
+
+Reader = Callable[[Path, int], list[SimulatedRequest]]
+
+READERS: dict[str, Reader] = {".jsonl": _read_mooncake, ".csv": _read_azure, ".json": _read_load_test}
+"""The reader of each ending."""
+
+
+def conversation_requests(
+    exchanges: Iterable[tuple[str, str]], encode: Callable[[str], list[int]], *, max_model_len: int
+) -> list[SimulatedRequest]:
+    """Requests of (prompt, answer) texts, such as ShareGPT's, all at time 0: see `with_arrivals`.
+
+    Those that are longer than the model's context are left out.
+
+    Args:
+        exchanges: the texts.
+        encode: gives the token ids of a text.
+        max_model_len: the model's context.
+
+    Raises:
+        ConfigError: none of them fits.
+    """
+    requests = []
+    for prompt, answer in exchanges:
+        ids, num_output = encode(prompt), len(encode(answer))
+        if ids and num_output and len(ids) + num_output <= max_model_len:
+            requests.append(
+                SimulatedRequest(arrival=0.0, num_prompt_tokens=len(ids), num_output_tokens=num_output, prompt_ids=ids)
+            )
+    if not requests:
+        raise ConfigError(f"conversations: none has at most {max_model_len} tokens, prompt and answer together")
+    return requests

@@ -1,0 +1,37 @@
+"""The file that `forerun serve --config` reads, with the reasons for it as comments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.plan.tuning.candidates import Candidate
+
+
+def serve_options(model: str, candidate: Candidate, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `forerun serve` that run a configuration.
+
+    Args:
+        model: as the user named it.
+        candidate: the configuration.
+        engine: the user's other engine options by field of `EngineSettings`; those that are None are left out.
+    """
+    config = candidate.speculative_config
+    drafting: dict[str, Any] = {"no-speculation": True} if config is None else {"speculative-config": dict(config)}
+    options = {
+        "model": model,
+        **drafting,
+        "max-num-seqs": candidate.limits.max_num_seqs,
+        "max-num-batched-tokens": candidate.limits.max_num_batched_tokens,
+        "quantization": candidate.quantization,
+    }
+    others = {name.replace("_", "-"): value for name, value in engine.items()}
+    return {name: value for name, value in (options | others | options).items() if value is not None}
+
+
+def serve_config(options: Mapping[str, Any], reasons: Sequence[str]) -> str:
+    """The text of the file, YAML: the reasons, then one option a line in JSON, which is YAML too."""
+    comments = [f"# {line}" if line else "#" for reason in reasons for line in reason.splitlines() or [""]]
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in options.items()]
+    return "\n".join([*comments, *lines]) + "\n"

@@ -1,0 +1,127 @@
+"""A whole profile of a tiny model: its folder, going on after an interruption, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.bench.profiling import step_sweep
+from forerun.bench.profiling.output import PAGE_FILE
+from forerun.bench.profiling.stages import open_stages
+from forerun.errors import ConfigError
+from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
+from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepTimeModel
+from tests.bench.profiling.tiny import GRID, NGRAM, profiler, settings
+from tests.plan.profiles import WEIGHTS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "tiny"
+    profiler(path).run()
+    return path
+
+
+def test_a_profile_is_whole_and_comes_back_from_its_folder(folder: Path) -> None:
+    found = Profile.load(folder)
+    assert found.model == "tiny"
+    assert found.configs == {"ngram": NGRAM}
+    assert found.trace("ngram").num_texts == 3
+    assert {"ngram", "ngram/a", "ngram/b"} >= set(found.acceptance) >= {"ngram"}
+    assert found.step_times.measured is not None
+    assert found.step_times.measured.sequences == 3
+    assert found.conditions["grid"] == GRID.to_json()
+
+
+def test_dynamos_files_are_there_for_every_draft_length(folder: Path) -> None:
+    assert [point.isl for point in read_prefill(folder / PREFILL_FILE)] == [4, 8, 16]
+    assert len(read_decode(folder / DECODE_FILE)) == 4
+    for length in (0, 2):
+        points = read_decode(folder / f"decode_k{length}" / "raw_data.npz")
+        assert {(point.num_sequences, point.context, point.num_draft_tokens) for point in points} == {
+            (n, context, length) for n in (1, 3) for context in (8, 24)
+        }
+        read_arrays(folder / f"mocker_k{length}.npz", MOCKER_KEYS)
+
+
+def test_the_page_needs_no_other_file(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = (folder / PAGE_FILE).read_text(encoding="utf-8")
+    assert page.count("<svg") >= 5
+    for reference in ("src=", "<link", "@import"):
+        assert reference not in page
+
+
+def test_an_interrupted_profile_measures_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    run_round = step_sweep.StepSweep.run_round
+
+    def counted(self: step_sweep.StepSweep, number: int, *args: object) -> step_sweep.RoundResult:
+        if number == 1 and rounds.count(1) == 0:
+            rounds.append(number)
+            raise KeyboardInterrupt
+        rounds.append(number)
+        return run_round(self, number)
+
+    monkeypatch.setattr(step_sweep.StepSweep, "run_round", counted)
+    with pytest.raises(KeyboardInterrupt):
+        profiler(tmp_path / "p").run()
+    with pytest.raises(ConfigError, match="was interrupted"):
+        Profile.load(tmp_path / "p")
+    rounds_before = [number for number in rounds if number >= 0]
+    said: list[str] = []
+    again = profiler(tmp_path / "p")
+    again.announce = said.append
+    again.run()
+    assert [number for number in rounds if number >= 0][len(rounds_before) :] == [1]
+    assert any("going on from there" in line for line in said)
+    with pytest.raises(ConfigError, match="has a profile already"):
+        profiler(tmp_path / "p").run()
+
+
+def test_a_budget_chooses_a_grid_and_says_when_it_is_short(tmp_path: Path) -> None:
+    said: list[str] = []
+    task = profiler(tmp_path, grid=None, budget_seconds=1e-6)
+    task.announce = said.append
+    llm = task._sweep_engine()
+    with pytest.raises(ConfigError, match="leave no more"):
+        task._grid(llm, task._rough_times(llm))
+
+
+def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
+    first = profiler(tmp_path)
+    llm = first._sweep_engine()
+    open_stages(tmp_path, first._identity(llm, GRID))
+    again = profiler(tmp_path, grid=None, budget_seconds=1e-6)
+    assert again._grid(llm, StepTimeModel(WEIGHTS)) == GRID
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
+        ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
+    ],
+)
+def test_stages_of_other_prompts_or_memory_are_not_taken(tmp_path: Path, changes: dict[str, object], name: str) -> None:
+    first = profiler(tmp_path)
+    open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
+    with pytest.raises(ConfigError, match=f"another {name} "):
+        profiler(tmp_path, **changes).run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": {}}, "prompts: got none"),
+        ({"configs": {"none": NGRAM | {"num_speculative_tokens": 0}}}, "none: got num_speculative_tokens 0"),
+        ({"budget_seconds": 0.0}, "budget: got 0 s"),
+        ({"configs": {"a/b": NGRAM}}, "may not contain /"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profiler(tmp_path, **changes)

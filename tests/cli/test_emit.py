@@ -1,0 +1,54 @@
+"""forerun emit: files are written or printed, and what the system lacks is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from forerun.cli.emit import emit
+from forerun.errors import ConfigError
+from tests.plan.emit.plans import PLAN
+
+
+@pytest.fixture
+def plan(tmp_path):
+    replace(PLAN, model="smollm2-135m", speculative_config={"method": "auto"}).save(tmp_path)
+    return str(tmp_path)
+
+
+def run(*words):
+    emit(list(words), exit_on_error=False, print_error=False, result_action="return_value")
+
+
+def test_files_are_written_and_scripts_can_be_run(plan, tmp_path, capsys):
+    folder = tmp_path / "launch" / "here"
+    run("--plan", plan, "--to", "forerun", "--output", str(folder))
+    assert os.access(folder / "serve.sh", os.X_OK)
+    assert yaml.safe_load((folder / "serve.yaml").read_text())["speculative-config"] == {"method": "auto"}
+    written = capsys.readouterr()
+    assert written.out.split() == [str(folder / "serve.yaml"), str(folder / "serve.sh")]
+    assert "3 servers are planned" in written.err
+
+
+def test_other_speculation_may_be_given_for_a_system_that_lacks_the_plans(plan, capsys):
+    words = ["--plan", plan, "--to", "vllm", "--model", "org/name"]
+    with pytest.raises(ConfigError, match="vLLM has no method 'auto'"):
+        run(*words)
+    run(*words, "--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens", "4")
+    assert json.dumps({"method": "ngram", "num_speculative_tokens": 4}) in capsys.readouterr().out
+    run(*words, "--no-speculation")
+    assert "speculative" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="contradicts"):
+        run(*words, "--no-speculation", "--speculative-config.method", "ngram")
+
+
+def test_a_plan_that_misses_its_sla_is_emitted_with_a_note(tmp_path, capsys):
+    replace(PLAN, feasible=False, best_achievable={}).save(tmp_path)
+    run("--plan", str(tmp_path), "--to", "compose")
+    written = capsys.readouterr()
+    assert "does not meet its SLA" in written.err
+    assert "services" in written.out

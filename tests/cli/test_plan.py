@@ -1,0 +1,132 @@
+"""`forerun plan`: what it plans, writes and shows, and what is wrong with what it was given."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from forerun.cli.app import main
+from forerun.plan.deployment_plan import DeploymentPlan, Layout
+from tests.plan.profiles import fake_profile
+
+SLA, LOAD = ("--sla", "ttft=500ms,itl=20ms"), ("--load", "rate=50,isl=200,osl=60")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    fake_profile(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """An hour of rising and falling traffic, in mooncake's format."""
+    path = tmp_path_factory.mktemp("trace") / "hour.jsonl"
+    times, now = [], 0.0
+    while now < 3600.0:
+        now += 1.0 / (2.0 + 1.5 * math.sin(2 * math.pi * now / 3600.0))
+        times.append(now)
+    lines = [{"timestamp": round(1000 * time), "input_length": 200, "output_length": 60} for time in times]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def run(folder, *options):
+    return main(["plan", str(folder), *map(str, options)])
+
+
+def test_it_says_what_to_run_and_what_requests_will_see(folder, capsys):
+    assert run(folder, *SLA, *LOAD) == 0
+    shown = capsys.readouterr().out
+    for text in ("engines:", "each for whole requests", "drafts:", "K = ", "within SLA:", "TTFT", "TPOT", "500", "p95"):
+        assert text in shown
+
+
+def test_the_plan_is_written_for_emit(folder, tmp_path, capsys):
+    assert run(folder, *SLA, *LOAD, "--layout", "disaggregated", "--output", tmp_path / "plan", "--json") == 0
+    written = DeploymentPlan.load_file(tmp_path / "plan")
+    assert written.layout is Layout.DISAGGREGATED
+    assert written.replicas == written.prefill_replicas + written.decode_replicas
+    assert json.loads(capsys.readouterr().out) == written.to_json()
+
+
+def test_the_simulator_confirms(folder, capsys):
+    assert run(folder, *SLA, *LOAD, "--confirm", "--num-requests", 50) == 0
+    assert "of 50 in the simulator" in capsys.readouterr().out
+
+
+def test_an_infeasible_sla_is_said_with_the_best_that_can_be_done(folder, tmp_path, capsys):
+    assert run(folder, "--sla", "ttft=5ms", *LOAD, "--budget", 2, "--output", tmp_path) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "INFEASIBLE: 95% of requests within the SLA cannot be had" in shown
+    assert "no number of engines is enough: ttft: an idle engine takes" in shown
+    assert not DeploymentPlan.load_file(tmp_path).feasible
+
+
+def test_a_small_budget_says_how_many_engines_would_do(folder, capsys):
+    assert run(folder, *SLA, *LOAD, "--budget", 4, "--devices-per-engine", 2) == 1
+    assert "4 engines would be enough; give a larger --budget" in capsys.readouterr().out
+
+
+def test_running_engines_are_given_up_only_where_the_others_stay_unbusy(folder, capsys):
+    def planned(*options):
+        assert run(folder, *SLA, *LOAD, "--json", *options) == 0
+        return json.loads(capsys.readouterr().out)["replicas"]
+
+    fewest = planned()
+    assert fewest <= planned("--running", fewest + 1) <= fewest + 1
+    assert planned("--running", 20) < 20
+
+
+def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
+    options = ("--replay", trace, "--interval", 300, "--predictor", "constant", "--predictor", "ar")
+    assert run(folder, *SLA, *options, "--output-json", tmp_path / "day.json") == 0
+    shown = capsys.readouterr().out
+    for text in ("engine hours", "constant", "ar", "oracle", "fixed: peak", "fixed: mean"):
+        assert text in shown
+    days = json.loads((tmp_path / "day.json").read_text())["days"]
+    assert [day["name"] for day in days] == ["constant", "ar", "oracle", "fixed: peak", "fixed: mean"]
+    assert sum(one["num_requests"] for one in days[0]["intervals"]) == len(trace.read_text().splitlines())
+
+
+def test_a_day_is_drawn(folder, trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "day.svg"
+    options = ("--interval", 600, "--predictor", "kalman", "--picture", picture)
+    assert run(folder, *SLA, "--replay", trace, *options) == 0
+    assert "engines" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--sla", "ttft=0ms", *LOAD), "must be above 0"),
+        (("--sla", "ttft=500", *LOAD), "with its unit"),
+        ((*SLA, "--load", "rate=20"), "isl, osl missing"),
+        (SLA, "give --load, e.g. rate=20"),
+        ((*SLA, *LOAD, "--budget", 0), "must be 1 or more"),
+        ((*SLA, *LOAD, "--budget", 1, "--devices-per-engine", 2), "must be at least that"),
+        ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
+        ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
+        ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
+        ((*SLA, *LOAD, "--time-factor", 0), "must be a number above 0"),
+        ((*SLA, "--load", "rate=1,isl=5000,osl=10"), "must be at most that: profile with"),
+        ((*SLA, "--replay", "nothing.jsonl"), "nothing.jsonl"),
+    ],
+)
+def test_what_is_wrong_is_said(folder, options, said, capsys):
+    assert run(folder, *options) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_predictor_that_there_is_not_is_refused(folder, trace, capsys):
+    assert run(folder, *SLA, "--replay", trace, "--predictor", "lstm") == 2
+    assert "must be one of constant, ar" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):
+    assert run(tmp_path, *SLA, *LOAD) == 2
+    assert "make one with forerun profile" in capsys.readouterr().err

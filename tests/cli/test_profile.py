@@ -1,0 +1,61 @@
+"""`forerun profile`: a folder from a command line, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli.app import main
+from forerun.plan.profile import Profile
+from tests.stand_in import save_stand_in
+
+QUICK = [
+    *("--input-lengths", "4,8,16", "--num-sequences", "1,2", "--contexts", "8,24", "--draft-lengths", "1"),
+    *("--rounds", "1", "--num-texts", "1", "--max-tokens", "16"),
+]
+
+
+def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = save_stand_in(tmp_path / "model"), tmp_path / "profile"  # type: ignore[no-untyped-call]
+    prompts = tmp_path / "facts.txt"
+    prompts.write_text("the sea is salt\n")
+    configs = tmp_path / "configs.yaml"
+    configs.write_text("ours: {method: ngram, num_speculative_tokens: 2}\n")
+    words = ["profile", str(model), "--output-dir", str(folder), "--prompts", str(prompts), "--configs", str(configs)]
+    assert main([*words, *QUICK]) == 0
+    shown = capsys.readouterr()
+    assert "written to" in shown.out
+    assert "about" in shown.err
+    found = Profile.load(folder)
+    assert list(found.configs) == ["ours"]
+    assert found.conditions["grid"]["draft_lengths"] == [0, 1]
+    assert main([*words, *QUICK]) == 2
+    assert "has a profile already" in capsys.readouterr().err
+    assert main([*words, *QUICK, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["configs"] == found.configs
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget", "60"], "a time above 0 with its unit"),
+        (["--budget", "60s", "--rounds", "2"], "leave one out"),
+        (["--rounds", "0"], "rounds: got 0"),
+        (["--num-sequences", "1,2", "--contexts", "8"], "num_sequences, contexts: got 2 batches"),
+        (["--input-lengths", "5"], "input_lengths: got 1 different value"),
+        (["--speculative-config.method", "suffix"], "takes configurations from --configs"),
+        (["--server", "http://127.0.0.1:9", "--budget", "60s"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--dtype", "float32"], "leave them out"),
+        (["--server", "localhost"], "must be a URL"),
+        (["--server", "http://127.0.0.1:9"], "no server answers"),
+        (["--num-kv-tokens", "100"], "is for --server"),
+        (["--output-dir", "pyproject.toml"], "is a file"),
+    ],
+)
+def test_bad_options_are_refused_before_the_model_is_loaded(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "no/such-model", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""`forerun simulate`: it serves loads and traces, writes what it found, the same for the same seed, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun.cli.app import main
+from tests.plan.simulation.profiles import a_profile
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    a_profile(folder)
+    return folder
+
+
+LOAD = ("--load", "rate=10,isl=30,osl=20", "--num-requests", "30")
+
+
+def run(folder, *options):
+    return main(["simulate", str(folder), *map(str, options)])
+
+
+def test_it_shows_latencies_and_engines(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    options = ("--config", "suffix", "--replicas", 2, "--routing", "least-requests", "--sla", "ttft=500ms,itl=50ms")
+    assert run(folder, *LOAD, *options) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "30 requests in",
+        "keep all limits: goodput",
+        "TTFT",
+        "aggregated 1",
+        "tokens per step",
+        "J per output token",
+    ):
+        assert text in shown
+
+
+def test_the_same_seed_gives_the_same_bytes(folder, tmp_path, capsys):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert (
+            run(folder, *LOAD, "--config", "auto", "--seed", seed, "--save-result", tmp_path / name, "--save-chunks")
+            == 0
+        )
+    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+    assert a == b != c
+    capsys.readouterr()
+
+
+def test_a_result_has_the_keys_of_a_load_test_and_can_be_simulated_again(folder, tmp_path, capsys):
+    saved = tmp_path / "result.json"
+    assert run(folder, *LOAD, "--save-result", saved, "--save-chunks", "--json") == 0
+    document = json.loads(saved.read_text())
+    assert json.loads(capsys.readouterr().out).items() <= document.items()
+    assert document["completed"] == len(document["ttfts"]) == len(document["itls"]) == 30
+    assert {"mean_ttft_ms", "p99_tpot_ms", "output_throughput", "input_lens", "output_lens", "start_times"} <= set(
+        document
+    )
+    assert run(folder, "--trace", saved, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["total_output_tokens"] == document["total_output_tokens"]
+    assert again["mean_tpot_ms"] == pytest.approx(document["mean_tpot_ms"], rel=1e-6)
+
+
+def test_recorded_texts_are_repeated_at_a_rate(folder, capsys):
+    assert run(folder, "--recorded", "--config", "suffix", "--rate", 5, "--num-requests", 12, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total_output_tokens"] == 12 * 40
+
+
+def test_prefill_and_decode_apart(folder, capsys):
+    options = ("--prefill-replicas", 1, "--transfer-seconds", 0.01, "--transfer-gigabytes-per-second", 0.001)
+    assert run(folder, *LOAD, *options, "--json") == 0
+    kinds = [one["kind"] for one in json.loads(capsys.readouterr().out)["replicas"]]
+    assert kinds == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize("arrivals", ["bursts", "day"])
+def test_rates_may_change(folder, capsys, arrivals):
+    assert run(folder, *LOAD, "--arrivals", arrivals, "--json") == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((), "requests: got none; give one of --load"),
+        ((*LOAD, "--recorded"), "requests: got --load and --recorded"),
+        (("--recorded",), "rate: missing"),
+        (("--recorded", "--rate", 1), "no trace of drafts of this configuration"),
+        (("--load", "rate=0,isl=1,osl=1"), "rate=0"),
+        ((*LOAD, "--rate", 3), "rate: given with --load"),
+        ((*LOAD, "--burst-factor", 3), "burst_factor: given with --arrivals steady"),
+        ((*LOAD, "--time-scale", 3), "time_scale: given with --load"),
+        (("--trace", "x.jsonl", "--num-requests", 3), "num_requests: given with --trace"),
+        (("--trace", "x.jsonl"), "x.jsonl: No such file"),
+        ((*LOAD, "--config", "suffxi"), "did you mean 'suffix'"),
+        ((*LOAD, "--replicas", 0), "replicas: got 0"),
+        ((*LOAD, "--transfer-seconds", 1), "nothing is handed over without --prefill-replicas"),
+        ((*LOAD, "--sla", "ttft=0s"), "ttft=0"),
+        ((*LOAD, "--save-chunks"), "save_chunks: given without save_result"),
+        ((*LOAD, "--save-result", "/nowhere/x.json"), "save_result: cannot write"),
+        (("--load", "rate=1,isl=900,osl=20"), "900 prompt and 20 output tokens, together more than max_model_len"),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_line(folder, capsys, options, problem):
+    assert run(folder, *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+
+
+def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):
+    assert run(tmp_path, *LOAD) == 2
+    assert "has no profile.json" in capsys.readouterr().err

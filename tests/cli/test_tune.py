@@ -1,0 +1,185 @@
+"""`forerun tune`: a whole tuning of a tiny chat model, its files, going on, and its refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from forerun.bench import instruments
+from forerun.bench.machine import describe_machine
+from forerun.bench.tuning import step_times, tuner
+from forerun.cli import tune as command
+from forerun.cli.app import main
+from forerun.errors import ConfigError
+from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepSample, StepTimeModel
+from tests.stand_in import save_stand_in
+
+CONFIGS = """
+ngram: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}
+suffix: {method: suffix, num_speculative_tokens: 4}
+auto: {method: auto}
+"""
+SHORT = {"--max-tokens": "12", "--rounds": "2"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save_stand_in(tmp_path_factory.mktemp("chat-model")))
+
+
+@pytest.fixture
+def tune(model, tmp_path, capsys, monkeypatch):
+    """Tune the tiny model into tmp_path / "tuned"; what is printed."""
+    monkeypatch.setattr(step_times, "NUM_STEPS", 1)
+    monkeypatch.setattr(step_times, "DRAFT_LENGTHS", (0, 4))
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
+    (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
+    (tmp_path / "configs.yaml").write_text(CONFIGS)
+
+    def tune(*options, code=0):
+        files = ("--prompts", str(tmp_path / "chat.txt"), "--configs", str(tmp_path / "configs.yaml"))
+        short = [word for name, value in SHORT.items() if name not in options for word in (name, value)]
+        assert main(["tune", model, *files, "--output", str(tmp_path / "tuned"), *short, *options]) == code
+        return capsys.readouterr()
+
+    return tune
+
+
+def test_tune_writes_a_configuration_its_reasons_and_a_picture(tune, tmp_path):
+    shown = tune().out
+    tuned = tmp_path / "tuned"
+    report = json.loads((tuned / "tuning.json").read_text())
+    options = yaml.safe_load((tuned / "serve.yaml").read_text())
+    best = report["best"]
+    assert best["name"] in ("plain", "ngram", "suffix", "auto")
+    assert options.get("speculative-config") == best["speculative_config"]
+    assert options["max-num-seqs"] == 64
+    assert {"auto", "plain"} <= report["runs"].keys()
+    assert [one["name"] for one in report["screened"]].count(best["name"]) == 1
+    assert report["num_differing"] == dict.fromkeys(report["runs"], 0)
+    assert set(report["pareto_front"]) <= report["runs"].keys()
+    for line in report["reasons"]:
+        assert line in (tuned / "serve.yaml").read_text()
+    assert f"forerun serve --config {tuned / 'serve.yaml'}" in shown.replace("\n", "")
+    pytest.importorskip("matplotlib")
+    assert "<svg" in (tuned / "pareto.svg").read_text()
+
+
+def test_the_estimate_comes_first_and_a_dry_run_stops_there(tune, tmp_path):
+    shown = tune("--dry-run", "--json")
+    assert shown.err.startswith("at most about ")
+    estimate = json.loads(shown.out)
+    assert estimate["total"] == pytest.approx(sum(v for name, v in estimate.items() if name != "total"))
+    assert not (tmp_path / "tuned" / "rounds.json").exists()
+
+
+def test_an_interrupted_tuning_goes_on(tune, tmp_path, monkeypatch):
+    run = tuner.Tuner._run
+    asked = []
+
+    def interrupted(self, candidate, number):
+        asked.append((candidate.name, number))
+        if number == 1:
+            raise ConfigError("a power cut")
+        return run(self, candidate, number)
+
+    monkeypatch.setattr(tuner.Tuner, "_run", interrupted)
+    monkeypatch.setattr("forerun.plan.tuning.confirmation.FAR_BEHIND", 1.0)
+    tune(code=2)
+    kept = json.loads((tmp_path / "tuned" / "rounds.json").read_text())
+    assert len(kept) == 1
+
+    def again(self, candidate, number):
+        assert number == 1, "the first round is kept"
+        return run(self, candidate, number)
+
+    monkeypatch.setattr(tuner.Tuner, "_run", again)
+    monkeypatch.setattr(tuner, "record", None)
+    monkeypatch.setattr(tuner, "measure_step_times", None)
+    monkeypatch.setattr(tuner, "screen", None)
+    report = json.loads(tune("--json").out)
+    assert report["runs"]["auto"][0] == kept[0]["auto"]
+
+
+def test_a_rate_with_goals_is_tuned_for_goodput(tune):
+    few = ("--max-num-seqs", "4")
+    report = json.loads(tune("--load", "rate=50", "--goodput", "ttft:5000", "e2el:9000", *few, "--json").out)
+    assert report["objective"] == "goodput"
+    assert report["runs"][report["best"]["name"]][0]["attainment"] == 1.0
+    assert {one["max_num_seqs"] for one in report["screened"]} == {4, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--load", "rate=2,isl=30"], "the prompts have their own lengths"),
+        (["--goodput", "itl:5"], "--goodput: got 'itl:5'"),
+        (["--objective", "goodput"], "--objective: got goodput without goals"),
+        (["--rounds", "0"], "--rounds: got 0"),
+        (["--finalists", "0"], "--finalists: got 0"),
+        (["--max-tokens", "0"], "--max-tokens: got 0"),
+        (["--try-max-num-seqs", "0"], "got 0 sequences"),
+        (["--speculative-config.method", "suffix"], "tune finds it"),
+        (["--no-speculation"], "tune finds it"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(tune, tmp_path, options, message):
+    assert message in tune(*options, code=2).err
+    assert not (tmp_path / "tuned" / "recording.jsonl.gz").exists()
+
+
+def test_a_folder_of_another_tuning_is_refused(tune, tmp_path):
+    tune("--dry-run")
+    assert "is of a tuning with load" in tune("--dry-run", "--load", "concurrency=2", code=2).err
+
+
+def test_a_folder_of_something_else_is_refused(tune, tmp_path):
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "thesis.txt").write_text("all of it")
+    assert "is no folder of a tuning" in tune(code=2).err
+
+
+def test_options_at_their_defaults_are_left_out_of_the_file():
+    changed = command._changed(command.EngineOptions(dtype="bfloat16", max_num_seqs=3))
+    assert changed == {"dtype": "bfloat16"}
+
+
+def test_a_profile_stands_in_for_measured_steps(tune, tmp_path, model, monkeypatch):
+    profile(model).save(tmp_path / "profile")
+    monkeypatch.setattr(tuner, "measure_step_times", None)
+    tune("--profile", str(tmp_path / "profile"))
+    assert (tmp_path / "tuned" / "steps.json").exists()
+
+
+def test_a_profile_of_another_model_or_machine_is_refused(tune, tmp_path, model):
+    profile("another").save(tmp_path / "profile")
+    assert "it is of another model" in tune("--profile", str(tmp_path / "profile"), code=2).err
+    profile(model, "elsewhere").save(tmp_path / "profile")
+    assert "it is of another machine" in tune("--profile", str(tmp_path / "profile"), code=2).err
+    assert "has no profile.json" in tune("--profile", str(tmp_path), code=2).err
+
+
+def profile(model, machine=None):
+    machine = machine or describe_machine(torch.device("cpu")).partition("; ")[0]
+    steps = [StepSample(num_rows=n, num_sequences=1, num_context_tokens=9, seconds=0.01 + n / 1e3) for n in (1, 4, 9)]
+    return Profile(
+        model=model,
+        machine=machine,
+        kernels="torch",
+        dtype="float32",
+        version="0",
+        gigabytes_per_second=10.0,
+        weight_bytes=None,
+        kv_bytes_per_token=None,
+        vocab_size=99,
+        num_blocks=9,
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        step_times=StepTimeModel.fit(steps),
+    )

@@ -1,0 +1,266 @@
+"""What is emitted is what the systems accept, and says what the plan says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from forerun.errors import ConfigError
+from forerun.plan.emit.systems import OWN, SYSTEMS, emit
+from tests.plan.emit import schemas
+from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, request, with_engine, write_profile
+
+
+@pytest.fixture
+def profile_folder(tmp_path):
+    return write_profile(tmp_path)
+
+
+def commands(text):
+    """The commands of a script, as lists of words, without what the shell does itself."""
+    joined = text.replace("\\\n", " ")
+    lines = [line.removeprefix("exec ").removesuffix(" &") for line in joined.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith(("python", "vllm", "trtllm", "forerun"))]
+
+
+def options(words):
+    return {word for word in words if word.startswith("--")}
+
+
+def value(words, option):
+    return words[words.index(option) + 1]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_files_are_the_same_each_time_and_scripts_are_valid(system, profile_folder):
+    files = emit(system, request(profile_folder=profile_folder)).files
+    assert files == emit(system, request(profile_folder=profile_folder)).files
+    for name, text in files.items():
+        if name.endswith(".sh"):
+            subprocess.run(["sh", "-n"], input=text, text=True, check=True)
+        else:
+            assert all(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize(
+    "plan", [PLAN, replace(PLAN, speculative_config=None), replace(PLAN, speculative_config=NGRAM | SCHEDULE)]
+)
+def test_forerun_serves_the_plan(plan):
+    settings = yaml.safe_load(emit("forerun", request(plan)).files["serve.yaml"])
+    assert settings["model"] == plan.model
+    assert settings["max-num-seqs"] == plan.engine.max_num_seqs
+    assert settings.get("speculative-config") == plan.speculative_config
+    assert settings.get("no-speculation", False) is (plan.speculative_config is None)
+
+
+def test_forerun_serve_reads_what_is_emitted(tmp_path, monkeypatch):
+    from forerun.cli import serve
+
+    files = emit("forerun", request(with_engine(PLAN, quantization="int8"))).files
+    (tmp_path / "serve.yaml").write_text(files["serve.yaml"])
+    _, bound, _ = serve.serve.parse_args(["--config", str(tmp_path / "serve.yaml")], exit_on_error=False)
+    assert bound.args == (PLAN.model,)
+    engine = bound.kwargs["engine"]
+    assert (engine.max_num_seqs, engine.quantization, engine.speculative_config) == (32, "int8", NGRAM)
+
+
+def test_compose_and_kubernetes_run_the_replicas_with_health_checks():
+    service = yaml.safe_load(emit("compose", request()).files["compose.yaml"])["services"]["forerun"]
+    assert service["deploy"] == {"replicas": 3}
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    config, deployment, served = yaml.safe_load_all(emit("kubernetes", request()).files["forerun.yaml"])
+    assert deployment["spec"]["replicas"] == 3
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")} == {
+        "/health"
+    }
+    assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"] == served["spec"]["selector"]
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}
+    (mounted,) = [one["configMap"]["name"] for one in pod["spec"]["volumes"] if "configMap" in one]
+    assert mounted == config["metadata"]["name"]
+    assert all(
+        re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", one["metadata"]["name"]) for one in (config, deployment, served)
+    )
+
+
+def test_servers_get_the_memory_and_cores_of_the_profile(profile_folder):
+    from forerun.plan.profile import Profile
+
+    profile = Profile.load(profile_folder)
+    kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    files = emit("kubernetes", request(profile_folder=profile_folder)).files
+    config, deployment, _ = yaml.safe_load_all(files["forerun.yaml"])
+    assert yaml.safe_load(config["data"]["serve.yaml"])["kv-cache-memory-bytes"] == kv_bytes
+    resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["cpu"] == "4"
+    assert int(resources["limits"]["memory"].removesuffix("Mi")) * 2**20 > kv_bytes + profile.weight_bytes
+    without = emit("kubernetes", request())
+    assert any("--profile" in note for note in without.notes)
+
+
+def test_a_profile_of_another_model_is_refused(profile_folder):
+    with pytest.raises(ConfigError, match="another model"):
+        emit("forerun", request(model="org/Other", profile_folder=profile_folder))
+
+
+def test_ray_serves_the_replicas_with_vllm():
+    (application,) = yaml.safe_load(emit("ray", request()).files["serve.yaml"])["applications"]
+    (engine,) = application["args"]["llm_configs"]
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    assert engine["deployment_config"]["num_replicas"] == 3
+    assert engine["model_loading_config"]["model_source"] == PLAN.model
+    assert engine["engine_kwargs"]["speculative_config"] == NGRAM
+    assert {f"--{name.replace('_', '-')}" for name in engine["engine_kwargs"]} <= schemas.VLLM_OPTIONS
+
+
+def test_vllm_gets_options_that_it_has():
+    (words,) = commands(emit("vllm", request(speculative_config=NGRAM | SCHEDULE)).files["serve.sh"])
+    assert words[:3] == ["vllm", "serve", PLAN.model]
+    assert options(words) <= schemas.VLLM_OPTIONS
+    assert json.loads(value(words, "--speculative-config")) == NGRAM | SCHEDULE
+    notes = emit("vllm", request(speculative_config=NGRAM | SCHEDULE)).notes
+    assert any("--data-parallel-size" in note for note in notes)
+
+
+def test_sglang_gets_options_that_it_has():
+    (words,) = commands(emit("sglang", request(speculative_config=EAGLE3)).files["serve.sh"])
+    assert options(words) <= schemas.SGLANG_OPTIONS
+    assert value(words, "--speculative-num-steps") == "3"
+
+
+def test_trtllm_gets_keys_that_it_has_and_three_files_where_phases_are_apart():
+    files = emit("trtllm", request()).files
+    assert set(yaml.safe_load(files["config.yaml"])) <= schemas.TRTLLM_KEYS
+    apart = {name: yaml.safe_load(text) for name, text in emit("trtllm", request(APART)).files.items()}
+    assert apart["instances.yaml"] == {"prefill": 1, "decode": 2}
+    assert apart["prefill.yaml"]["speculative_config"] == apart["decode.yaml"]["speculative_config"]
+    assert apart["prefill.yaml"]["disable_overlap_scheduler"]
+    assert {*apart["prefill.yaml"], *apart["decode.yaml"]} <= schemas.TRTLLM_KEYS
+
+
+def test_the_host_drafters_of_trtllm_cannot_overlap_steps():
+    plain, eagle = (
+        yaml.safe_load(emit("trtllm", request(speculative_config=config)).files["config.yaml"])
+        for config in (NGRAM, EAGLE3)
+    )
+    assert plain["disable_overlap_scheduler"]
+    assert "disable_overlap_scheduler" not in eagle
+
+
+@pytest.mark.parametrize("plan", [PLAN, APART])
+def test_dynamo_gets_the_graph_in_both_versions(plan, profile_folder):
+    files = emit("dynamo", request(plan, profile_folder=profile_folder)).files
+    config_map, newer = yaml.safe_load_all(files["dynamo.yaml"])
+    assert (newer["apiVersion"], newer["kind"]) == ("nvidia.com/v1beta1", "DynamoGraphDeployment")
+    components = {one["name"]: one for one in newer["spec"]["components"]}
+    assert {one["type"] for one in components.values()} <= schemas.COMPONENT_TYPES
+    _, older = yaml.safe_load_all(files["dynamo-v1alpha1.yaml"])
+    assert older["apiVersion"] == "nvidia.com/v1alpha1"
+    services = older["spec"]["services"]
+    assert services.keys() == components.keys()
+    for name, one in components.items():
+        (container,) = one["podTemplate"]["spec"]["containers"]
+        other = services[name]["extraPodSpec"]["mainContainer"]
+        assert (container["command"], container["args"]) == (other["command"], other["args"])
+        assert one["replicas"] == services[name]["replicas"]
+        if name.startswith("Vllm"):
+            assert options(container["args"]) <= schemas.DYNAMO_WORKER_OPTIONS
+            assert json.loads(value(container["args"], "--speculative-config")) == NGRAM
+            assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    workers = {name: one["replicas"] for name, one in components.items() if name.startswith("Vllm")}
+    assert workers == ({"VllmWorker": 3} if plan is PLAN else {"VllmPrefillWorker": 1, "VllmDecodeWorker": 2})
+    assert config_map["metadata"]["name"] == "planner-profile-data"
+
+
+def test_dynamos_planner_may_scale_the_workers_alone(profile_folder):
+    _, graph = yaml.safe_load_all(emit("dynamo", request(profile_folder=profile_folder)).files["dynamo.yaml"])
+    scaled = {one["name"]: one["type"] for one in graph["spec"]["components"] if "scalingAdapter" in one}
+    assert scaled == {"VllmWorker": "decode"}
+
+
+@pytest.mark.parametrize("plan", [PLAN, APART])
+def test_dynamo_runs_on_one_machine_with_an_engine_of_each_kind(plan, profile_folder):
+    frontend, *workers = commands(emit("dynamo", request(plan, profile_folder=profile_folder)).files["launch.sh"])
+    assert frontend[:3] == ["python", "-m", "dynamo.frontend"]
+    assert all(options(words) <= schemas.DYNAMO_WORKER_OPTIONS for words in workers)
+    modes = [value(words, "--disaggregation-mode") for words in workers if "--disaggregation-mode" in words]
+    assert (len(workers), modes) == ((1, []) if plan is PLAN else (2, ["prefill", "decode"]))
+
+
+def test_dynamos_planner_gets_the_sla_and_the_measured_latencies(profile_folder):
+    config_map, graph = yaml.safe_load_all(emit("dynamo", request(profile_folder=profile_folder)).files["dynamo.yaml"])
+    prefill, decode = (json.loads(config_map["data"][f"{phase}_raw_data.json"]) for phase in ("prefill", "decode"))
+    assert prefill["prefill_isl"] == [100, 500, 1000]
+    assert prefill["prefill_ttft"] == [10, 50, 100]  # ms
+    assert decode["max_kv_tokens"] == 10_000
+    assert decode["z_itl"] == pytest.approx([11.4, 11.4, 18.4, 18.4])  # ms of whole steps: the planner divides them
+    (planner,) = [one for one in graph["spec"]["components"] if one["type"] == "planner"]
+    (container,) = planner["podTemplate"]["spec"]["containers"]
+    settings = json.loads(value(container["args"], "--config"))
+    assert settings.keys() <= schemas.PLANNER_KEYS
+    assert (settings["ttft_ms"], settings["itl_ms"], settings["speculative_nextn"]) == (500, 50, 4)
+    assert settings["profile_results_dir"] == container["volumeMounts"][0]["mountPath"]
+
+
+def test_dynamos_latencies_are_of_the_plans_draft_length_or_a_note_says_of_which(profile_folder):
+    plain = emit("dynamo", request(speculative_config=None, profile_folder=profile_folder))
+    config_map, _ = yaml.safe_load_all(plain.files["dynamo.yaml"])
+    assert json.loads(config_map["data"]["decode_raw_data.json"])["z_itl"] == pytest.approx([11, 11, 18, 18])
+    assert "mocker_k0.npz" in plain.files["mocker.sh"]
+    other = emit(
+        "dynamo", request(speculative_config=NGRAM | {"num_speculative_tokens": 3}, profile_folder=profile_folder)
+    )
+    assert "mocker_k4.npz" in other.files["mocker.sh"]
+    assert any("those of 4 drafted tokens" in note for note in other.notes)
+
+
+def test_dynamos_mocker_gets_conditional_rates_and_no_more_than_five(profile_folder):
+    emission = emit("dynamo", request(profile_folder=profile_folder))
+    (words,) = commands(emission.files["mocker.sh"])
+    assert options(words) <= schemas.DYNAMO_MOCKER_OPTIONS
+    assert value(words, "--aic-nextn-accept-rates") == "0.7,0.6,0.5,0.4"
+    longer = NGRAM | {"num_speculative_tokens": 8}
+    rates = {"conditional_accept_rates": [0.5] * 8}
+    emission = emit("dynamo", request(speculative_config=longer, acceptance=rates, profile_folder=profile_folder))
+    (words,) = commands(emission.files["mocker.sh"])
+    assert value(words, "--aic-nextn") == "5"
+    assert any("--aic-nextn" in note for note in emission.notes)
+
+
+def test_a_drafter_with_kv_in_two_kinds_of_engines_is_a_known_trap(profile_folder):
+    notes = emit("dynamo", request(APART, speculative_config=EAGLE3, profile_folder=profile_folder)).notes
+    assert any("same speculative configuration" in note for note in notes)
+
+
+@pytest.mark.parametrize("system", ["forerun", "compose", "kubernetes", "vllm", "sglang", "ray"])
+def test_phases_apart_are_refused_where_a_system_has_none(system):
+    with pytest.raises(ConfigError, match="layout"):
+        emit(system, request(APART))
+
+
+@pytest.mark.parametrize("system", [one for one in SYSTEMS if one not in OWN])
+def test_what_only_forerun_knows_is_refused_elsewhere(system, profile_folder):
+    with pytest.raises(ConfigError, match="--model"):
+        emit(system, request(model="smollm2-135m", profile_folder=profile_folder))
+    with pytest.raises(ConfigError, match="int8"):
+        emit(system, request(with_engine(PLAN, quantization="int8"), profile_folder=profile_folder))
+
+
+def test_dynamo_needs_a_profile_and_an_sla_of_both(profile_folder):
+    with pytest.raises(ConfigError, match="--profile"):
+        emit("dynamo", request())
+    with pytest.raises(ConfigError, match="sla"):
+        emit("dynamo", request(sla=replace(PLAN.sla, tpot=None), profile_folder=profile_folder))
+
+
+def test_an_unknown_system_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'vllm'"):
+        emit("vlm", request())

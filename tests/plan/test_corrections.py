@@ -1,0 +1,65 @@
+"""What a running service teaches."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.corrections import FEWEST_STEPS, CorrectionFactor, Corrections, with_length
+
+
+def test_a_factor_goes_to_the_ratio_that_is_observed() -> None:
+    factor = CorrectionFactor("step time")
+    assert factor.checked() == 1.0
+    factor.observe(observed=1.2, predicted=1.0, num_steps=100)
+    assert factor.value == pytest.approx(1.2)
+    factor.observe(observed=0.9, predicted=1.0, num_steps=100)
+    assert factor.value == pytest.approx(1.2 - 0.3 * 0.3)
+    for _ in range(40):
+        factor.observe(observed=0.9, predicted=1.0, num_steps=100)
+    assert factor.checked() == pytest.approx(0.9, rel=1e-4)
+
+
+def test_an_idle_or_cold_service_teaches_nothing() -> None:
+    factor = CorrectionFactor("step time")
+    factor.observe(observed=9.0, predicted=1.0, num_steps=FEWEST_STEPS - 1)
+    assert (factor.value, factor.num_observations) == (1.0, 0)
+
+
+@pytest.mark.parametrize("observed", [0.0, -1.0, math.nan, math.inf])
+def test_an_observation_that_cannot_be_is_refused(observed: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        CorrectionFactor("step time").observe(observed=observed, predicted=1.0, num_steps=100)
+
+
+def test_a_profile_of_something_else_is_not_corrected_but_said() -> None:
+    factor = CorrectionFactor("step time")
+    factor.observe(observed=3.0, predicted=1.0, num_steps=100)
+    with pytest.raises(ConfigError, match=r"3\.00 times what the profile says.*profile again"):
+        factor.checked()
+
+
+def test_time_and_acceptance_are_told_apart() -> None:
+    both = Corrections()
+    both.time.observe(observed=1.1, predicted=1.0, num_steps=100)
+    both.acceptance.observe(observed=2.0, predicted=2.5, num_steps=100)
+    assert (both.time.value, both.acceptance.value) == (pytest.approx(1.1), pytest.approx(0.8))
+    assert both.decode == pytest.approx(1.375)
+
+
+@given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), st.floats(0.0, 1.0))
+def test_an_observed_length_is_met(rates: list[float], share: float) -> None:
+    profile = AcceptanceProfile(method="eagle3", conditional=tuple(rates))
+    length = 1.0 + share * len(rates)
+    assert with_length(profile, length).mean_accept_length == pytest.approx(length, rel=1e-6)
+
+
+def test_a_length_that_no_draft_yields_is_refused() -> None:
+    profile = AcceptanceProfile(method="eagle3", conditional=(0.5, 0.0))
+    with pytest.raises(ConfigError, match="must be from 1 to 3"):
+        with_length(profile, 3.5)
+    with pytest.raises(ConfigError, match="some places never stand"):
+        with_length(profile, 2.5)

@@ -1,0 +1,140 @@
+"""Days of traffic: what was planned, what it cost, who attained the SLA."""
+
+import math
+
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.plan.day_replay import (
+    MEAN,
+    ORACLE,
+    PEAK,
+    DayPlan,
+    DayReplay,
+    Interval,
+    LoadForecast,
+    intervals_of,
+    replay_day,
+)
+from forerun.plan.fleet_plan import plan_fleet
+from forerun.plan.load import Load
+from forerun.plan.predictors import ConstantPredictor
+from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.simulation.requests import SimulatedRequest
+from forerun.plan.sla import Sla
+from tests.plan.worlds import engine_model, speculation
+
+SLA = Sla(ttft=0.3, tpot=0.02, attainment=0.9)
+ENGINE = engine_model(max_num_seqs=16)
+POLICY = plan_fleet(ENGINE, [speculation(0.8, 0.7)], Load(rate=60, isl=100, osl=50), SLA).plan.policy
+REPLAY = DayReplay(ENGINE, POLICY, SLA, transfer=Transfer())
+HOUR = 3600.0
+
+
+def interval(number: int, rate: float) -> Interval:
+    load = Load(rate=rate, isl=100, osl=50) if rate else None
+    return Interval(start=number * HOUR, num_requests=round(rate * HOUR), load=load)
+
+
+def wave(num_days: int) -> list[Interval]:
+    return [interval(hour, 40 + 35 * math.sin(2 * math.pi * hour / 24)) for hour in range(24 * num_days)]
+
+
+def by_name(plans: list[DayPlan]) -> dict[str, DayPlan]:
+    return {plan.name: plan for plan in plans}
+
+
+def test_whoever_knows_what_comes_attains_the_sla_in_every_interval() -> None:
+    plans = by_name(replay_day(REPLAY, wave(1), ["constant"]))
+    assert plans[ORACLE].worst >= SLA.attainment
+    assert plans[PEAK].worst >= SLA.attainment
+    assert plans[ORACLE].engine_hours < plans[PEAK].engine_hours
+    assert plans[MEAN].worst < SLA.attainment
+    assert plans[PEAK].num_changes == 0
+
+
+def test_a_pattern_is_planned_better_than_the_last_value() -> None:
+    plans = by_name(replay_day(REPLAY, wave(4), ["constant", "harmonic"]))
+    assert plans["harmonic"].rate_error < plans["constant"].rate_error / 2
+
+
+def test_what_cannot_be_served_waits_for_the_next_interval() -> None:
+    intervals = [interval(0, 10), interval(1, 200), interval(2, 10)]
+    capacity = REPLAY.engines_for(Load(rate=10, isl=100, osl=50))
+    plan = REPLAY.with_counts("fixed", intervals, [capacity] * 3, [one.load for one in intervals])
+    quiet, burst, after = plan.intervals
+    assert (quiet.backlog, quiet.attained > 0.9 * quiet.num_requests) == (0.0, True)
+    assert burst.attained == 0.0
+    assert burst.backlog > 0.0
+    assert after.backlog > 0.0  # of 10 per second that it takes besides, 190 are left
+    assert after.attained == 0.0
+    assert plan.worst == 0.0
+
+
+def test_a_backlog_that_is_worked_off_early_spoils_only_the_beginning() -> None:
+    intervals = [interval(0, 60), interval(1, 1)]
+    count = REPLAY.engines_for(Load(rate=30, isl=100, osl=50))
+    _, after = REPLAY.with_counts("fixed", intervals, [count] * 2, [one.load for one in intervals]).intervals
+    assert after.backlog == 0.0
+    assert 0.0 < after.attained < after.num_requests
+
+
+def test_an_empty_interval_keeps_one_engine_and_spoils_nothing() -> None:
+    intervals = [interval(0, 5), interval(1, 0), interval(2, 0)]
+    plan = REPLAY.run("oracle", intervals, [one.load for one in intervals], steadily=False)
+    assert [one.engines for one in plan.intervals[1:]] == [1, 1]
+    assert plan.attainment >= SLA.attainment
+
+
+def test_engines_stay_where_fewer_would_be_too_busy() -> None:
+    rates = [40, 39, 40, 39, 40]
+    intervals = [interval(number, rate) for number, rate in enumerate(rates)]
+    plan = REPLAY.run("oracle", intervals, [one.load for one in intervals])
+    assert plan.num_changes == 0
+
+
+def test_the_budget_is_kept_all_day() -> None:
+    replay = DayReplay(ENGINE, POLICY, SLA, most_engines=2, transfer=Transfer())
+    plans = replay_day(replay, wave(1), ["ar"])
+    assert all(one.engines <= 2 for plan in plans for one in plan.intervals)
+
+
+def test_prompts_apart_have_their_share_of_engines() -> None:
+    replay = DayReplay(ENGINE, POLICY, SLA, prefill_share=0.5, transfer=Transfer())
+    plans = by_name(replay_day(replay, wave(1), ["constant"]))
+    assert plans[ORACLE].worst >= SLA.attainment
+    assert min(one.engines for one in plans[ORACLE].intervals) >= 2
+
+
+def test_a_trace_is_counted_by_interval() -> None:
+    requests = [
+        SimulatedRequest(arrival=arrival, num_prompt_tokens=prompt, num_output_tokens=10)
+        for arrival, prompt in ((0.0, 100), (1.0, 300), (2.0, 200), (21.0, 50))
+    ]
+    first, second, third = intervals_of(requests, 10.0)
+    assert (first.num_requests, second.num_requests, third.num_requests) == (3, 0, 1)
+    assert first.load is not None
+    assert (first.load.rate, first.load.isl, first.load.osl) == (0.3, 200.0, 10.0)
+    assert first.load.cv == 0.0
+    assert first.load.isl_cv == pytest.approx(0.408, abs=1e-3)
+    assert second.load is None
+    assert third.load is not None
+    assert third.load.cv == 1.0  # one request says nothing of gaps
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "above 0"), (100.0, "longer than one interval of 100 s")])
+def test_a_trace_too_short_for_its_interval_is_refused(seconds: float, said: str) -> None:
+    requests = [SimulatedRequest(arrival=5.0, num_prompt_tokens=1, num_output_tokens=1)]
+    with pytest.raises(ConfigError, match=said):
+        intervals_of(requests, seconds)
+
+
+def test_an_empty_interval_says_nothing_of_lengths() -> None:
+    forecast = LoadForecast(ConstantPredictor)
+    assert forecast.predict() is None
+    forecast.add(Load(rate=4, isl=100, osl=50, cv=2.0))
+    predicted = forecast.predict()
+    assert predicted is not None
+    assert (predicted.rate, predicted.isl, predicted.cv) == (4.0, 100.0, 2.0)
+    forecast.add(None)
+    assert forecast.predict() is None

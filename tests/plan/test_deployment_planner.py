@@ -1,0 +1,191 @@
+"""Plans of a profile: what is written down, what is said of it, and what the simulator says."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.config.speculative_config import resolve_speculative
+from forerun.errors import ConfigError
+from forerun.plan.confirmation import confirmed, simulated
+from forerun.plan.deployment_plan import DeploymentPlan, Layout
+from forerun.plan.deployment_planner import (
+    PlanningOptions,
+    chooses_itself,
+    corrected,
+    engine_model,
+    joules_per_token,
+    plan_deployment,
+    speculations,
+    speculative_config,
+)
+from forerun.plan.fleet_plan import FleetSearch
+from forerun.plan.load import Load
+from forerun.plan.profile import Profile
+from forerun.plan.sla import Sla
+from tests.plan.profiles import fake_profile
+
+LOAD, SLA = Load(rate=50, isl=200, osl=60), Sla(ttft=0.5, tpot=0.02)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    return fake_profile(tmp_path_factory.mktemp("profile"))
+
+
+def test_a_plan_is_json_and_comes_back(profile: Profile, tmp_path: Path) -> None:
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    assert plan.feasible
+    assert plan.replicas == answer.plan.num_engines
+    assert DeploymentPlan.load_file(plan.save(tmp_path)) == plan
+    assert plan.predicted["ttft_p95_ms"] <= 500
+    assert plan.predicted["max_requests_per_second"] >= LOAD.rate
+    assert plan.predicted["goodput_requests_per_second"] == pytest.approx(50 * plan.predicted["attainment"])
+
+
+def test_the_planned_configuration_is_one_that_the_engine_takes(profile: Profile) -> None:
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    assert plan.speculative_config is not None
+    assert plan.speculative_config["num_speculative_tokens"] == answer.plan.policy.max_draft_tokens
+    assert plan.acceptance is not None
+    assert plan.acceptance["method"] == plan.speculative_config["method"]
+
+
+def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> None:
+    _, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(methods=("suffix",)))
+    policy = answer.plan.policy
+    lengths = policy.lengths.copy()
+    lengths[:] = 2
+    one = speculative_config(replace(answer.plan, policy=replace(policy, lengths=lengths)))
+    assert one is not None
+    assert "num_speculative_tokens_per_batch_size" not in one
+    lengths = lengths.copy()
+    lengths[4:] = 1
+    two = speculative_config(replace(answer.plan, policy=replace(policy, lengths=lengths)))
+    assert two is not None
+    assert two["num_speculative_tokens"] == 2
+    assert two["num_speculative_tokens_per_batch_size"] == [[1, 4, 2], [5, policy.max_num_seqs, 1]]
+    resolved = resolve_speculative(two)
+    assert (resolved.method, resolved.schedule) == ("suffix", ((1, 4, 2), (5, policy.max_num_seqs, 1)))
+
+
+def test_a_configuration_that_chooses_its_lengths_keeps_them(profile: Profile) -> None:
+    assert chooses_itself({"method": "auto"})
+    assert not chooses_itself({"method": "suffix"})
+    config = {"method": "suffix", "enable_adaptive_verification": True, "num_speculative_tokens": 4}
+    adaptive = replace(profile, configs=profile.configs | {"suffix": config})
+    plan, _ = plan_deployment(adaptive, LOAD, SLA, PlanningOptions(methods=("suffix",)))
+    assert plan.speculative_config == config
+
+
+def test_an_infeasible_plan_says_which_limit_no_engine_keeps(profile: Profile) -> None:
+    plan, _ = plan_deployment(profile, LOAD, Sla(ttft=0.005), PlanningOptions(most_engines=2))
+    assert not plan.feasible
+    assert plan.best_achievable is not None
+    assert plan.best_achievable["needed_replicas"] is None
+    (missed,) = plan.best_achievable["limits_missed_when_idle"]
+    assert missed.startswith("ttft: an idle engine takes")
+    assert plan.replicas <= 2
+
+
+def test_an_overload_is_written_without_numbers_that_json_lacks(profile: Profile) -> None:
+    plan, _ = plan_deployment(profile, replace(LOAD, rate=5000), SLA, PlanningOptions(most_engines=1))
+    assert not plan.feasible
+    assert plan.predicted["ttft_mean_ms"] is None
+    assert plan.best_achievable is not None
+    assert plan.best_achievable["needed_replicas"] > 100
+    json.dumps(plan.to_json(), allow_nan=False)
+
+
+def test_energy_counts_idle_engines_too(profile: Profile) -> None:
+    load = replace(LOAD, rate=2)
+    plan, answer = plan_deployment(profile, load, SLA)
+    measured = replace(profile, watts=100.0, idle_watts=40.0)
+    joules = joules_per_token(measured, answer.plan, load)
+    assert joules is not None
+    least, most = (plan.replicas * watts / load.tokens_per_second for watts in (40.0, 100.0))
+    assert least < joules < most
+    assert joules_per_token(replace(profile, watts=None), answer.plan, LOAD) is None
+
+
+def test_observed_times_and_acceptance_change_the_plan_each_in_its_way(profile: Profile) -> None:
+    slower = corrected(profile, time_factor=1.5, acceptance_factor=1.0)
+    assert engine_model(slower).prompt_seconds(100) == pytest.approx(1.5 * engine_model(profile).prompt_seconds(100))
+    assert slower.acceptance == profile.acceptance
+    worse = corrected(profile, time_factor=1.0, acceptance_factor=0.8)
+    for before, after in zip(speculations(profile), speculations(worse), strict=True):
+        assert after.acceptance.mean_accept_length == pytest.approx(0.8 * before.acceptance.mean_accept_length)
+    assert not worse.traces  # recorded drafts are of another acceptance
+    assert corrected(profile, time_factor=1.0, acceptance_factor=1.0) is profile
+
+
+def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> None:
+    only = PlanningOptions(methods=("suffix",), kind="code")
+    (code,) = speculations(profile, only)
+    (careful,) = speculations(profile, replace(only, confidence=0.9))
+    assert careful.acceptance.mean_accept_length < code.acceptance.mean_accept_length
+    assert code.acceptance == profile.acceptance["suffix/code"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (PlanningOptions(methods=("suffx",)), "did you mean 'suffix'"),
+        (PlanningOptions(kind="poetry"), "no acceptance of 'suffix/poetry'"),
+        (PlanningOptions(methods=("suffix",), confidence=1.5), "must be from 0.5"),
+    ],
+)
+def test_what_was_not_profiled_cannot_be_planned(profile: Profile, options: PlanningOptions, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_deployment(profile, LOAD, SLA, options)
+
+
+def test_what_was_not_measured_is_said(profile: Profile) -> None:
+    wide = replace(profile, max_num_seqs=512, num_blocks=40_000)
+    plan, _ = plan_deployment(
+        wide, replace(LOAD, rate=400), Sla(ttft=20.0, attainment=0.6), PlanningOptions(most_engines=30)
+    )
+    if plan.predicted["batch_size"] > 40:
+        assert any("not measured" in one for one in plan.warnings)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_simulator_agrees_with_the_formulas(profile: Profile, layout: Layout) -> None:
+    plan, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(layouts=(layout,)))
+    found = simulated(profile, answer.plan, LOAD, num_requests=300)
+    assert found.attainment(SLA) >= SLA.attainment - 0.03
+    for name in ("ttft", "tpot", "e2el"):
+        predicted = plan.predicted[f"{name}_mean_ms"] / 1e3
+        # the router sends requests to the least busy engine; the formulas, at random
+        assert found.latencies(name).mean == pytest.approx(predicted, rel=0.35), name
+
+
+def test_confirmation_is_written_into_the_plan(profile: Profile) -> None:
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    once, again = (confirmed(profile, plan, answer, num_requests=60, seed=3)[0] for _ in range(2))
+    assert once == again
+    assert once.simulated is not None
+    assert once.simulated["num_requests"] == 60
+    assert once.feasible
+    assert once.replicas == plan.replicas
+
+
+def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> None:
+    """A plan that claims that one engine is enough for what takes several."""
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    search = FleetSearch(engine_model(profile), LOAD, SLA, PlanningOptions().transfer)
+    too_few = replace(answer, plan=search.at(answer.plan.policy, 0, 2))
+    found, found_answer = confirmed(profile, replace(plan, replicas=2), too_few, num_requests=120)
+    assert found_answer.plan.num_engines == found.replicas
+    assert found.feasible
+    assert found.replicas > 2
+    assert any("the simulator asked for" in one for one in found.warnings)
+    within = PlanningOptions(most_engines=2)
+    kept, _ = confirmed(profile, replace(plan, replicas=2), too_few, within, num_requests=120)
+    assert not kept.feasible
+    assert kept.replicas == 2
+    assert kept.best_achievable is not None
+    assert kept.best_achievable["attainment"] < SLA.attainment
+    assert math.isfinite(kept.best_achievable["ttft_mean_ms"])

@@ -1,0 +1,106 @@
+"""Profiles: what is saved comes back, and what is damaged, unfinished or of something else is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.plan.profile import PROFILE_FILE, Profile, missing_points
+from tests.plan.profiles import fake_profile, random_trace
+
+
+def test_a_profile_comes_back_from_its_folder(tmp_path: Path) -> None:
+    saved = fake_profile(tmp_path)
+    found = Profile.load(tmp_path)
+    assert found == replace(saved, traces=found.traces)
+    assert found.trace("suffix").acceptance() == random_trace().acceptance()
+    assert found.acceptance_for("suffix", "code") == saved.acceptance["suffix/code"]
+
+
+def test_a_folder_can_be_moved(tmp_path: Path) -> None:
+    fake_profile(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert Profile.load(tmp_path / "there").trace("suffix").num_texts == 6
+
+
+def test_the_speculation_profile_has_modelopts_keys_of_the_best_configuration(tmp_path: Path) -> None:
+    fake_profile(tmp_path)
+    record = json.loads((tmp_path / "speculation_profile.json").read_text())
+    assert record["configuration"] == "head"
+    assert record["conditional_accept_rates"] == [0.8, 0.7, 0.6]
+    assert record["measurement_conditions"]["model"] == "tiny"
+    assert set(record["configurations"]) == {"suffix", "head", "suffix/chat", "suffix/code"}
+
+
+def _change(folder: Path, **changes: Any) -> None:
+    path = folder / PROFILE_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"profile": 99}, "is of version 99"),
+        ({"num_blocks": 0}, "got num_blocks=0"),
+        ({"gigabytes_per_second": float("nan")}, "got NaN for a number"),
+        ({"drafting": {}}, "drafting or acceptance of suffix, head is missing"),
+        ({"configs": {}}, "which is no profiled configuration"),
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"step_times": {}}, "step times: the record is damaged"),
+    ],
+)
+def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    fake_profile(tmp_path)
+    _change(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        Profile.load(tmp_path)
+
+
+def test_a_profile_without_a_key_names_it(tmp_path: Path) -> None:
+    fake_profile(tmp_path)
+    path = tmp_path / PROFILE_FILE
+    record = json.loads(path.read_text())
+    del record["machine"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="machine"):
+        Profile.load(tmp_path)
+
+
+def test_an_unfinished_profile_says_how_to_go_on_and_an_empty_folder_how_to_begin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make one with forerun profile"):
+        Profile.load(tmp_path)
+    (tmp_path / "stages").mkdir()
+    with pytest.raises(ConfigError, match="was interrupted"):
+        Profile.load(tmp_path)
+
+
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+    fake_profile(tmp_path)
+    (tmp_path / "draft_traces" / "suffix.npz").unlink()
+    with pytest.raises(ConfigError, match=r"suffix\.npz missing"):
+        Profile.load(tmp_path)
+    with pytest.raises(ConfigError, match="no draft trace of 'head'"):
+        fake_profile().trace("head")
+
+
+def test_a_profile_of_another_model_machine_or_version_is_refused() -> None:
+    profile = fake_profile()
+    profile.check_fits(model="tiny", machine=profile.machine, version=profile.version)
+    with pytest.raises(ConfigError, match="another version"):
+        profile.check_fits(version="9.9")
+    with pytest.raises(ConfigError, match="another model"):
+        profile.check_fits(model="other")
+    with pytest.raises(ConfigError, match="another machine"):
+        profile.check_fits(machine="other")
+
+
+def test_what_lies_beyond_the_measured_steps_is_said() -> None:
+    step_times = fake_profile().step_times
+    assert not missing_points(step_times, num_rows=200, num_sequences=32, prompt_rows=1024)
+    beyond = missing_points(step_times, num_rows=2000, num_sequences=33, prompt_rows=8192)
+    assert len(beyond) == 3
