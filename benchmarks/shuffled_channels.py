@@ -37,7 +37,7 @@ def shuffle(tensors: Mapping[str, Tensor], *, num_heads: int, num_kv_heads: int,
     values: dict[str, Tensor] = {}
 
     def by_head(weight: Tensor, heads: int, places: Tensor) -> Tensor:  # rows [heads * head_dim, ...]
-        return weight.unflatten(0, (heads, -1))[:, places].flatten(0, 1)
+        return weight.view(heads, -1, *weight.shape[1:])[:, places].flatten(0, 1)
 
     def shuffled(name: str, weight: Tensor) -> Tensor:
         found = LAYER.fullmatch(name)
@@ -47,14 +47,14 @@ def shuffle(tensors: Mapping[str, Tensor], *, num_heads: int, num_kv_heads: int,
         if layer not in inner:
             inner[layer] = order(tensors[f"model.layers.{layer}.mlp.up_proj.weight"].shape[0])
             values[layer] = order(tensors[f"model.layers.{layer}.self_attn.v_proj.weight"].shape[0] // num_kv_heads)
-        places: dict[str, Callable[[Tensor], Tensor]] = {
+        reorders: dict[str, Callable[[Tensor], Tensor]] = {
             "self_attn.v_proj": lambda w: by_head(w[:, hidden], num_kv_heads, values[layer]),
             "self_attn.o_proj": lambda w: by_head(w[hidden].T, num_heads, values[layer]).T,
             "mlp.gate_proj": lambda w: w[inner[layer]][:, hidden],
             "mlp.up_proj": lambda w: w[inner[layer]][:, hidden],
             "mlp.down_proj": lambda w: w[hidden][:, inner[layer]],
         }
-        return places.get(part, lambda w: w[..., hidden])(weight)
+        return reorders[part](weight) if part in reorders else weight[..., hidden]
 
     return {name: shuffled(name, weight).contiguous() for name, weight in tensors.items()}
 

@@ -33,8 +33,8 @@ from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import load_dummy, load_model
+from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
-from forerun.models.quantized import QUANTIZATION_KEY
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
-from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
-from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
+from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
+from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
 from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear

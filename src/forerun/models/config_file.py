@@ -17,8 +17,8 @@ from forerun.errors import ModelError, one_line
 from forerun.models.config import HFConfig
 from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
 from forerun.models.families import MODEL_TYPES, Family, decoder_config
-from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, find_gguf, read_json
-from forerun.models.quantized import QUANTIZATION_KEY, quantized_layout
+from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, QUANTIZATION_KEY, find_gguf, read_json
+from forerun.models.quantized import quantized_layout
 from forerun.models.transformers_logging import quiet_transformers
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from forerun.models.config_defaults import (
     unscaled_rope,
     windows_without_rope,
 )
+from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.mtp_layout import mtp_prefixes
-from forerun.models.quantized import QUANTIZATION_KEY
 
 
 class TokenizerJson(Enum):

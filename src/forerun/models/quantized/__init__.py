@@ -10,9 +10,6 @@ from forerun.models.quantized.compressed_tensors import read_compressed_tensors
 from forerun.models.quantized.gptq import read_gptq
 from forerun.models.quantized.layout import MethodReader, QuantizedLayout
 
-QUANTIZATION_KEY = "quantization_config"
-"""The key of config.json under which a checkpoint says how it is quantized."""
-
 METHODS: dict[str, MethodReader] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,

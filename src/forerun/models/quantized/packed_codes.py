@@ -50,12 +50,12 @@ def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor)
     if zeros is not None:
         signed = signed - zeros.to(torch.int16)[..., None]
     blocks = signed.reshape(outputs, inputs // BLOCK, BLOCK)
-    halfs = _as_fp16(name, scales).repeat_interleave(size // BLOCK, dim=1)
+    halves = _as_fp16(name, scales).repeat_interleave(size // BLOCK, dim=1)
     low, high = (int(extreme) for extreme in signed.aminmax())
     for block_format in WITHOUT_OFFSET:
         least, most = CODE_LIMITS[block_format]
         if least <= low and high <= most:
-            return pack_blocks(block_format, blocks, halfs)
+            return pack_blocks(block_format, blocks, halves)
     raise ModelError(
         f"{name}: its codes less their zero points go from {low} to {high}; must fit in 8 bits with a sign; "
         "use a checkpoint with symmetric 8 bits, or with 4"
@@ -64,11 +64,11 @@ def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor)
 
 def _as_fp16(name: str, scales: Tensor) -> Tensor:
     """The same scales in fp16."""
-    halfs = scales.to(torch.float16)
-    changed = halfs.float() != scales.float()
+    halves = scales.to(torch.float16)
+    changed = halves.float() != scales.float()
     if changed.any():
         raise ModelError(
             f"{name}: scale {float(scales[changed][0])!r} is no fp16 number, which the block formats need; "
             "use a checkpoint with scales in fp16"
         )
-    return halfs
+    return halves
