@@ -235,7 +235,8 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
         else:
             embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
-    importance = _input_importance(config, reader, embedding) if packing.format.weighs_inputs else None
+    weighs = packing.format.weighs_inputs and packing.needs_weights
+    importance = _input_importance(config, reader, embedding) if weighs else None
     read = (read_layer(reader, config, index=i) for i in range(config.num_layers))
     return DecoderParts(
         embedding=embedding,

@@ -107,7 +107,7 @@ class Packing:
         packed: list[NativeLayer] = []
         for layer in layers:
             name = f"layer.{len(packed)}"
-            measured = None if importance is None or not self.needs_weights else importance.measure(layer)
+            measured = None if importance is None else importance.measure(layer)
             packed.append(self._layer(layer, config, measured, name=name))
             del layer  # before the next is read
             if self.needs_weights:

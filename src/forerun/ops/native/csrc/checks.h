@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "block_packing.h"
+#include "block_rounding.h"
 #include "chain.h"
 #include "layer.h"
 #include "lookup.h"

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.ops.block_rounding import round_to_q4_1, round_to_q8_0
+from forerun.ops.block_rounding import round_to_q8_0
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
+from forerun.ops.native.rounding import round_to_q4_1
 
 
 class Int4Format(WeightFormat):
@@ -27,7 +28,7 @@ class Int4Format(WeightFormat):
     ) -> PackedWeight:
         """See `WeightFormat`."""
         _check_inputs(weight)
-        return BLOCK_TILES["Q4_1"].pack(kernels, round_to_q4_1(weight, importance), bias, arena)
+        return BLOCK_TILES["Q4_1"].pack(kernels, round_to_q4_1(kernels, weight, importance), bias, arena)
 
     def pack_head(self, kernels: Kernels, weight: Tensor, arena: Arena) -> PackedWeight:
         """See `WeightFormat`."""
