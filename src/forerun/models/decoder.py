@@ -184,6 +184,7 @@ def build_decoder(
             dtype=dtype,
             device=device,
             keeps_blocks=packing.keeps_blocks,
+            kept_dtypes=packing.kept_dtypes(checkpoint),
             needs_matrices=packing.needs_weights,
         )
         parts = _native_parts(config, reader, packing)
@@ -230,7 +231,7 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     else:
         head = packing.head(reader.matrix(config.head, _embedding_place(config)[1]))
         found = reader.table(*_embedding_place(config))
-        if isinstance(found, Tensor):
+        if isinstance(found, Tensor) and found.dtype == reader.dtype:
             embedding = Embedding(found, config.embedding_scale, torch.float32)
         else:
             embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
@@ -16,7 +17,7 @@ from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, Joined
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format, pack_weight
+from forerun.ops.native.formats import OTHER_DTYPES, WEIGHT_FORMATS, lossless_format, pack_weight
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.layers import (
     ACTIVATION_CODES,
@@ -67,6 +68,21 @@ class Packing:
         """Whether weights that come in blocks are packed as they are: unless they are to be rounded, or rows are fp32."""
         return not self.format.is_quantization and self.format.activations == torch.bfloat16
 
+    def kept_dtypes(self, checkpoint: Checkpoint) -> frozenset[torch.dtype]:
+        """The dtypes in which a checkpoint's matrices are packed as they are, though rows are of another.
+
+        What a user asks for as `dtype` is that of a whole checkpoint; beside blocks every matrix has the dtype that suited it.
+        """
+        if self.format.is_quantization:
+            return frozenset()
+        if self.format.activations == torch.bfloat16:
+            return frozenset([torch.float16, torch.float32] if checkpoint.has_blocks else [])
+        return frozenset(
+            stored
+            for (activations, stored), row in OTHER_DTYPES.items()
+            if activations == self.format.activations and self.kernels.level in row.levels
+        )
+
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
         return Packing(self.kernels, self.format, kept)
@@ -84,7 +100,7 @@ class Packing:
 
     def head(self, weight: AnyWeight) -> PackedLinear:
         """Pack the weight of a head [vocab_size, inputs], which is kept as "head"."""
-        if not isinstance(weight, Tensor):
+        if not isinstance(weight, Tensor) or not self.format.is_quantization:
             return self.linear(weight, name="head")
         found = self._kept.find("head")
         if found is None:
@@ -173,9 +189,7 @@ class Packing:
         return found
 
     def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
-        if isinstance(weight, Tensor):
-            return self.format.pack(self.kernels, weight, bias, self._arena, importance)
-        return pack_weight(self.kernels, self.format, weight, bias, self._arena)
+        return pack_weight(self.kernels, self.format, weight, bias, self._arena, importance)
 
 
 def linear_of(weight: AnyWeight, bias: Tensor | None) -> Linear | BlockLinear:

@@ -17,6 +17,8 @@ class QuantizedCheckpoint:
     "layers.0.mlp.up_proj.qweight", "....scales" and so on become "layers.0.mlp.up_proj.weight"; all other tensors stay.
     """
 
+    has_blocks = True
+
     def __init__(self, checkpoint: TensorSource, layout: QuantizedLayout) -> None:
         """Find the quantized modules by the names of tensors.
 
