@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from forerun.ops.native.memory import Arena
 from forerun.ops.native.structs import TILE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFormat(WeightFormat):
     """Weights in `stored`, which holds them exactly: fp32 and fp16 as [tiles, inputs, 32], bf16 as [tiles, inputs / 2, 32, 2].
 
