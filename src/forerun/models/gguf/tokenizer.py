@@ -7,7 +7,6 @@ whose merges follow from the pieces' scores. Both become what the original model
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from tokenizers.models import BPE
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
+from forerun.models.gguf.merges import merges_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 
@@ -23,8 +23,6 @@ CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 GEMMA = ("gemma", "gemma2", "gemma3")
-
-Merges = list[tuple[str, str]]
 
 
 def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
@@ -47,7 +45,7 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     words = metadata.strings("tokens")
     try:
         tokenizer, adds_bos = KINDS[kind](file, metadata, words)
-        types = metadata.numbers("token_type").tolist() if "token_type" in metadata else []
+        types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
         _add_tokens(tokenizer, words, types)
         special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
         bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
@@ -144,32 +142,12 @@ KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, 
 """What builds each kind of vocabulary: the tokenizer, and whether texts begin with bos where the file does not say."""
 
 
-def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
-    """Return how BPE puts the pieces of a SentencePiece vocabulary together: all pairs that are a piece, best score first.
-
-    Of one score the pair with the longer first piece comes first, then the longer second one, then the lower id.
-    """
-    pairs: Merges = []
-    ids: list[int] = []
-    for word, index in vocabulary.items():
-        found = [
-            (first, second)
-            for end in range(1, len(word))
-            if (first := word[:end]) in vocabulary and (second := word[end:]) in vocabulary
-        ]
-        pairs += found
-        ids += repeat(index, len(found))
-    first_lengths = np.fromiter((len(first) for first, _ in pairs), np.int64, len(pairs))
-    second_lengths = np.fromiter((len(second) for _, second in pairs), np.int64, len(pairs))
-    order = np.lexsort((-second_lengths, -first_lengths, -scores[ids]))
-    return [pairs[index] for index in order.tolist()]
-
-
-def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: Sequence[int]) -> None:
+def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -> None:
     """Add the tokens that are found whole in any text: special ones, and those that users defined."""
-    special = [word for word, kind in zip(words, types, strict=False) if kind == CONTROL]
+    special, defined = (
+        [words[index] for index in np.flatnonzero(types[: len(words)] == kind)] for kind in (CONTROL, USER_DEFINED)
+    )
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
-    defined = [word for word, kind in zip(words, types, strict=False) if kind == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
 
 
