@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
-from forerun.models.tokenizer_files import has_tokenizer
+from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
@@ -78,13 +80,15 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     """Load model and tokenizer from a folder or a GGUF file."""
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
-    tokenizer = _load_tokenizer(path, settings)
     kernels = packing.kernels if packing else None
-    model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        tokenizer = _begin_tokenizer(path, settings, thread)
+        model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+        loaded_tokenizer = tokenizer()
     return LoadedTarget(
         model=model,
         attention=choose_attention(model.kv_specs, kernels),
-        tokenizer=tokenizer,
+        tokenizer=loaded_tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
         kernels=kernels,
@@ -132,13 +136,18 @@ def choose_arithmetic(
     return packing.format.activations, packing
 
 
-def _load_tokenizer(path: Path, settings: EngineSettings) -> Tokenizer | None:
-    """The tokenizer; None where the weights are made up and there is none either."""
-    if settings.tokenizer is not None:
-        return load_tokenizer(resolve_model(settings.tokenizer))
-    if settings.load_format == "dummy" and not has_tokenizer(path):
-        return None
-    return load_tokenizer(path)
+def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> Callable[[], Tokenizer | None]:
+    """What returns the tokenizer, which is built in a thread beside the weights' loading where that takes long.
+
+    It returns None where the weights are made up and there is no tokenizer either.
+    """
+    if settings.tokenizer is None and settings.load_format == "dummy" and not has_tokenizer(path):
+        return lambda: None
+    source = path if settings.tokenizer is None else resolve_model(settings.tokenizer)
+    if is_built_from_gguf(source):
+        return thread.submit(load_tokenizer, source).result
+    tokenizer = load_tokenizer(source)  # before any weight, so that what is wrong with it is said at once
+    return lambda: tokenizer
 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:

@@ -338,7 +338,8 @@ class WeightReader:
 
     def _adds_nothing(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
-        return name.endswith(".bias") and not dense(self._checkpoint.load(name)).any()
+        is_bias = self._checkpoint.has_blocks and name.endswith(".bias")
+        return is_bias and not dense(self._checkpoint.load(name)).any()
 
     def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
         """A matrix as the model keeps it."""

@@ -66,8 +66,11 @@ def pairs_by_hash(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndar
     whole, cut, first = whole[known], cut[known], first[known]
     second = text.hashes(cut, ends[whole])
     known = is_known[_place(second)]
-    parts = (np.searchsorted(in_order, wanted[known]).clip(max=len(words) - 1) for wanted in (first, second))
-    return whole[known], *(by_hash[part] for part in parts)
+    whole, cut = whole[known], cut[known]
+    places = (np.searchsorted(in_order, wanted[known]).clip(max=len(words) - 1) for wanted in (first, second))
+    first, second = (by_hash[place] for place in places)
+    fits = lengths[first] == cut - starts[whole]  # else it is another word, since there is none of this hash
+    return whole[fits], first[fits], second[fits]
 
 
 def _place(hashes: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.merges import merges_of
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
@@ -31,20 +31,11 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     Raises:
         ModelError: the kind of vocabulary or its pre-tokenizer is not known, or it is damaged.
     """
+    check_tokenizer(file)
     metadata = file.metadata.below("tokenizer.ggml")
-    if "model" not in metadata:
-        raise ModelError(
-            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
-        )
-    kind = metadata.text("model")
-    if kind not in KINDS:
-        raise ModelError(
-            f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
-            "give the folder of the original model's tokenizer as tokenizer="
-        )
     words = metadata.strings("tokens")
     try:
-        tokenizer, adds_bos = KINDS[kind](file, metadata, words)
+        tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, words)
         types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
         _add_tokens(tokenizer, words, types)
         special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
@@ -60,6 +51,27 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, special
 
 
+def check_tokenizer(file: GGUFFile) -> None:
+    """Check that the file has a tokenizer of a kind that can be built.
+
+    Raises:
+        ModelError: it has none, or one of another kind.
+    """
+    metadata = file.metadata.below("tokenizer.ggml")
+    if "model" not in metadata:
+        raise ModelError(
+            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
+        )
+    kind = metadata.text("model")
+    if kind not in KINDS:
+        raise ModelError(
+            f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
+            "give the folder of the original model's tokenizer as tokenizer="
+        )
+    if kind == "gpt2":
+        _pre_tokenizer(file, metadata)
+
+
 def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
     """The chat template, or several by their names, as a tokenizer_config.json has them."""
     metadata = file.metadata.below("tokenizer")
@@ -72,13 +84,7 @@ def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
 
 
 def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
-    name = metadata.text("pre", "default")
-    pre_tokenizer = PRE_TOKENIZERS.get(name)
-    if pre_tokenizer is None:
-        raise ModelError(
-            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
-            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
-        )
+    pre_tokenizer = _pre_tokenizer(file, metadata)
     model = BPE(
         vocab={word: index for index, word in enumerate(words)},
         merges=[_pair(merge) for merge in metadata.strings("merges")],
@@ -93,6 +99,16 @@ def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tup
     tokenizer.pre_tokenizer = pre_tokenizer.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre_tokenizer.adds_bos
+
+
+def _pre_tokenizer(file: GGUFFile, metadata: Metadata) -> PreTokenizer:
+    name = metadata.text("pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise ModelError(
+            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
+            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
+        )
+    return PRE_TOKENIZERS[name]
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -59,6 +59,11 @@ class WeightFormat(StoredFormat):
         `importance` [inputs] is how much an error in an input's weights counts, where that is known and the format asks.
         """
 
+    @property
+    def bytes_per_head_weight(self) -> float:
+        """As `bytes_per_weight`, of a head."""
+        return self.bytes_per_weight
+
     def pack_head(self, kernels: Kernels, weight: Tensor, arena: Arena) -> PackedWeight:
         """Store the weight of a head, from which a tied embedding is read, too."""
         return self.pack(kernels, weight, None, arena)

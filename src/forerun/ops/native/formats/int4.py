@@ -30,6 +30,11 @@ class Int4Format(WeightFormat):
         _check_inputs(weight)
         return BLOCK_TILES["Q4_1"].pack(kernels, round_to_q4_1(kernels, weight, importance), bias, arena)
 
+    @property
+    def bytes_per_head_weight(self) -> float:
+        """See `WeightFormat`."""
+        return 34 / BLOCK
+
     def pack_head(self, kernels: Kernels, weight: Tensor, arena: Arena) -> PackedWeight:
         """See `WeightFormat`."""
         _check_inputs(weight)
