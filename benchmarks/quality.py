@@ -2,6 +2,7 @@
 
 Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--files FILE,FILE]
          [--output-json FILE]
+     python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8    # does it run?
 
 The text's first tokens are cut into windows, each scored alone. Prompts are answered greedily: the first
 "turns" of a file of JSON lines as MT-Bench and Spec-Bench have them, or else forerun's built-in ones.
@@ -141,14 +142,12 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
     if arguments.prompts is None:
         messages = [message for workload in WORKLOADS.values() for message in workload]
     else:
-        messages = first_turns(arguments.prompts)[: arguments.num_prompts]
+        messages = first_turns(arguments.prompts)
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
     if len(windows) < 2:
         raise SystemExit(f"--text: got {len(ids)} tokens; must be {2 * WINDOW} or more; give a longer text")
-    return Samples(
-        windows=windows,
-        prompts=[tokenizer.apply_chat_template([{"role": "user", "content": message}]) for message in messages],
-    )
+    prompts = [[{"role": "user", "content": message}] for message in messages[: arguments.num_prompts]]
+    return Samples(windows=windows, prompts=[tokenizer.apply_chat_template(prompt) for prompt in prompts])
 
 
 def load(model: str, name: str) -> LLM:

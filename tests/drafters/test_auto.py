@@ -9,8 +9,8 @@ import pytest
 from forerun import LLM
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
-from forerun.errors import ConfigError
 from forerun.drafters.priced import HOPE
+from forerun.errors import ConfigError
 from tests.contract.drafters import BadDrafter
 from tests.contract.test_contract import PROMPTS
 from tests.engines import storage, tiny_llm

@@ -78,13 +78,14 @@ def lay_on_grid(folder):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_in_fewer_bits_it_is_mostly_right(tmp_path, bits):
+def test_in_fewer_bits_it_is_mostly_right(tmp_path, bits, dtype):
     folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
     lay_on_grid(folder)  # a random model of so few weights writes another text in 4 bits
     config = {"method": "self", "quantization": bits, "num_speculative_tokens": 3}
-    llm = LLM(folder, dtype="bfloat16", speculative_config=config, max_model_len=128)
+    llm = LLM(folder, dtype=dtype, speculative_config=config, max_model_len=128)
     assert rate(llm, PROMPTS[:8], GREEDY) > 0.7
 
 

@@ -26,7 +26,6 @@ from tests.models.test_packing import logits_of
 from tests.native import KERNELS, needs_kernels
 from tests.tiny_models import save_tiny_model
 
-
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}  # as int4 needs
 
 

@@ -110,7 +110,8 @@ def test_weights_in_fp16_give_the_bits_of_fp32_in_half_the_memory(kernels, tied)
     wide = InMemoryCheckpoint({name: halves.load(name).float() for name in halves.names()})
     packing = Packing.choose(kernels, dtype=torch.float32)
     found, expected = (
-        build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing) for checkpoint in (halves, wide)
+        build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing)
+        for checkpoint in (halves, wide)
     )
     assert torch.equal(logits_of(found, kernels), logits_of(expected, kernels))
     is_kept = kernels.level in FP16.levels

@@ -166,7 +166,10 @@ class AutoConfig:
         bits = _bits_of_self(loaded)
         need = _bytes_of_self(loaded, bits)
         if need > MOST_SHARE * weights:
-            return [mtp, Choice("self", False, f"the target in {bits} is hardly smaller: its weights are in few bits already")]
+            return [
+                mtp,
+                Choice("self", False, f"the target in {bits} is hardly smaller: its weights are in few bits already"),
+            ]
         return [mtp, self._affordable("self", need, budget, f"the target in {bits}", weights)]
 
     def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:

@@ -16,7 +16,9 @@ from forerun.ops.native.memory import Arena
 from tests.blocks import tame_blocks
 from tests.native import INT8, every_level, generator, packed_linear, threads
 
-EVERY_BITS = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.float16)  # fp16 has so many
+EVERY_BITS = (
+    torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+)  # fp16 has so many
 formats = pytest.mark.parametrize("stored", [FP16, EXACT_FP16, EXACT_FP32], ids=lambda row: row.name)
 
 
