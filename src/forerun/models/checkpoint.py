@@ -56,6 +56,8 @@ class Checkpoint(Protocol):
 class StateDict:
     """A `Checkpoint` whose tensors are all in memory."""
 
+    has_blocks = False
+
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
 

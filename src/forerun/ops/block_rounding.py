@@ -70,7 +70,7 @@ def parts_to_round(weight: Tensor) -> Iterator[Tensor]:
         ModelError: a weight is no number, or too large for fp16.
     """
     step = max(1, ROUNDED_AT_ONCE // max(1, weight.shape[1]))
-    for rows in weight.split(step):
+    for rows in torch.split(weight, step):
         wide = rows.float().contiguous()
         for extreme in (float(found) for found in wide.aminmax()):  # both are NaN where any weight is
             if not -MOST <= extreme <= MOST:

@@ -161,7 +161,7 @@ KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, 
 def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -> None:
     """Add the tokens that are found whole in any text: special ones, and those that users defined."""
     special, defined = (
-        [words[index] for index in np.flatnonzero(types[: len(words)] == kind)] for kind in (CONTROL, USER_DEFINED)
+        [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()] for kind in (CONTROL, USER_DEFINED)
     )
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
