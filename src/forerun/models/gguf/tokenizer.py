@@ -34,6 +34,8 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     check_tokenizer(file)
     metadata = file.metadata.below("tokenizer.ggml")
     words = metadata.strings("tokens")
+    if file.architecture in GEMMA:  # whose runs of spaces are stored as spaces
+        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
     try:
         tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, words)
         types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
@@ -119,8 +121,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
-    if is_gemma:  # runs of spaces are stored as spaces, and the order of the pieces is that of the merges
-        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
+    if is_gemma:  # the order of the pieces is that of the merges
         scores = -np.arange(len(words), dtype=np.float64)
     else:
         scores = metadata.numbers("scores").astype(np.float64)

@@ -41,7 +41,9 @@ struct Weight {
     const Weight* const* parts;  // joined: [num_parts], of as many inputs; the joined weight has no data of its own
 
     // Rows are bf16, else fp32.
-    bool narrow_inputs() const { return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32 && storage != kFloat16; }
+    bool narrow_inputs() const {
+        return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32 && storage != kFloat16;
+    }
     int64_t tiles() const { return outputs / kTile; }
     int64_t tile_bytes() const {
         if (storage == kCoded) return coded_tile_bytes(inputs);
