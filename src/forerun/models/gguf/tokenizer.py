@@ -160,12 +160,16 @@ KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, 
 
 
 def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -> None:
-    """Add the tokens that are found whole in any text: special ones, and those that users defined."""
+    """Add the tokens that are found whole in any text: special ones, and those that users defined.
+
+    Gemma's runs of spaces are not among them: merges put them together as they do all else.
+    """
     special, defined = (
         [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()] for kind in (CONTROL, USER_DEFINED)
     )
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
-    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
+    found_whole = [word for word in defined if word.strip(SPACE)]
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in found_whole])
 
 
 def _word(file: GGUFFile, metadata: Metadata, words: Sequence[str], role: str) -> str | None:
