@@ -121,10 +121,8 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
-    if is_gemma:  # the order of the pieces is that of the merges
-        scores = -np.arange(len(words), dtype=np.float64)
-    else:
-        scores = metadata.numbers("scores").astype(np.float64)
+    by_place = -np.arange(len(words), dtype=np.float64)  # Gemma's merges are in the order of the pieces
+    scores = by_place if is_gemma else metadata.numbers("scores").astype(np.float64)
     if len(scores) != len(words):
         raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
     vocabulary = {word: index for index, word in enumerate(words)}
@@ -165,7 +163,8 @@ def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -
     Gemma's runs of spaces are not among them: merges put them together as they do all else.
     """
     special, defined = (
-        [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()] for kind in (CONTROL, USER_DEFINED)
+        [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()]
+        for kind in (CONTROL, USER_DEFINED)
     )
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
     found_whole = [word for word in defined if word.strip(SPACE)]
