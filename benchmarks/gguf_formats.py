@@ -1,6 +1,7 @@
 """Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
+    python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
 Prints, for each format, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others, and of
 the first token after a prompt of 512. Both engines hold the same file, and one is stopped while the other is measured, in turn
@@ -92,9 +93,9 @@ def random_blocks(name: str, shape: tuple[int, int], random: np.random.Generator
     return blocks.reshape(shape[0], -1)
 
 
-def write_random(file: Path, kind: str) -> None:
+def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
     """Write a random model whose matrices are in a kind of blocks, or in a mix of kinds."""
-    config, random = json.loads(CONFIG.read_text()), np.random.default_rng(0)
+    random = np.random.default_rng(0)
     unfinished = file.with_suffix(".unfinished")
     writer = gguf.GGUFWriter(str(unfinished), "llama")
     add_shape(writer, config)
@@ -175,19 +176,29 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_K_M", "Q8_0"], choices=kinds, metavar="FORMAT")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--layers", type=int, help="of the model, if not as many as it has")
     parser.add_argument("--folder", type=Path, required=True, help="for the files, of about a gigabyte each")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
+    config = json.loads(CONFIG.read_text())
+    name = "random-llama-1b"
+    if arguments.layers:
+        config["num_hidden_layers"], name = arguments.layers, f"{name}-{arguments.layers}-layers"
     for kind in arguments.formats:
-        file = arguments.folder / f"random-llama-1b-{kind}.gguf"
+        file = arguments.folder / f"{name}-{kind}.gguf"
         if not file.exists():
-            write_random(file, kind)
+            write_random(file, kind, config)
         results[kind] = measure(file, threads=arguments.threads, rounds=arguments.rounds)
         print_ratios(kind, results[kind])
     if arguments.json:
-        report = {"machine": describe_machine(torch.device("cpu")), "rounds": arguments.rounds, "formats": results}
+        report = {
+            "machine": describe_machine(torch.device("cpu")),
+            "rounds": arguments.rounds,
+            "layers": config["num_hidden_layers"],
+            "formats": results,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -1,11 +1,14 @@
 """Measures the quality of number formats: perplexity of a text, and greedy agreement with bf16.
 
-Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--output-json FILE]
+Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--files FILE,FILE]
+         [--output-json FILE]
+     python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8    # does it run?
 
 The text's first tokens are cut into windows, each scored alone. Prompts are answered greedily: the first
 "turns" of a file of JSON lines as MT-Bench and Spec-Bench have them, or else forerun's built-in ones.
 `--group-sizes` adds int8 weights with a scale per that number of inputs, which the kernels do not support:
-such weights are rounded at load and computed in fp32.
+such weights are rounded at load and computed in fp32. `--files` adds the same model in other files, such as GGUF files that
+llama.cpp has quantized; they are computed in fp32 with the values that each file defines.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     REFERENCE: {"dtype": "bfloat16"},
     "fp32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
 }
 SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
 WINDOW = 512
@@ -138,20 +142,20 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
     if arguments.prompts is None:
         messages = [message for workload in WORKLOADS.values() for message in workload]
     else:
-        messages = first_turns(arguments.prompts)[: arguments.num_prompts]
+        messages = first_turns(arguments.prompts)
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
     if len(windows) < 2:
         raise SystemExit(f"--text: got {len(ids)} tokens; must be {2 * WINDOW} or more; give a longer text")
-    return Samples(
-        windows=windows,
-        prompts=[tokenizer.apply_chat_template([{"role": "user", "content": message}]) for message in messages],
-    )
+    prompts = [[{"role": "user", "content": message}] for message in messages[: arguments.num_prompts]]
+    return Samples(windows=windows, prompts=[tokenizer.apply_chat_template(prompt) for prompt in prompts])
 
 
 def load(model: str, name: str) -> LLM:
-    """Load the model in a format of `FORMATS`, or "group N"."""
+    """Load the model in a format of `FORMATS`, or "group N", or from the file `name`."""
     if name in FORMATS:
         return LLM(model, **FORMATS[name], **SETTINGS, speculative_config=None)
+    if not name.startswith("group "):
+        return LLM(name, dtype="float32", tokenizer=model, **SETTINGS, speculative_config=None)
     return load_rounded(model, group_size=int(name.removeprefix("group ")), settings=SETTINGS)
 
 
@@ -180,6 +184,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--group-sizes", default="")
+    parser.add_argument("--files", default="")
     parser.add_argument("--output-json", type=Path)
     return parser.parse_args()
 
@@ -189,6 +194,7 @@ def main() -> None:
     arguments = parse()
     samples = read_samples(arguments)
     names = [*FORMATS, *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
+    names += [file for file in arguments.files.split(",") if file]
     found: dict[str, Measured] = {}
     qualities: list[Quality] = []
     for name in track(names, description="formats"):

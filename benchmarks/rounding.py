@@ -22,6 +22,8 @@ from forerun.ops.native.formats.int8 import quantize
 class RoundedCheckpoint:
     """A checkpoint whose matrices are rounded when they are read, including the embedding, which is also the head."""
 
+    has_blocks = False
+
     def __init__(self, checkpoint: Checkpoint, group_size: int) -> None:
         self._checkpoint = checkpoint
         self._group_size = group_size

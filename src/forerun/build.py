@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +31,15 @@ from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel, choose_attention
+from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import load_dummy, load_model
+from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
-from forerun.models.tokenizer_files import has_tokenizer
+from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
@@ -75,20 +79,37 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
 def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
     """Load model and tokenizer from a folder or a GGUF file."""
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
-    dtype, packing = choose_arithmetic(
-        settings, device, stored_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None
-    )
-    tokenizer = _load_tokenizer(path, settings)
+    dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
-    model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        tokenizer = _begin_tokenizer(path, settings, thread)
+        model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+        loaded_tokenizer = tokenizer()
     return LoadedTarget(
         model=model,
         attention=choose_attention(model.kv_specs, kernels),
-        tokenizer=tokenizer,
+        tokenizer=loaded_tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
         kernels=kernels,
     )
+
+
+def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | None:
+    """The dtype of the checkpoint's weights; None where the configuration names none.
+
+    Raises:
+        ConfigError: weights that are quantized already shall be rounded again.
+    """
+    method = config.to_dict().get(QUANTIZATION_KEY)
+    if not method:
+        return config.dtype if isinstance(config.dtype, torch.dtype) else None
+    if settings.quantization:
+        raise ConfigError(
+            f"quantization: got {settings.quantization!r}, but the checkpoint's weights are quantized already "
+            f"({method['quant_method']}); leave it out"
+        )
+    return torch.bfloat16  # of what is not quantized; blocks keep their own values
 
 
 def choose_arithmetic(
@@ -115,13 +136,18 @@ def choose_arithmetic(
     return packing.format.activations, packing
 
 
-def _load_tokenizer(path: Path, settings: EngineSettings) -> Tokenizer | None:
-    """The tokenizer; None where the weights are made up and there is none either."""
-    if settings.tokenizer is not None:
-        return load_tokenizer(resolve_model(settings.tokenizer))
-    if settings.load_format == "dummy" and not has_tokenizer(path):
-        return None
-    return load_tokenizer(path)
+def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> Callable[[], Tokenizer | None]:
+    """What returns the tokenizer, which is built in a thread beside the weights' loading where that takes long.
+
+    It returns None where the weights are made up and there is no tokenizer either.
+    """
+    if settings.tokenizer is None and settings.load_format == "dummy" and not has_tokenizer(path):
+        return lambda: None
+    source = path if settings.tokenizer is None else resolve_model(settings.tokenizer)
+    if is_built_from_gguf(source):
+        return thread.submit(load_tokenizer, source).result
+    tokenizer = load_tokenizer(source)  # before any weight, so that what is wrong with it is said at once
+    return lambda: tokenizer
 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:

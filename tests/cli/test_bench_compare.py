@@ -139,7 +139,7 @@ def test_the_benchmarks_own_files_can_be_read(path):
 
 def test_the_example_of_the_page_can_be_read(read):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "commands" / "bench.md").read_text(), re.DOTALL)
-    assert len(read(example)) == 3
+    assert len(read(example)) == 4
 
 
 @pytest.mark.parametrize(

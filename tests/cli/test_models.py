@@ -44,9 +44,9 @@ def test_list_shows_name_licence_and_state(capsys: pytest.CaptureFixture[str]) -
 def test_list_as_json_is_one_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["models", "list", "--json"])
     output = capsys.readouterr().out
-    (row,) = json.loads(output)["models"]
+    found = {row["name"]: (row["state"], row["path"]) for row in json.loads(output)["models"]}
     assert output.count("\n") == 1
-    assert (row["name"], row["state"], row["path"]) == (NAME, "absent", str(cache / "models" / NAME))
+    assert found == {name: ("absent", str(cache / "models" / name)) for name in KNOWN_MODELS}
 
 
 def test_path_is_the_bare_folder(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

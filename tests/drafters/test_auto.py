@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from forerun import LLM
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
+from forerun.drafters.priced import HOPE
 from forerun.errors import ConfigError
 from tests.contract.drafters import BadDrafter
+from tests.contract.test_contract import PROMPTS
 from tests.engines import storage, tiny_llm
+from tests.native import needs_kernels
+from tests.stand_in import VOCAB_SIZE
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]}
 
 
@@ -37,6 +47,51 @@ def test_without_memory_it_copies_from_the_text_alone():
 def test_a_drafter_of_the_users_own_is_used():
     found = choices({"method": "auto", "drafter": {"method": "draft_model", "model": "tiny"}})
     assert found["draft_model"].is_used
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model whose sizes int4 takes."""
+    folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    return folder
+
+
+def auto(folder, *, auto_memory, **settings):
+    config = {"method": "auto", "auto_memory": auto_memory}
+    return LLM(folder, speculative_config=config, max_model_len=128, **({"dtype": "bfloat16"} | settings))
+
+
+@needs_kernels
+def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_is_accepted_is_measured(folder):
+    llm = auto(folder, auto_memory=1)
+    chosen = {choice.method: choice for choice in llm.drafter_choices()}["self"]
+    assert (chosen.is_used, chosen.why) == (True, "the target in int4")
+    found = llm.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
+    plain = LLM(folder, dtype="bfloat16", speculative_config=None, max_model_len=128)
+    expected = plain.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    rates = llm.executor.drafting.drafter._model._rates.chances("self", 1)
+    assert rates[1] != HOPE
+
+
+@needs_kernels
+def test_the_memory_that_it_says_the_target_needs_is_enough(folder):
+    def why(auto_memory):
+        return {choice.method: choice for choice in auto(folder, auto_memory=auto_memory).drafter_choices()}["self"]
+
+    refused = why(0.01)
+    needed = re.search(r"allow it with auto_memory=([\d.]+)", refused.why)
+    assert not refused.is_used
+    assert why(float(needed[1])).is_used
+    assert not why(float(needed[1]) - 0.02).is_used
+
+
+@needs_kernels
+def test_a_target_in_few_bits_does_not_draft_for_itself(folder):
+    found = {choice.method: choice for choice in auto(folder, auto_memory=2, quantization="int4").drafter_choices()}
+    assert not found["self"].is_used
+    assert "its weights are in few bits already" in found["self"].why
 
 
 def test_another_method_chooses_nothing():

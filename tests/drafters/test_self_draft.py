@@ -14,9 +14,12 @@ from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.test_draft_model import GREEDY, SAMPLED, rate
 from tests.engines import engine_of, tiny_llm
 from tests.models.test_loader import MIXTRAL, save
-from tests.native import needs_kernels
-from tests.stand_in import save_stand_in
+from tests.native import generator, needs_kernels
+from tests.stand_in import VOCAB_SIZE, save_stand_in
 from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +66,26 @@ def test_no_kv_is_kept_twice(idle_last_layer):
     assert plain == drafted
 
 
+def lay_on_grid(folder):
+    """Replace the matrices of the layers by random ones of 16 values, all of which each 32 inputs have the range of."""
+    weights = load_file(folder / "model.safetensors")
+    for number, (name, weight) in enumerate(sorted(weights.items())):
+        if name.endswith("_proj.weight"):
+            codes = torch.randint(16, weight.shape, generator=generator(number))
+            codes[:, ::32], codes[:, 1::32] = 0, 15
+            weights[name] = (codes - 7.0) / 32
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @needs_kernels
-def test_in_int8_it_is_mostly_right(tmp_path):
-    folder = save_stand_in(tmp_path)
-    config = {"method": "self", "quantization": "int8", "num_speculative_tokens": 3}
-    llm = LLM(folder, dtype="bfloat16", speculative_config=config, max_model_len=128)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_in_fewer_bits_it_is_mostly_right(tmp_path, bits, dtype):
+    folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    lay_on_grid(folder)  # a random model of so few weights writes another text in 4 bits
+    config = {"method": "self", "quantization": bits, "num_speculative_tokens": 3}
+    llm = LLM(folder, dtype=dtype, speculative_config=config, max_model_len=128)
     assert rate(llm, PROMPTS[:8], GREEDY) > 0.7
 
 
@@ -82,7 +100,7 @@ def test_in_int8_it_is_mostly_right(tmp_path):
         ({"exit_layer": 0}, "exit_layer: got 0; must be an integer of 1 or more"),
         ({"exit_layer": "2"}, "exit_layer: got '2'; must be an integer of 1 or more"),
         ({"exit_layer": 3}, "exit_layer: got 3; must be from 1 to 2 for this target"),
-        ({"quantization": "int4"}, "quantization .of the drafter.: got 'int4'; may be int8"),
+        ({"quantization": "int3"}, "quantization .of the drafter.: got 'int3'; may be int8, int4"),
         ({"quantization": "int8"}, "loads the target's files again; it has none"),
         ({"exit_layer": 1, "model": "another"}, "method 'self' uses no draft model"),
     ],

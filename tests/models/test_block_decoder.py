@@ -27,29 +27,51 @@ MIXES = {
     "one format": {},
     "values in another": {"v_proj": "Q6_K"},
     "ups in another": {"up_proj": "Q6_K"},
-    "dense values": {"v_proj": None},
+    "values in fp32": {"v_proj": torch.float32},
+    "values in fp16": {"v_proj": torch.float16},
+    "ups in fp32": {"up_proj": torch.float32},
+    "queries in fp16": {"q_proj": torch.float16},
+    "the embedding in fp16": {"embed_tokens": torch.float16},
+    "the embedding in fp32, the head in fp16": {"embed_tokens": torch.float32, "lm_head": torch.float16},
 }
 
 
+EXACT, FLIPPED = 1e-6, 3e-2
+"""How far logits are off, relative to all of a row's, where weights are exact: but for sums in another order nothing, unless
+one of them puts a value to the next bf16, which goes on from there."""
+
+
 def block_source(formats, *, tied):
-    """Configuration and checkpoint of a Llama whose matrices are Q4_K, or as `formats` says by projection."""
+    """Configuration and checkpoint of a Llama whose matrices are Q4_K, or as `formats` says by module.
+
+    Vectors are fp32, and no dense weight is one that bf16 holds.
+    """
     config = tiny_config("LlamaForCausalLM", **SIZES, tie_word_embeddings=tied)
     shapes = DummyCheckpoint(config, dtype=torch.float32)
     tensors = {}
     for seed, name in enumerate(sorted(shapes.names())):
         shape = shapes.shape(name)
         kind = formats.get(name.split(".")[-2], "Q8_0" if "o_proj" in name else "Q4_K")
-        if len(shape) == 1 or kind is None:
-            tensors[name] = torch.randn(shape, generator=generator(seed)) * 0.05 + (len(shape) == 1)
+        if len(shape) == 1 or not isinstance(kind, str):
+            values = torch.randn(shape, generator=generator(seed)) * 0.05 + (len(shape) == 1)
+            tensors[name] = values if len(shape) == 1 else values.to(kind)
         else:
             tensors[name] = tame_blocks(kind, *shape, seed=seed, size=2e-4)  # so that attention spreads
     return config, InMemoryCheckpoint(tensors)
 
 
+class ExactCheckpoint(InMemoryCheckpoint):
+    """Dense weights that are kept as they are, as if others beside them were in blocks."""
+
+    has_blocks = True
+
+
 def dense_source(config, checkpoint):
-    """The same with every matrix as its values."""
-    dense = {name: x if isinstance(x, torch.Tensor) else x.dequantize() for name, x in checkpoint.tensors.items()}
-    return config, InMemoryCheckpoint(dense)
+    """The same with the values of every matrix in fp32."""
+    dense = {
+        name: x.float() if isinstance(x, torch.Tensor) else x.dequantize() for name, x in checkpoint.tensors.items()
+    }
+    return config, ExactCheckpoint(dense)
 
 
 def native(kernels, source, weight_format):
@@ -64,14 +86,36 @@ def logits_of(model, kernels, cuts):
     return torch.cat([run.feed(part).logits for part in token_ids.split(cuts)])
 
 
+def differences(model, exact, kernels):
+    """How far a model's logits after each of sixteen short texts are off, relative to the exact ones."""
+    texts = torch.randint(3, 60, [16, 3], generator=generator(1))
+    found, expected = (
+        torch.cat([PagedRun(one, attention=NativeAttention(kernels)).feed(text).logits[-1:] for text in texts])
+        for one in (model, exact)
+    )
+    return (found - expected).norm(dim=1) / expected.norm(dim=1)
+
+
 @every_level
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_decoder_on_blocks_computes_what_their_values_say(kernels, mix, tied):
     source = block_source(MIXES[mix], tied=tied)
-    found = logits_of(native(kernels, source, BF16), kernels, [16])
-    exact = logits_of(native(kernels, dense_source(*source), FP32), kernels, [16])
-    assert torch.cosine_similarity(found.flatten(), exact.flatten(), dim=0) > 0.995  # rows are rounded to bf16
+    exact = native(kernels, dense_source(*source), BF16)
+    found = differences(native(kernels, source, BF16), exact, kernels)
+    assert found.min() < EXACT
+    assert found.max() < FLIPPED
+
+
+@needs_kernels
+@pytest.mark.parametrize("module", ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens"])
+def test_nothing_is_so_near_that_rounds_even_one_kind_of_matrix_to_bf16(module):
+    kernels = next(iter(KERNELS.values()))
+    config, exact = dense_source(*block_source({}, tied=True))
+    rounded = {n: x.bfloat16().float() if f"{module}." in n else x for n, x in exact.tensors.items()}
+    exact_model, model = (native(kernels, (config, ExactCheckpoint(x)), BF16) for x in (exact.tensors, rounded))
+    found = differences(model, exact_model, kernels)
+    assert found.min() > 100 * EXACT
 
 
 @every_level

@@ -191,10 +191,12 @@ def test_config_without_architecture_is_left_to_transformers():
     assert not supports(config)
 
 
-def test_quantized_checkpoint_is_refused():
+def test_a_quantized_checkpoint_is_left_to_nobody_else():
     config = tiny_config("LlamaForCausalLM")
     config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    with pytest.raises(ModelError, match="gptq"):
+    assert supports(config)
+    config.architectures = ["GPT2LMHeadModel"]
+    with pytest.raises(ModelError, match=r"quantized weights are read for forerun's own decoder alone.*GPT2"):
         supports(config)
 
 

@@ -128,9 +128,10 @@ def test_code_that_comes_with_a_model_is_refused(tmp_path):
     assert "which is never run" in refused(save_config(tmp_path, model_type="zorblax", auto_map=auto_map))
 
 
-def test_quantized_safetensors_are_refused(tmp_path):
-    content = LLAMA.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    assert "the weights are quantized (gptq)" in refused(save_config(tmp_path, **content))
+def test_a_method_of_quantization_that_is_not_supported_is_named_with_its_file(tmp_path):
+    content = LLAMA.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 3}}
+    message = refused(save_config(tmp_path, **content))
+    assert "config.json: quantization_config (gptq): bits: got 3; may be 2, 4, 8" in message
 
 
 def test_an_encoder_decoder_is_refused(tmp_path):

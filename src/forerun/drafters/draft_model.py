@@ -88,21 +88,22 @@ class PardConfig(DraftModelConfig):
 
 
 def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -> TargetModel:
-    """Load a drafter's model on the target's device, in its dtype and on its kernels.
+    """Load a drafter's model on the target's device and on its kernels, in its dtype or, quantized, in bf16.
 
     Raises:
         ConfigError: int8 is asked for where there are no native kernels.
         ModelError: it cannot be loaded.
     """
-    packing = None
+    packing, dtype = None, target.model.dtype
     if target.kernels is not None:
-        packing = Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization)
+        packing = Packing.choose(target.kernels, dtype=dtype, quantization=quantization)
+        dtype = packing.format.activations
     elif quantization is not None:
         raise ConfigError(
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "
             "the target does not run on them; leave it out"
         )
-    return load_model(path, dtype=target.model.dtype, device=target.model.device, packing=packing)
+    return load_model(path, dtype=dtype, device=target.model.device, packing=packing)
 
 
 def _read_mask(path: Path, own: CausalModel, model: CausalModel) -> MaskToken:

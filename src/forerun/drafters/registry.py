@@ -115,7 +115,7 @@ DRAFTERS: dict[str, DrafterMethod] = {
     "self": DrafterMethod(
         config="self_draft.SelfConfig",
         info=MethodInfo(
-            bets_on="what the target itself writes in int8, or after its first layers",
+            bets_on="what the target itself writes in int4 or int8, or after its first layers",
             training="none",
             trees="draft_tree: static, dynamic",
             files="the target's own",

@@ -1,4 +1,4 @@
-"""Self-drafting: the target drafts with its weights in int8, or with its first layers alone.
+"""Self-drafting: the target drafts with its weights in int8 or int4, or with its first layers alone.
 
 It needs no other checkpoint and no training. Early exit is LayerSkip's idea (arXiv 2404.16710) on a
 model that was not trained for it; the first layers' KV of the committed text is the target's own, so
@@ -26,7 +26,7 @@ from forerun.ops.native.formats import check_quantization
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfConfig(DraftSamplingConfig):
-    """What drafts: the target with `quantization` "int8", or its first `exit_layer` layers.
+    """What drafts: the target with `quantization` "int8" or "int4", or its first `exit_layer` layers.
 
     Raises:
         ConfigError: neither or both are given, or a value is out of range.
@@ -40,7 +40,7 @@ class SelfConfig(DraftSamplingConfig):
         if (self.quantization is None) == (self.exit_layer is None):
             raise ConfigError(
                 f"speculative_config: method 'self' got quantization={self.quantization!r} and exit_layer="
-                f"{self.exit_layer!r}; give one of them: quantization='int8', or the number of layers to compute"
+                f"{self.exit_layer!r}; give one of them: quantization='int4' or 'int8', or the number of layers to compute"
             )
         check_quantization(self.quantization, setting="quantization (of the drafter)")
         if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
@@ -55,7 +55,9 @@ class SelfConfig(DraftSamplingConfig):
         if self.exit_layer is not None:
             return EarlyExit(_first_layers(target, self.exit_layer), target, sampling=self.sampling)
         if target.itself.path is None:
-            raise ConfigError("speculative_config: method 'self' in int8 loads the target's files again; it has none")
+            raise ConfigError(
+                f"speculative_config: method 'self' in {self.quantization} loads the target's files again; it has none"
+            )
         model = load_beside(target.itself, target.itself.path, quantization=self.quantization)
         predictor = ModelPredictor(model)
         writer = make_writer(self.sampling, target, predictor)

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
-from forerun.models.model_folder import find_gguf
+from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
+from forerun.models.quantized import quantized_layout
+from forerun.models.quantized.checkpoint import QuantizedCheckpoint
 from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear
 
@@ -33,6 +35,11 @@ Rename = Callable[[str], str]
 class Checkpoint(Protocol):
     """Tensors by name, loaded one at a time."""
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any tensor is stored in blocks."""
+        ...
+
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
         ...
@@ -48,6 +55,8 @@ class Checkpoint(Protocol):
 
 class StateDict:
     """A `Checkpoint` whose tensors are all in memory."""
+
+    has_blocks = False
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -71,6 +80,8 @@ class SafetensorsCheckpoint:
     A file is opened again after each 64 MB: the pages of a mapping that stays open would stay in memory. To open it
     takes longer than to read a small tensor, since its header lists all of them.
     """
+
+    has_blocks = False
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Open the files; only their headers are read.
@@ -126,6 +137,11 @@ class CheckpointView:
         self._checkpoint = checkpoint
         self._stored = stored
 
+    @property
+    def has_blocks(self) -> bool:
+        """See `Checkpoint`."""
+        return self._checkpoint.has_blocks
+
     def names(self) -> frozenset[str]:
         """See `Checkpoint`."""
         return frozenset(self._stored)
@@ -172,10 +188,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         return open_gguf_checkpoint(gguf)
     if (path / SINGLE_FILE).exists():
-        return SafetensorsCheckpoint([path / SINGLE_FILE])
+        return _in_blocks(path, SafetensorsCheckpoint([path / SINGLE_FILE]))
     if (path / INDEX_FILE).exists():
-        return _open_shards(path / INDEX_FILE)
+        return _in_blocks(path, _open_shards(path / INDEX_FILE))
     raise _no_weights(path)
+
+
+def _in_blocks(path: Path, checkpoint: SafetensorsCheckpoint) -> Checkpoint:
+    """The checkpoint, or one of whole weights in blocks where the configuration says that it is quantized."""
+    settings = read_json(path / CONFIG_FILE).get(QUANTIZATION_KEY) if (path / CONFIG_FILE).exists() else None
+    return QuantizedCheckpoint(checkpoint, quantized_layout(settings)) if settings else checkpoint
 
 
 def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict[str, str] | None = None) -> None:
@@ -190,8 +212,9 @@ def save_tensors(tensors: dict[str, Tensor], path: str | Path, *, metadata: dict
 class WeightReader:
     """Reads a model's tensors, in its dtype and on its device, and notes which have been read.
 
-    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are. Where `needs_matrices` is
-    False, matrices are checked, but stand as tensors without memory, of torch's device "meta": their packed form is at hand.
+    Matrices in blocks are widened to the dtype, unless `keeps_blocks`: then they stay as they are. So do matrices that are
+    stored in one of `kept_dtypes`; if fp32 is among them, vectors are fp32. Where `needs_matrices` is False, matrices are
+    checked, but stand as tensors without memory, of torch's device "meta": their packed form is at hand.
     """
 
     def __init__(
@@ -201,9 +224,12 @@ class WeightReader:
         dtype: torch.dtype,
         device: torch.device,
         keeps_blocks: bool = False,
+        kept_dtypes: frozenset[torch.dtype] = frozenset(),
         needs_matrices: bool = True,
     ) -> None:
         self.dtype = dtype
+        self._vector_dtype = torch.float32 if torch.float32 in kept_dtypes else dtype
+        self._kept_dtypes = kept_dtypes
         self.device = device
         self._keeps_blocks = keeps_blocks
         self._needs_matrices = needs_matrices
@@ -220,15 +246,16 @@ class WeightReader:
         return self._checkpoint.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
-        """Load one tensor, in the model's dtype if `dtype` is None.
+        """Load one tensor, in the model's dtype for such tensors if `dtype` is None.
 
         Raises:
             ModelError: it is missing or has another shape.
         """
         found = self._load(name, shape)
+        dtype = dtype or (self._vector_dtype if len(shape) == 1 else self.dtype)
         if isinstance(found, Tensor):
-            return found.to(self.device, dtype or self.dtype, copy=True)
-        return _written(found, torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
+            return found.to(self.device, dtype, copy=True)
+        return _written(found, torch.empty(shape, dtype=dtype, device=self.device))
 
     def table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """Load one matrix whose rows are looked up, in blocks if it is stored so and blocks are kept.
@@ -259,17 +286,14 @@ class WeightReader:
             return self._unread_linear(names, rows, width=width, bias=bias)
         biases = [self.tensor(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True) if bias]
         joined_bias = torch.cat(biases) if bias else None
-        parts = ((name, self._load(f"{name}.weight", (count, width))) for name, count in zip(names, rows, strict=True))
-        first = next(parts)[1]
-        if self._keeps_blocks and isinstance(first, BlockWeight):
-            joined = join_weights([first, *(self._kept(part) for _, part in parts)])
+        parts = [self._load(f"{name}.weight", (count, width)) for name, count in zip(names, rows, strict=True)]
+        if len(dtypes := {self._kept_dtype(part) for part in parts}) > 1 or None in dtypes:
+            joined = join_weights([self._kept(part) for part in parts])
             assert not isinstance(joined, Tensor)
             return BlockLinear(joined, joined_bias)
-        weight = torch.empty(sum(rows), width, dtype=self.dtype, device=self.device)
-        _written(first, weight[: rows[0]])
-        del first
-        for end, count, (_, part) in zip(accumulate(rows[1:], initial=rows[0]), rows[1:], parts, strict=False):
-            _written(part, weight[end : end + count])
+        weight = torch.empty(sum(rows), width, dtype=dtypes.pop(), device=self.device)
+        for end, count in zip(accumulate(rows), rows, strict=True):
+            _written(parts.pop(0), weight[end - count : end])
         return Linear(weight, joined_bias)
 
     def _unread_linear(self, names: Sequence[str], rows: Sequence[int], *, width: int, bias: bool) -> Linear:
@@ -289,7 +313,7 @@ class WeightReader:
             return
         if isinstance(weight, Tensor) and weight.is_meta:  # the two were compared when they were packed
             self._check(name, tuple(weight.shape))
-        elif not torch.equal(dense(self._kept(self._load(name, weight.shape))), dense(weight)):
+        elif not _are_equal(dense(self._kept(self._load(name, weight.shape))), dense(weight)):
             raise ModelError(
                 f"{name}: differs from the embedding, but the configuration ties the two; set tie_word_embeddings to false"
             )
@@ -303,7 +327,9 @@ class WeightReader:
         surplus = sorted(
             name
             for name in self._unread
-            if not HARMLESS_SURPLUS.fullmatch(name) and not name.startswith(unused_prefixes)
+            if not HARMLESS_SURPLUS.fullmatch(name)
+            and not name.startswith(unused_prefixes)
+            and not self._adds_nothing(name)
         )
         if surplus:
             more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
@@ -312,13 +338,23 @@ class WeightReader:
                 "use the config.json that belongs to these weights"
             )
 
+    def _adds_nothing(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
+        is_bias = self._checkpoint.has_blocks and name.endswith(".bias")
+        return is_bias and not dense(self._checkpoint.load(name)).any()
+
     def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
         """A matrix as the model keeps it."""
+        dtype = self._kept_dtype(found)
         if isinstance(found, Tensor):
-            return found.to(self.device, self.dtype, copy=True)
-        if self._keeps_blocks:
-            return found
-        return _written(found, torch.empty(found.shape, dtype=self.dtype, device=self.device))
+            return found.to(self.device, dtype, copy=True)
+        return found if dtype is None else _written(found, torch.empty(found.shape, dtype=dtype, device=self.device))
+
+    def _kept_dtype(self, found: Tensor | BlockWeight) -> torch.dtype | None:
+        """The dtype in which the model keeps a matrix; None: in blocks."""
+        if isinstance(found, Tensor):
+            return found.dtype if found.dtype in self._kept_dtypes else self.dtype
+        return None if self._keeps_blocks else self.dtype
 
     def _load(self, name: str, shape: tuple[int, ...]) -> Tensor | BlockWeight:
         self._check(name, shape)
@@ -342,6 +378,12 @@ class WeightReader:
 def dense(weight: Tensor | BlockWeight) -> Tensor:
     """The values of a weight, in fp32 if it is in blocks."""
     return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+
+def _are_equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of any dtypes have the same values."""
+    wide = torch.promote_types(first.dtype, second.dtype)
+    return torch.equal(first.to(wide), second.to(wide))
 
 
 def _written(weight: Tensor | BlockWeight, values: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from forerun.errors import ModelError, one_line
 from forerun.models.config import HFConfig
 from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
 from forerun.models.families import MODEL_TYPES, Family, decoder_config
-from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, find_gguf, read_json
+from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, QUANTIZATION_KEY, find_gguf, read_json
+from forerun.models.quantized import quantized_layout
 from forerun.models.transformers_logging import quiet_transformers
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _as_ids(eos: Any, source: Path) -> frozenset[int]:
 
 
 def _check_usable(file: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a file that is not a model's configuration, and quantized weights."""
+    """Refuse a file that is not a model's configuration, and weights in a form that is not supported."""
     model_type = content.get("model_type")
     if model_type is None:
         raise ModelError(f"{file}: has no model_type; give the folder of a transformers model")
@@ -236,13 +237,16 @@ def _check_usable(file: Path, content: Mapping[str, Any]) -> None:
     named = content.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise ModelError(f"{file}: architectures: got {named!r}; must be a list of strings; mend it")
-    quantization = content.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelError(
-            f"{file}: the weights are quantized ({method}); must be plain safetensors or GGUF; "
-            "use the original model or a GGUF of it"
-        )
+    if content.get(QUANTIZATION_KEY):
+        _check_quantized(file, content[QUANTIZATION_KEY])
+
+
+def _check_quantized(file: Path, settings: object) -> None:
+    """Refuse weights that are quantized in a way that is not supported."""
+    try:
+        quantized_layout(settings)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
 
 
 def _check_known(file: Path, content: Mapping[str, Any]) -> None:

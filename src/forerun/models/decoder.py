@@ -15,6 +15,7 @@ from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
+from forerun.models.input_importance import InputImportance
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.attention import Attend
@@ -183,6 +184,7 @@ def build_decoder(
             dtype=dtype,
             device=device,
             keeps_blocks=packing.keeps_blocks,
+            kept_dtypes=packing.kept_dtypes(checkpoint),
             needs_matrices=packing.needs_weights,
         )
         parts = _native_parts(config, reader, packing)
@@ -223,22 +225,23 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
     if config.tied:
         table = reader.matrix(*_embedding_place(config))
         reader.tie(config.head, table)
-        head = packing.linear(table, name="head")
+        head = packing.head(table)
         embedding = PackedEmbedding(head, scale)
         del table  # frees its memory before the layers are read
     else:
-        head = packing.linear(reader.matrix(config.head, _embedding_place(config)[1]), name="head")
+        head = packing.head(reader.matrix(config.head, _embedding_place(config)[1]))
         found = reader.table(*_embedding_place(config))
-        if isinstance(found, Tensor):
+        if isinstance(found, Tensor) and found.dtype == reader.dtype:
             embedding = Embedding(found, config.embedding_scale, torch.float32)
         else:
             embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
+    weighs = packing.format.weighs_inputs and packing.needs_weights
+    importance = _input_importance(config, reader, embedding) if weighs else None
+    read = (read_layer(reader, config, index=i) for i in range(config.num_layers))
     return DecoderParts(
         embedding=embedding,
-        layers=packing.layers(
-            (read_layer(reader, config, index=i) for i in range(config.num_layers)), config, rotation_of(config)
-        ),
+        layers=packing.layers(read, config, rotation_of(config), importance),
         norm=packing.norm(_read_final_norm(config, reader)),
         head=PackedHead(head, config.logit_scale, config.logit_soft_cap),
         rotaries={rope: RotaryTable(rotary) for rope, rotary in rotaries.items()},
@@ -249,6 +252,19 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
 def _embedding_place(config: DecoderConfig) -> tuple[str, tuple[int, int]]:
     """Name and shape of the embedding."""
     return f"{config.root}embed_tokens.weight", (config.vocab_size, config.hidden_size)
+
+
+def _input_importance(
+    config: DecoderConfig, reader: WeightReader, embedding: Callable[[Tensor], Tensor]
+) -> InputImportance:
+    """What measures how much the inputs of the layers count, in the dtype in which they are read."""
+    rotaries = make_rotaries(config, reader.dtype, reader.device).values()
+    return InputImportance(
+        lambda token_ids: embedding(token_ids).to(reader.dtype),
+        config.vocab_size,
+        lambda positions: [None, *(rotary.rotation(positions) for rotary in rotaries)],
+        rotation_of(config),
+    )
 
 
 def _read_final_norm(config: DecoderConfig, reader: WeightReader) -> RMSNorm:

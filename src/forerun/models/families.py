@@ -33,6 +33,7 @@ from forerun.models.config_defaults import (
     unscaled_rope,
     windows_without_rope,
 )
+from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.mtp_layout import mtp_prefixes
 
 
@@ -287,11 +288,17 @@ def supports(hf: HFConfig) -> bool:
     """Return whether the decoder computes this model; if not, transformers' own code may.
 
     Raises:
-        ModelError: nothing can run it: its weights are quantized, or it does not generate left to right.
+        ModelError: nothing can run it: transformers would have to read quantized weights, or it does not generate
+            left to right.
     """
     try:
         decoder_config(hf)
-    except NotCoveredError:
+    except NotCoveredError as error:
+        if hf.to_dict().get(QUANTIZATION_KEY):
+            raise ModelError(
+                f"quantized weights are read for forerun's own decoder alone, which does not cover this model ({error}); "
+                "use the original model"
+            ) from error
         return False
     return True
 
@@ -303,7 +310,6 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         NotCoveredError: there is no row, or the row has no code for a value in the configuration.
         ModelError: the configuration contradicts itself, or nothing can run it.
     """
-    _refuse_quantized(hf)
     architecture = (hf.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         raise NotCoveredError(f"architecture {architecture!r} has no row{did_you_mean(architecture, FAMILIES)}")
@@ -319,10 +325,3 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
             f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; mend config.json"
         )
     return replace(config, unused_prefixes=(*config.unused_prefixes, *mtp_prefixes(hf)))
-
-
-def _refuse_quantized(hf: HFConfig) -> None:
-    quantization = hf.to_dict().get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown method")
-        raise ModelError(f"weights: got quantized ones ({method}); must be fp32, bf16 or fp16; use the original model")

@@ -86,6 +86,8 @@ class DummyCheckpoint:
     Norms are the identity, so that activations neither vanish nor explode; all other weights are normal.
     """
 
+    has_blocks = False
+
     def __init__(self, hf_config: HFConfig, *, dtype: torch.dtype) -> None:
         """Take names and shapes from transformers' model, built without memory.
 

@@ -12,6 +12,7 @@ from forerun.errors import ModelError, one_line
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+QUANTIZATION_KEY = "quantization_config"  # of config.json: how the weights are quantized, where they are
 GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
 

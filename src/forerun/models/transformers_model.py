@@ -183,6 +183,11 @@ def load_transformers_model(
         ModelError: weights and architecture do not fit, or the architecture cannot run over a paged cache.
     """
     _refuse_batch_ropes(path, config)
+    if packing is not None and packing.format.weighs_inputs:
+        raise ModelError(
+            f"quantization: got {packing.format.name!r}, which is for forerun's own decoder alone; "
+            f"{config.model_type!r} runs through transformers' code; use int8"
+        )
     model = _load_transformers(path, config, dtype).to(device).eval().requires_grad_(False)
     try:
         return wrap_model(model, packing)

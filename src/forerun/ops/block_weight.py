@@ -123,11 +123,11 @@ AnyWeight = Tensor | BlockWeight | JoinedWeight
 
 
 def join_weights(parts: Sequence[BlockWeight | Tensor]) -> AnyWeight:
-    """The outputs of all parts as one weight: of one format if all have the same, else joined."""
-    if all(isinstance(part, Tensor) for part in parts):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
-    if len({part.format if isinstance(part, BlockWeight) else None for part in parts}) > 1:
+    """The outputs of all parts as one weight: of one format or dtype if all have the same, else joined."""
+    if len({part.format if isinstance(part, BlockWeight) else part.dtype for part in parts}) > 1:
         return JoinedWeight(tuple(parts))
+    if isinstance(parts[0], Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
     blocks = [part for part in parts if isinstance(part, BlockWeight)]
     data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
     return BlockWeight(format=blocks[0].format, shape=(len(data), blocks[0].shape[1]), data=data)

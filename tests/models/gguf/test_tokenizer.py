@@ -67,7 +67,8 @@ def add_pieces(writer, kind, *, gemma):
         piece.replace("▁", " ") if gemma and piece.strip("▁") == "" and len(piece) > 1 else piece for piece in PIECES
     ]
     words = special + [f"<0x{byte:02X}>" for byte in range(256)] + spaces + ["<think>"]
-    kinds = [types.CONTROL] * len(special) + [types.BYTE] * 256 + [types.NORMAL] * len(PIECES) + [types.USER_DEFINED]
+    kinds = [types.CONTROL] * len(special) + [types.BYTE] * 256
+    kinds += [types.USER_DEFINED if piece.isspace() else types.NORMAL for piece in spaces] + [types.USER_DEFINED]
     writer.add_tokenizer_model(kind)
     writer.add_token_list(words)
     writer.add_token_scores([0.0] * (len(special) + 256) + [-float(i // 2) for i in range(len(PIECES))] + [0.0])
@@ -162,6 +163,13 @@ def test_control_and_user_defined_tokens_are_found_in_texts(tmp_path):
     assert ids[0] == tokenizer.bos_token_id
     assert ids[-2:] == [tokenizer.tokens["<think>"], tokenizer.eos_token_id]
     assert tokenizer.tokens["<think>"] not in tokenizer.special_token_ids
+
+
+def test_gemmas_runs_of_spaces_are_the_tokens_that_the_file_has(tmp_path):
+    tokenizer = load_tokenizer(save(tmp_path / "model.gguf", architecture="gemma3", kind="llama"))
+    assert tokenizer.vocab_size == 4 + 256 + len(PIECES) + 1
+    for text, pieces in (("t  ", ["t", "▁▁"]), ("    ", ["▁▁▁▁"])):
+        assert tokenizer.encode(text, add_special_tokens=False) == [tokenizer.tokens[piece] for piece in pieces]
 
 
 def test_the_chat_template_is_the_files(tmp_path):

@@ -12,6 +12,7 @@ from forerun.models.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, ar
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.header import TensorPlace
 from forerun.models.gguf.tensors import load_tensor
+from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import BlockWeight
 
 
@@ -36,6 +37,7 @@ class GGUFCheckpoint:
                     f"{file.path}: tensors {self._places[name].name!r} and {stored!r} are for the same place"
                 )
             self._places[name] = place
+        self.has_blocks = any(place.type.name in BLOCK_FORMATS for place in self._places.values())
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""

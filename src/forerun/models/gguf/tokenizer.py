@@ -7,7 +7,6 @@ whose merges follow from the pieces' scores. Both become what the original model
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,14 @@ from tokenizers.models import BPE
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
+from forerun.models.gguf.merges import merges_of
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 GEMMA = ("gemma", "gemma2", "gemma3")
-
-Merges = list[tuple[str, str]]
 
 
 def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
@@ -33,21 +31,14 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     Raises:
         ModelError: the kind of vocabulary or its pre-tokenizer is not known, or it is damaged.
     """
+    check_tokenizer(file)
     metadata = file.metadata.below("tokenizer.ggml")
-    if "model" not in metadata:
-        raise ModelError(
-            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
-        )
-    kind = metadata.text("model")
-    if kind not in KINDS:
-        raise ModelError(
-            f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
-            "give the folder of the original model's tokenizer as tokenizer="
-        )
     words = metadata.strings("tokens")
+    if file.architecture in GEMMA:  # whose runs of spaces are stored as spaces
+        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
     try:
-        tokenizer, adds_bos = KINDS[kind](file, metadata, words)
-        types = metadata.numbers("token_type").tolist() if "token_type" in metadata else []
+        tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, words)
+        types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
         _add_tokens(tokenizer, words, types)
         special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
         bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
@@ -62,6 +53,27 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, special
 
 
+def check_tokenizer(file: GGUFFile) -> None:
+    """Check that the file has a tokenizer of a kind that can be built.
+
+    Raises:
+        ModelError: it has none, or one of another kind.
+    """
+    metadata = file.metadata.below("tokenizer.ggml")
+    if "model" not in metadata:
+        raise ModelError(
+            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
+        )
+    kind = metadata.text("model")
+    if kind not in KINDS:
+        raise ModelError(
+            f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
+            "give the folder of the original model's tokenizer as tokenizer="
+        )
+    if kind == "gpt2":
+        _pre_tokenizer(file, metadata)
+
+
 def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
     """The chat template, or several by their names, as a tokenizer_config.json has them."""
     metadata = file.metadata.below("tokenizer")
@@ -74,13 +86,7 @@ def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
 
 
 def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
-    name = metadata.text("pre", "default")
-    pre_tokenizer = PRE_TOKENIZERS.get(name)
-    if pre_tokenizer is None:
-        raise ModelError(
-            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
-            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
-        )
+    pre_tokenizer = _pre_tokenizer(file, metadata)
     model = BPE(
         vocab={word: index for index, word in enumerate(words)},
         merges=[_pair(merge) for merge in metadata.strings("merges")],
@@ -97,6 +103,16 @@ def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tup
     return tokenizer, pre_tokenizer.adds_bos
 
 
+def _pre_tokenizer(file: GGUFFile, metadata: Metadata) -> PreTokenizer:
+    name = metadata.text("pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise ModelError(
+            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
+            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
+        )
+    return PRE_TOKENIZERS[name]
+
+
 def _pair(merge: str) -> tuple[str, str]:
     """Two tokens, which are written with a space between them."""
     space = merge.find(" ", 1)
@@ -105,11 +121,8 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
-    if is_gemma:  # runs of spaces are stored as spaces, and the order of the pieces is that of the merges
-        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
-        scores = -np.arange(len(words), dtype=np.float64)
-    else:
-        scores = metadata.numbers("scores").astype(np.float64)
+    by_place = -np.arange(len(words), dtype=np.float64)  # Gemma's merges are in the order of the pieces
+    scores = by_place if is_gemma else metadata.numbers("scores").astype(np.float64)
     if len(scores) != len(words):
         raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
     vocabulary = {word: index for index, word in enumerate(words)}
@@ -144,33 +157,18 @@ KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, 
 """What builds each kind of vocabulary: the tokenizer, and whether texts begin with bos where the file does not say."""
 
 
-def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
-    """Return how BPE puts the pieces of a SentencePiece vocabulary together: all pairs that are a piece, best score first.
+def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -> None:
+    """Add the tokens that are found whole in any text: special ones, and those that users defined.
 
-    Of one score the pair with the longer first piece comes first, then the longer second one, then the lower id.
+    Gemma's runs of spaces are not among them: merges put them together as they do all else.
     """
-    pairs: Merges = []
-    ids: list[int] = []
-    for word, index in vocabulary.items():
-        found = [
-            (first, second)
-            for end in range(1, len(word))
-            if (first := word[:end]) in vocabulary and (second := word[end:]) in vocabulary
-        ]
-        pairs += found
-        ids += repeat(index, len(found))
-    first_lengths = np.fromiter((len(first) for first, _ in pairs), np.int64, len(pairs))
-    second_lengths = np.fromiter((len(second) for _, second in pairs), np.int64, len(pairs))
-    order = np.lexsort((-second_lengths, -first_lengths, -scores[ids]))
-    return [pairs[index] for index in order.tolist()]
-
-
-def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: Sequence[int]) -> None:
-    """Add the tokens that are found whole in any text: special ones, and those that users defined."""
-    special = [word for word, kind in zip(words, types, strict=False) if kind == CONTROL]
+    special, defined = (
+        [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()]
+        for kind in (CONTROL, USER_DEFINED)
+    )
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
-    defined = [word for word, kind in zip(words, types, strict=False) if kind == USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in defined])
+    found_whole = [word for word in defined if word.strip(SPACE)]
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in found_whole])
 
 
 def _word(file: GGUFFile, metadata: Metadata, words: Sequence[str], role: str) -> str | None:

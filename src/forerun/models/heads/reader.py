@@ -139,7 +139,7 @@ class HeadReader:
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
         """Make a head of these weights [outputs, width], on the kernels if there are any."""
-        return PackedHead(self._packing.linear(weight)) if self._packing else Head(Linear(weight))
+        return PackedHead(self._packing.head(weight)) if self._packing else Head(Linear(weight))
 
     def finish(self) -> None:
         """Check that every tensor was read.

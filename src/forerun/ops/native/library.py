@@ -46,6 +46,7 @@ PROTOTYPES: dict[str, list[type]] = {
     "choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
     "pack_blocks": [c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p],
+    "round_blocks": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
     "rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],
     "rotate": [c_void_p, POINTER(RotationStruct), c_int64, c_int64, c_int64],
@@ -92,6 +93,7 @@ class Kernels:
         self.choose_high_bytes = functions["choose_high_bytes"]
         self.code_weight = functions["code_weight"]
         self.pack_blocks = functions["pack_blocks"]
+        self.round_blocks = functions["round_blocks"]
         self.read_outputs = functions["read_outputs"]
         self.rms_norm = functions["rms_norm"]
         self.rotate = functions["rotate"]

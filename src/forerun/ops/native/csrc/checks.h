@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "block_packing.h"
+#include "block_rounding.h"
 #include "chain.h"
 #include "layer.h"
 #include "lookup.h"
@@ -37,7 +38,7 @@ inline void check_blocks(int32_t storage, int64_t outputs, int64_t inputs) {
 }
 
 inline void check_weight(const Weight& weight) {
-    require((weight.storage >= kFloat32 && weight.storage <= kJoined) || is_blocks(weight.storage),
+    require((weight.storage >= kFloat32 && weight.storage <= kExactFloat32) || is_blocks(weight.storage),
             "the weight's storage is unknown");
     require(is_size(weight.outputs) && weight.outputs % kTile == 0, "the weight's outputs are not whole tiles");
     require(is_size(weight.inputs) && weight.inputs % 2 == 0, "the weight's inputs are not even");

@@ -21,7 +21,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 8;
+constexpr int32_t kInterfaceVersion = 9;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
 
@@ -245,6 +245,25 @@ EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64
             for (int64_t tile = team.share(tiles, member); tile < team.share(tiles, member + 1); ++tile)
                 pack_block_tile(packed, blocks + tile * kTile * output_bytes, std::min<int64_t>(kTile, outputs - tile * kTile),
                                 out + tile * tile_bytes);
+        });
+    });
+}
+
+// out [outputs, inputs / 32, 20] = weights [outputs, inputs] fp32, rounded to blocks of Q4_1; `shares` [inputs]: of each input
+// in the error of its block.
+EXPORT int32_t forerun_round_blocks(const float* weights, const float* shares, int64_t outputs, int64_t inputs, uint8_t* out) {
+    return guarded([&] {
+        require(is_size(outputs) && is_size(inputs), "the weights' sizes are out of range");
+        require(inputs % kRoundedBlock == 0, "the inputs are not whole blocks");
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        Team& team = *process->team;
+        const int64_t parts = (outputs + kLanes - 1) / kLanes;
+        team.run([&](int member) {
+            for (int64_t part = team.share(parts, member); part < team.share(parts, member + 1); ++part) {
+                const int64_t first = part * kLanes;
+                round_outputs(weights + first * inputs, inputs, static_cast<int>(std::min<int64_t>(kLanes, outputs - first)),
+                              shares, out + first * (inputs / kRoundedBlock) * kRoundedBytes);
+            }
         });
     });
 }

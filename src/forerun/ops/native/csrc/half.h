@@ -33,6 +33,28 @@ inline float widen(fp16 value) {
     return wide;
 }
 
+// Round to nearest, ties to even; what is too large becomes infinity.
+inline fp16 narrow_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) {
+        bits = 0x7e00u;  // NaN
+    } else if (bits >= 0x47800000u) {
+        bits = 0x7c00u;  // 2^16 and more
+    } else if (bits < 0x38800000u) {  // subnormal: a multiple of 2^-24, which is the last bit of 0.5
+        float magnitude;
+        std::memcpy(&magnitude, &bits, sizeof magnitude);
+        magnitude += 0.5f;
+        std::memcpy(&bits, &magnitude, sizeof bits);
+        bits -= 0x3f000000u;
+    } else {
+        bits = (bits + 0xfffu + (bits >> 13 & 1u) - 0x38000000u) >> 13;
+    }
+    return {static_cast<uint16_t>(sign | bits)};
+}
+
 // Round to nearest, ties to even.
 inline bf16 narrow(float value) {
     uint32_t bits;

@@ -12,8 +12,21 @@
 
 namespace forerun {
 
-// Coded: bf16 as in coded.h. Joined: the outputs of several weights, one after the other. From kQ8_0 on: blocks.h.
-enum Storage : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kCoded = 3, kJoined = 4 };
+// Coded: bf16 as in coded.h. Joined: the outputs of several weights, one after the other. Exact: weights that bf16 does not
+// hold, times rows of bf16. From kQ8_0 on: blocks.h.
+enum Storage : int32_t {
+    kFloat32 = 0,
+    kBFloat16 = 1,
+    kInt8 = 2,
+    kCoded = 3,
+    kJoined = 4,
+    kFloat16 = 5,
+    kExactFloat16 = 6,
+    kExactFloat32 = 7,
+};
+
+// Whether rows of bf16 are widened to fp32 for such a weight.
+inline bool widens_rows(int32_t storage) { return storage == kExactFloat16 || storage == kExactFloat32; }
 
 struct Weight {
     const void* data;
@@ -28,12 +41,14 @@ struct Weight {
     const Weight* const* parts;  // joined: [num_parts], of as many inputs; the joined weight has no data of its own
 
     // Rows are bf16, else fp32.
-    bool narrow_inputs() const { return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32; }
+    bool narrow_inputs() const {
+        return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32 && storage != kFloat16;
+    }
     int64_t tiles() const { return outputs / kTile; }
     int64_t tile_bytes() const {
         if (storage == kCoded) return coded_tile_bytes(inputs);
         if (is_blocks(storage)) return blocks().tile_bytes();
-        return inputs * kTile * (storage == kFloat32 ? 4 : storage == kBFloat16 ? 2 : 1);
+        return inputs * kTile * (storage == kFloat32 || storage == kExactFloat32 ? 4 : storage == kInt8 ? 1 : 2);
     }
     const char* tile_data(int64_t tile) const { return static_cast<const char*>(data) + tile * tile_bytes(); }
     BlockTiles blocks() const { return {static_cast<const uint8_t*>(data), inputs, storage}; }
@@ -157,6 +172,7 @@ PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
     return PlainTile<bf16, bf16>(wide);
 }
 
+constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
 constexpr int64_t kFewRows = 2 * kMaxRows;  // for which reading a tile twice costs less than widening it
 constexpr int64_t kCacheLine = 64;
 
@@ -169,10 +185,29 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
         bytes = BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
     else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
         bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
+    else if (widens_rows(weight.storage))
+        bytes = weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
     return bytes;
 }
 
-// Rows [num_rows, inputs] times tiles [first_tile, last_tile); rows are fp32 for fp32 weights, else bf16. The weight's first
+// Rows of bf16 [num_rows, inputs] times tiles of fp16 or fp32, some rows at a time, which are widened to fp32: the bits of a
+// product of fp32 weights with such rows.
+template <class Stored, class Finish>
+void multiply_exactly(const Weight& weight, const bf16* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
+                      float* wide, const Finish& finish) {
+    for (int64_t begin = 0; begin < num_rows; begin += kWidenedRows) {
+        const int64_t count = std::min(kWidenedRows, num_rows - begin), values = count * weight.inputs;
+        for (int64_t i = 0; i < values; ++i) wide[i] = widen(rows[begin * weight.inputs + i]);
+        for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+            const char* data = weight.tile_data(tile);
+            const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
+            multiply_all(weight, PlainTile<Stored, float>(data), tile, wide, count, next,
+                         [&](int64_t row, int64_t output, F16 first, F16 second) { finish(begin + row, output, first, second); });
+        }
+    }
+}
+
+// Rows [num_rows, inputs] times tiles [first_tile, last_tile); rows are bf16 where the weight has narrow inputs, else fp32. The weight's first
 // output is `first_output` to `finish`.
 template <class Finish>
 void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile, uint8_t* scratch,
@@ -202,6 +237,13 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
     const auto finish_own = [&](int64_t row, int64_t output, F16 first, F16 second) {
         finish(row, first_output + output, first, second);
     };
+    if (widens_rows(weight.storage)) {
+        const auto* narrow_rows = static_cast<const bf16*>(rows);
+        auto* wide = reinterpret_cast<float*>(scratch);
+        if (weight.storage == kExactFloat16)
+            return multiply_exactly<fp16>(weight, narrow_rows, num_rows, first_tile, last_tile, wide, finish_own);
+        return multiply_exactly<float>(weight, narrow_rows, num_rows, first_tile, last_tile, wide, finish_own);
+    }
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
@@ -215,6 +257,7 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         };
         switch (weight.storage) {
             case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
+            case kFloat16: multiply_by(PlainTile<fp16, float>(data), static_cast<const float*>(rows)); break;
             case kBFloat16: multiply_by(PlainTile<bf16, bf16>(data), static_cast<const bf16*>(rows)); break;
             case kInt8: multiply_narrow(PlainTile<int8_t, bf16>(data)); break;
             default: multiply_narrow(weight.coded_tile(tile));
@@ -234,8 +277,10 @@ inline void read_output(const Weight& weight, int64_t output, float* row) {
     const char* data = weight.tile_data(tile);
     for (int64_t i = 0; i < weight.inputs; ++i) {
         const int64_t pair = i / 2 * 2 * kTile + lane * 2 + i % 2;
-        if (weight.storage == kFloat32) {
+        if (weight.storage == kFloat32 || weight.storage == kExactFloat32) {
             row[i] = reinterpret_cast<const float*>(data)[i * kTile + lane];
+        } else if (weight.storage == kFloat16 || weight.storage == kExactFloat16) {
+            row[i] = widen(reinterpret_cast<const fp16*>(data)[i * kTile + lane]);
         } else if (weight.storage == kBFloat16) {
             row[i] = widen(reinterpret_cast<const bf16*>(data)[pair]);
         } else if (weight.storage == kInt8) {

@@ -398,6 +398,7 @@ inline F16 load_nibbles(const uint8_t* p, int high) {
 
 inline F16 splat_pair(const float* p) { return splat(*p); }
 inline F16 load_pairs(const float* p) { return load(p); }
+inline F16 load_pairs(const fp16* p) { return load(p); }
 inline F16 dot(F16 sum, F16 a, F16 b) { return fma(a, b, sum); }
 inline F16 join(const float* a, const float*) { return load(a); }
 

@@ -42,15 +42,31 @@ class WeightFormat(StoredFormat):
     bytes_per_weight: in memory, scales and tables aside. is_quantization: it changes the weights, so it is taken only where
     it is asked for by name; every other format holds all weights of the dtype `activations` as they are.
     levels: builds of the kernels where it is at its best; elsewhere the next format of the same dtype is taken.
+    weighs_inputs: its rounding asks how much the inputs count.
     """
 
     bytes_per_weight: float
     is_quantization: bool = False
     levels: tuple[str, ...] = LEVELS
+    weighs_inputs: bool = False
 
     @abstractmethod
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:
-        """Store a weight [outputs, inputs] and its bias [outputs], in memory of the arena."""
+    def pack(
+        self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena, importance: Tensor | None = None
+    ) -> PackedWeight:
+        """Store a weight [outputs, inputs] and its bias [outputs], in memory of the arena.
+
+        `importance` [inputs] is how much an error in an input's weights counts, where that is known and the format asks.
+        """
+
+    @property
+    def bytes_per_head_weight(self) -> float:
+        """As `bytes_per_weight`, of a head."""
+        return self.bytes_per_weight
+
+    def pack_head(self, kernels: Kernels, weight: Tensor, arena: Arena) -> PackedWeight:
+        """Store the weight of a head, from which a tied embedding is read, too."""
+        return self.pack(kernels, weight, None, arena)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

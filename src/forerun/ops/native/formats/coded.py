@@ -25,7 +25,14 @@ class CodedFormat(WeightFormat):
     `first_rare` [tiles + 1] int64 says where each tile's begin. A weight with too many of them is stored as plain bf16.
     """
 
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:
+    def pack(
+        self,
+        kernels: Kernels,
+        weight: Tensor,
+        bias: Tensor | None,
+        arena: Arena,
+        importance: Tensor | None = None,  # noqa: ARG002
+    ) -> PackedWeight:
         """See `WeightFormat`."""
         rows = weight.to(torch.bfloat16).contiguous()
         outputs, inputs = rows.shape

@@ -14,7 +14,14 @@ from forerun.ops.native.memory import Arena
 class Int8Format(WeightFormat):
     """[tiles, inputs / 2, 32, 2] int8 and an fp32 scale per output."""
 
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:  # noqa: ARG002
+    def pack(
+        self,
+        kernels: Kernels,  # noqa: ARG002
+        weight: Tensor,
+        bias: Tensor | None,
+        arena: Arena,
+        importance: Tensor | None = None,  # noqa: ARG002
+    ) -> PackedWeight:
         """See `WeightFormat`."""
         values, scale = quantize(weight)
         outputs, inputs = weight.shape

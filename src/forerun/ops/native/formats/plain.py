@@ -1,6 +1,8 @@
-"""fp32 and bf16 weights as they are."""
+"""fp32, bf16 and fp16 weights as they are."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,15 +13,28 @@ from forerun.ops.native.memory import Arena
 from forerun.ops.native.structs import TILE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFormat(WeightFormat):
-    """Weights in the dtype of the activations: fp32 as [tiles, inputs, 32], bf16 as [tiles, inputs / 2, 32, 2]."""
+    """Weights in `stored`, which holds them exactly: fp32 and fp16 as [tiles, inputs, 32], bf16 as [tiles, inputs / 2, 32, 2].
 
-    def pack(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, arena: Arena) -> PackedWeight:  # noqa: ARG002
+    Rows in `activations` are widened where the weights are fp32 or fp16, and sums are those of fp32 weights.
+    """
+
+    stored: torch.dtype
+
+    def pack(
+        self,
+        kernels: Kernels,  # noqa: ARG002
+        weight: Tensor,
+        bias: Tensor | None,
+        arena: Arena,
+        importance: Tensor | None = None,  # noqa: ARG002
+    ) -> PackedWeight:
         """See `WeightFormat`."""
         outputs, inputs = weight.shape
         return PackedWeight(
             format=self,
-            data=tiled(weight, self.activations, arena),
+            data=tiled(weight, self.stored, arena),
             outputs=outputs,
             inputs=inputs,
             bias=None if bias is None else padded_outputs(bias, arena),
@@ -35,10 +50,10 @@ class PlainFormat(WeightFormat):
 
 
 def tiled(weight: Tensor, dtype: torch.dtype, arena: Arena) -> Tensor:
-    """[outputs, inputs] -> [tiles, inputs, 32] fp32, or [tiles, inputs / 2, 32, 2] of narrower dtypes, padded with zeros."""
+    """[outputs, inputs] -> [tiles, inputs, 32] fp32 or fp16, or [tiles, inputs / 2, 32, 2] of others, padded with zeros."""
     outputs, inputs = weight.shape
     num_tiles, even = -(-outputs // TILE), inputs + inputs % 2
-    pair = 1 if dtype == torch.float32 else 2
+    pair = 1 if dtype in (torch.float32, torch.float16) else 2
     data = arena.empty((num_tiles, even // pair, TILE, pair), dtype)
     if (outputs, inputs) != (num_tiles * TILE, even):
         weight = torch.nn.functional.pad(weight, (0, even - inputs, 0, num_tiles * TILE - outputs))
@@ -69,5 +84,19 @@ def select_tiled(packed: PackedWeight, outputs: Tensor) -> PackedWeight:
     )
 
 
-FP32 = PlainFormat(name="fp32", kernel_id=0, bytes_per_weight=4, activations=torch.float32)
-BF16 = PlainFormat(name="bf16", kernel_id=1, bytes_per_weight=2, activations=torch.bfloat16)
+FP32 = PlainFormat(name="fp32", kernel_id=0, bytes_per_weight=4, stored=torch.float32, activations=torch.float32)
+BF16 = PlainFormat(name="bf16", kernel_id=1, bytes_per_weight=2, stored=torch.bfloat16, activations=torch.bfloat16)
+FP16 = PlainFormat(
+    name="fp16",
+    kernel_id=5,
+    bytes_per_weight=2,
+    stored=torch.float16,
+    activations=torch.float32,
+    levels=("avx512bf16", "avx512"),  # which widen sixteen fp16 in one instruction
+)
+EXACT_FP16 = PlainFormat(
+    name="fp16-exact", kernel_id=6, bytes_per_weight=2, stored=torch.float16, activations=torch.bfloat16
+)
+EXACT_FP32 = PlainFormat(
+    name="fp32-exact", kernel_id=7, bytes_per_weight=4, stored=torch.float32, activations=torch.bfloat16
+)

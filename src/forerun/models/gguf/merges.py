@@ -1,0 +1,99 @@
+"""How BPE puts the pieces of a SentencePiece vocabulary together, which such a vocabulary does not say itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Merges = list[tuple[str, str]]
+
+BASE = 0x9E3779B97F4A7C15  # of powers modulo 2^64; any odd number with many bits
+INVERSE = pow(BASE, -1, 1 << 64)
+TABLE_BITS = 24  # of a hash: a hundred places for each word
+
+
+def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
+    """Return all pairs of pieces that together are a piece, best score first.
+
+    Of one score the pair with the longer first piece comes first, then the longer second one, then the lower id.
+    """
+    words = list(vocabulary)
+    found = pairs_by_hash(words)
+    whole, first, second = pairs_one_by_one(words) if found is None else found
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    ids = np.fromiter(vocabulary.values(), np.int64, len(words))
+    order = np.lexsort((-lengths[second], -lengths[first], -scores[ids[whole]]))
+    chosen = (map(words.__getitem__, part[order].tolist()) for part in (whole, first, second))
+    return [(begin, end) for word, begin, end in zip(*chosen, strict=True) if begin + end == word]
+
+
+def pairs_one_by_one(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which words are two words put together: indices of the whole, of its first and of its second part, [n] int64 each."""
+    index_of = {word: index for index, word in enumerate(words)}
+    found = [
+        (index, index_of[word[:end]], index_of[word[end:]])
+        for word, index in index_of.items()
+        for end in range(1, len(word))
+        if word[:end] in index_of and word[end:] in index_of
+    ]
+    whole, first, second = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return whole, first, second
+
+
+def pairs_by_hash(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """As `pairs_one_by_one`, all parts of all words at once, and perhaps a few that only seem to be such words.
+
+    None: two words have the same hash.
+    """
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    text = _HashedText("".join(words))
+    hashes = text.hashes(starts, ends)
+    by_hash = np.argsort(hashes)
+    in_order = hashes[by_hash]
+    if (in_order[1:] == in_order[:-1]).any():
+        return None
+    is_known = np.zeros(1 << TABLE_BITS, bool)
+    is_known[_place(hashes)] = True
+
+    whole, cut = np.repeat(np.arange(len(words)), lengths), np.arange(len(text))
+    inner = cut > starts[whole]
+    whole, cut = whole[inner], cut[inner]
+    first = text.hashes(starts[whole], cut)
+    known = is_known[_place(first)]
+    whole, cut, first = whole[known], cut[known], first[known]
+    second = text.hashes(cut, ends[whole])
+    known = is_known[_place(second)]
+    whole, cut = whole[known], cut[known]
+    places = (np.searchsorted(in_order, wanted[known]).clip(max=len(words) - 1) for wanted in (first, second))
+    first, second = (by_hash[place] for place in places)
+    fits = lengths[first] == cut - starts[whole]  # else it is another word, since there is none of this hash
+    return whole[fits], first[fits], second[fits]
+
+
+def _place(hashes: np.ndarray) -> np.ndarray:
+    """Where hashes are in a table."""
+    return hashes >> np.uint64(64 - TABLE_BITS)
+
+
+class _HashedText:
+    """Hashes of any parts of a text: sums of their characters' codes times powers of a number, modulo 2^64.
+
+    A part's sum is the difference of two prefixes' sums, divided by the power that it begins with.
+    """
+
+    def __init__(self, text: str) -> None:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
+        powers = np.cumprod(np.full(len(codes), BASE, np.uint64))
+        self._sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((codes + np.uint64(1)) * powers)])
+        self._inverses = np.cumprod(np.full(len(codes) + 1, INVERSE, np.uint64)) * np.uint64(BASE)
+
+    def __len__(self) -> int:
+        return len(self._sums) - 1
+
+    def hashes(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Of the parts [begin, end): uint64."""
+        found: np.ndarray = (self._sums[end] - self._sums[begin]) * self._inverses[begin]
+        return found

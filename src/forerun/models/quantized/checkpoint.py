@@ -1,0 +1,67 @@
+"""A checkpoint that others have quantized, as whole weights under their usual names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.quantized.layout import QuantizedLayout, TensorSource
+from forerun.ops.block_weight import BlockWeight
+
+
+class QuantizedCheckpoint:
+    """A `Checkpoint` that makes one weight of the several tensors in which each is stored.
+
+    "layers.0.mlp.up_proj.qweight", "....scales" and so on become "layers.0.mlp.up_proj.weight"; all other tensors stay.
+    """
+
+    has_blocks = True
+
+    def __init__(self, checkpoint: TensorSource, layout: QuantizedLayout) -> None:
+        """Find the quantized modules by the names of tensors.
+
+        Raises:
+            ModelError: a module lacks a part without which its weight means nothing.
+        """
+        self._checkpoint = checkpoint
+        self._layout = layout
+        names = checkpoint.names()
+        modules = {name.removesuffix(f".{layout.main}") for name in names if name.endswith(f".{layout.main}")}
+        self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # weight -> suffix -> tensor
+        taken = set()
+        for name in names:
+            module, _, suffix = name.rpartition(".")
+            if module in modules and suffix in layout.needed | layout.optional:
+                self._parts[f"{module}.weight"][suffix] = name
+                taken.add(name)
+        self._names = (names - taken) | self._parts.keys()
+        for weight, parts in sorted(self._parts.items()):
+            absent = sorted(layout.needed - parts.keys())
+            if absent:
+                raise ModelError(
+                    f"checkpoint: {weight} is quantized, but its part {absent[0]!r} is missing; download the model again"
+                )
+
+    def names(self) -> frozenset[str]:
+        """See `Checkpoint`."""
+        return frozenset(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Checkpoint`."""
+        parts = self._parts.get(name)
+        if parts is None:
+            return self._checkpoint.shape(name)
+        return self._layout.shape({suffix: self._checkpoint.shape(stored) for suffix, stored in parts.items()})
+
+    def load(self, name: str) -> Tensor | BlockWeight:
+        """See `Checkpoint`.
+
+        Raises:
+            ModelError: the weight's parts do not fit each other, or its values have no block format.
+        """
+        parts = self._parts.get(name)
+        if parts is None:
+            return self._checkpoint.load(name)
+        return self._layout.load(name, {suffix: self._checkpoint.load(stored) for suffix, stored in parts.items()})

@@ -1,0 +1,125 @@
+"""compressed-tensors, what llm-compressor writes for vLLM: whole numbers of 4 or 8 bits, packed in words or as int8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.quantized.layout import Parts, QuantizedLayout, Setting, Shapes, expect_shape
+from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words
+from forerun.ops.block_weight import BlockWeight
+
+METHOD = "compressed-tensors"
+BITS = (4, 8)
+STRATEGIES = ("group", "channel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayout:
+    """Format "pack-quantized": scale * (code - zero), by groups of inputs or by output.
+
+    `weight_packed` int32 [outputs, words], the last one filled up, `weight_scale` [outputs, groups], `weight_shape` [2] and,
+    where there are zero points, `weight_zero_point` int32 [words of outputs, groups]. Both are stored with
+    half the number of codes added, so that none is negative.
+    """
+
+    bits: int
+    main: ClassVar[str] = "weight_packed"
+    needed: ClassVar[frozenset[str]] = frozenset({"weight_packed", "weight_scale"})
+    optional: ClassVar[frozenset[str]] = frozenset({"weight_shape", "weight_zero_point", "weight_g_idx"})
+
+    def shape(self, shapes: Shapes) -> tuple[int, int]:
+        """See `QuantizedLayout`; words are full: inputs are a multiple of 32."""
+        outputs, words = shapes["weight_packed"]
+        return outputs, words * WORD_BITS // self.bits
+
+    def load(self, name: str, parts: Parts) -> BlockWeight:
+        """See `QuantizedLayout`."""
+        words, scale = parts["weight_packed"], parts["weight_scale"]
+        per_word = WORD_BITS // self.bits
+        outputs, inputs = len(words), words.shape[1] * per_word
+        expect_shape(name, "weight_scale", scale, (outputs, scale.shape[-1]))
+        if "weight_shape" in parts and parts["weight_shape"].tolist() != [outputs, inputs]:
+            raise ModelError(
+                f"{name}: got a weight of shape {parts['weight_shape'].tolist()} in {list(words.shape)} words; "
+                f"inputs must be a multiple of {per_word}"
+            )
+        if "weight_g_idx" in parts:
+            raise ModelError(
+                f"{name}: its groups are in the order of activations (actorder 'group'), so that neighbours have "
+                "different scales; that is not supported; use a checkpoint with actorder 'static', or without"
+            )
+        codes = unpack_words(words, self.bits)
+        if "weight_zero_point" in parts:
+            groups = scale.shape[1]
+            stored = parts["weight_zero_point"]
+            expect_shape(name, "weight_zero_point", stored, (-(-outputs // per_word), groups))
+            zeros = unpack_words(stored.T, self.bits).T[:outputs]
+        else:
+            zeros = torch.full(scale.shape, 1 << self.bits - 1, dtype=torch.uint8)
+        return block_weight(name, codes, zeros, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class IntLayout:
+    """Format "int-quantized": scale * code; `weight` int8 [outputs, inputs], `weight_scale` [outputs, groups]."""
+
+    main: ClassVar[str] = "weight_scale"
+    needed: ClassVar[frozenset[str]] = frozenset({"weight", "weight_scale"})
+    optional: ClassVar[frozenset[str]] = frozenset()
+
+    def shape(self, shapes: Shapes) -> tuple[int, int]:
+        """See `QuantizedLayout`."""
+        outputs, inputs = shapes["weight"]
+        return outputs, inputs
+
+    def load(self, name: str, parts: Parts) -> BlockWeight:
+        """See `QuantizedLayout`."""
+        codes, scale = parts["weight"], parts["weight_scale"]
+        if codes.dtype != torch.int8:
+            raise ModelError(f"{name}: got codes of {codes.dtype}; must be int8; download the model again")
+        return block_weight(name, codes, None, _by_output(scale, len(codes)))
+
+
+def _by_output(scale: Tensor, outputs: int) -> Tensor:
+    """Scales [outputs, groups], of which a tensor of one output each may leave the groups out."""
+    return scale.view(outputs, -1)
+
+
+def read_compressed_tensors(settings: Mapping[str, Any]) -> QuantizedLayout:
+    """See `MethodReader`."""
+    groups = settings.get("config_groups") or {}
+    schemes = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    if len(schemes) != 1:
+        raise Setting(METHOD, "config_groups").refuse(list(groups), "one group: all modules have the same scheme")
+    (scheme,) = schemes
+    kind = scheme.get("format") or settings.get("format")
+    weights = scheme.get("weights") or {}
+    bits, number, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    if number != "int" or bits not in BITS:
+        raise Setting(METHOD, "weights").refuse(f"{number}{bits}", ", ".join(f"int{width}" for width in BITS))
+    if strategy not in STRATEGIES:
+        raise Setting(METHOD, "strategy").refuse(strategy, ", ".join(STRATEGIES))
+    for key in ("sparsity_config", "transform_config", "kv_cache_scheme"):
+        if settings.get(key) and settings[key] != {"format": "dense"}:
+            raise Setting(METHOD, key).refuse(settings[key], "left out")
+    if kind == "pack-quantized":
+        _check_plain_activations(scheme)
+        return PackedLayout(bits=bits)
+    if kind == "int-quantized" and bits == 8 and weights.get("symmetric", True):
+        _check_plain_activations(scheme)
+        return IntLayout()
+    raise Setting(METHOD, "format").refuse(kind, "pack-quantized, or int-quantized with symmetric int8")
+
+
+def _check_plain_activations(scheme: Mapping[str, Any]) -> None:
+    """Refuse activations in few bits: the kernels take them in bf16, which would be another model."""
+    if scheme.get("input_activations"):
+        raise Setting(METHOD, "input_activations").refuse(
+            scheme["input_activations"].get("num_bits"), "null: weights alone are in few bits (W4A16, W8A16)"
+        )

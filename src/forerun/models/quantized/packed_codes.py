@@ -1,0 +1,74 @@
+"""Codes of a few bits that checkpoints pack into int32 words, and block weights that hold just the same values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_writing import BLOCK, CODE_LIMITS, pack_blocks
+
+WORD_BITS = 32
+WITHOUT_OFFSET = ("Q4_0", "Q5_0", "Q8_0")
+"""Block formats that need none, the smallest first."""
+
+
+def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Codes from int32 words, the lowest bits first: [n, words] -> uint8 [n, words * (32 / bits)].
+
+    `order[i]` says which of a word's codes comes at place i, where that is not the i-th; `bits` divides 32.
+    """
+    places = order or range(WORD_BITS // bits)
+    mask = (1 << bits) - 1
+    return torch.stack([(words >> bits * place & mask).to(torch.uint8) for place in places], dim=-1).flatten(1)
+
+
+def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor) -> BlockWeight:
+    """The weight whose values are scale * (code - zero), in the smallest block format that has all of them.
+
+    Such a format needs no offset: code - zero is a whole number. The values are exact, or there is an error.
+
+    Args:
+        name: of the weight, for errors.
+        codes: [outputs, inputs] integers.
+        zeros: [outputs, groups], of the same inputs as `scales`; None where the codes are signed.
+        scales: [outputs, groups] of any float dtype; a group is inputs / groups inputs that follow each other.
+
+    Raises:
+        ModelError: a group is no multiple of a block, a scale is no fp16 number, or a code needs more than 8 bits.
+    """
+    outputs, inputs = codes.shape
+    groups = scales.shape[1]
+    size = inputs // max(1, groups)
+    if inputs != groups * size or size % BLOCK:
+        raise ModelError(
+            f"{name}: got {inputs} inputs in {groups} groups; a group must be a multiple of {BLOCK} inputs; "
+            "use a checkpoint of another group size"
+        )
+    signed = codes.to(torch.int16).view(outputs, groups, size)
+    if zeros is not None:
+        signed = signed - zeros.to(torch.int16)[..., None]
+    blocks = signed.reshape(outputs, inputs // BLOCK, BLOCK)
+    halves = _as_fp16(name, scales).repeat_interleave(size // BLOCK, dim=1)
+    low, high = (int(extreme) for extreme in signed.aminmax())
+    for block_format in WITHOUT_OFFSET:
+        least, most = CODE_LIMITS[block_format]
+        if least <= low and high <= most:
+            return pack_blocks(block_format, blocks, halves)
+    raise ModelError(
+        f"{name}: its codes less their zero points go from {low} to {high}; must fit in 8 bits with a sign; "
+        "use a checkpoint with symmetric 8 bits, or with 4"
+    )
+
+
+def _as_fp16(name: str, scales: Tensor) -> Tensor:
+    """The same scales in fp16."""
+    halves = scales.to(torch.float16)
+    changed = halves.float() != scales.float()
+    if changed.any():
+        raise ModelError(
+            f"{name}: scale {float(scales[changed][0])!r} is no fp16 number, which the block formats need; "
+            "use a checkpoint with scales in fp16"
+        )
+    return halves

@@ -1,0 +1,62 @@
+"""The pairs of pieces that make a piece: found at once as one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from forerun.models.gguf import merges
+from forerun.models.gguf.merges import merges_of, pairs_by_hash, pairs_one_by_one
+
+WORDS = st.lists(st.text("ab▁é🙂\x00", max_size=8), min_size=1, max_size=40, unique=True)
+
+
+def triples(found):
+    return {tuple(row) for row in np.stack(found, axis=1).tolist()}
+
+
+def slowly_merged(words, scores):
+    """The definition, pair by pair."""
+    pairs = [(word[:end], word[end:]) for word in words for end in range(1, len(word))]
+    pairs = [pair for pair in pairs if pair[0] in words and pair[1] in words]
+    index = {word: place for place, word in enumerate(words)}
+    return sorted(pairs, key=lambda p: (-scores[index[p[0] + p[1]]], -len(p[0]), -len(p[1]), index[p[0] + p[1]]))
+
+
+@given(WORDS)
+@example([""])
+@example(["a"])
+def test_all_pairs_are_among_those_found_by_hash(words):
+    found = triples(pairs_by_hash(words))
+    assert found >= triples(pairs_one_by_one(words))
+
+
+@given(WORDS, st.integers(0, 2**20))
+def test_merges_are_in_the_order_of_scores_then_lengths_then_ids(words, seed):
+    scores = np.random.default_rng(seed).integers(-3, 0, len(words)).astype(np.float64)
+    assert merges_of({word: index for index, word in enumerate(words)}, scores) == slowly_merged(words, scores)
+
+
+def test_what_only_seems_to_be_two_words_is_left_out(monkeypatch):
+    monkeypatch.setattr(merges, "TABLE_BITS", 1)  # so that every part seems to be a word
+    words = ["ab", "cd", "abcd", "xyz", "abx"]
+    assert len(pairs_by_hash(words)[0]) > 1
+    assert merges_of({word: index for index, word in enumerate(words)}, np.zeros(5)) == [("ab", "cd")]
+
+
+def test_words_of_the_same_hash_are_found_one_by_one(monkeypatch):
+    monkeypatch.setattr(merges, "BASE", 1)  # so that a hash is a sum of codes, whatever their order
+    monkeypatch.setattr(merges, "INVERSE", 1)
+    words = ["ab", "ba", "a", "b", "abba"]
+    assert pairs_by_hash(words) is None
+    expected = slowly_merged(words, np.zeros(5))
+    assert merges_of({word: index for index, word in enumerate(words)}, np.zeros(5)) == expected
+
+
+@pytest.mark.parametrize("length", [1 << 10, 1 << 11])
+def test_words_made_to_have_the_same_hash_are_told_apart(length):
+    """Thue and Morse's sequence and its opposite: modulo a power of two, their sums of powers are the same."""
+    ones = [bin(place).count("1") % 2 for place in range(length)]
+    word, other = ("".join("ab"[bit ^ flip] for bit in ones) for flip in (0, 1))
+    words = [word, other, "a", word + "a", other + "a"]
+    assert merges_of({w: index for index, w in enumerate(words)}, np.zeros(5)) == [(word, "a"), (other, "a")]

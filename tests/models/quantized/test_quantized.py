@@ -1,0 +1,185 @@
+"""Checkpoints of other quantizers: the values are just those that each format defines."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.errors import ModelError
+from forerun.models.quantized import quantized_layout
+from forerun.models.quantized.checkpoint import QuantizedCheckpoint
+from forerun.models.quantized.packed_codes import block_weight, unpack_words
+from tests.models.quantized.checkpoints import (
+    awq_parts,
+    compressed_parts,
+    compressed_settings,
+    gptq_parts,
+    random_groups,
+    words,
+)
+from tests.models.state_dict import InMemoryCheckpoint
+
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+def open_module(parts, config, **others):
+    tensors = {f"{MODULE}.{suffix}": tensor for suffix, tensor in parts.items()} | others
+    return QuantizedCheckpoint(InMemoryCheckpoint(tensors), quantized_layout(config))
+
+
+def values_of(parts, config):
+    checkpoint = open_module(parts, config)
+    assert checkpoint.names() == {f"{MODULE}.weight"}
+    weight = checkpoint.load(f"{MODULE}.weight")
+    assert checkpoint.shape(f"{MODULE}.weight") == weight.shape
+    return weight.format, weight.dequantize().double().numpy()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([32, 64, 96]), st.sampled_from([1, 2]), st.sampled_from([2, 4]))
+@settings(max_examples=20, deadline=None)
+def test_gptq_has_its_own_values_in_both_versions(seed, group_size, version, bits):
+    codes, zeros, scales, values = random_groups(seed, group_size=group_size, bits=bits)
+    parts = gptq_parts(codes, zeros, scales, bits=bits, group_size=group_size, version=version)
+    kind = "gptq" if version == 1 else "gptq_v2"
+    _, found = values_of(parts, {"quant_method": "gptq", "bits": bits, "checkpoint_format": kind})
+    assert np.array_equal(found, values)
+
+
+def test_symmetric_gptq_of_eight_bits_has_its_own_values():
+    codes, zeros, scales, values = random_groups(0, group_size=32, bits=8, symmetric=True)
+    parts = gptq_parts(codes, zeros, scales, bits=8, group_size=32)
+    assert np.array_equal(values_of(parts, {"quant_method": "gptq", "bits": 8})[1], values)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([32, 64, 192]))
+@settings(max_examples=20, deadline=None)
+def test_awq_has_its_own_values(seed, group_size):
+    codes, zeros, scales, values = random_groups(seed, group_size=group_size)
+    _, found = values_of(awq_parts(codes, zeros, scales), {"quant_method": "awq", "bits": 4, "version": "gemm"})
+    assert np.array_equal(found, values)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([32, 64, 192]), st.booleans(), st.sampled_from([20, 24]))
+@settings(max_examples=20, deadline=None)
+def test_compressed_tensors_has_its_own_values(seed, group_size, symmetric, outputs):
+    codes, zeros, scales, values = random_groups(seed, group_size=group_size, symmetric=symmetric, outputs=outputs)
+    parts = compressed_parts(codes, zeros, scales, symmetric=symmetric)
+    assert np.array_equal(values_of(parts, compressed_settings(symmetric=symmetric))[1], values)
+
+
+def test_compressed_tensors_of_eight_bits_per_output_has_its_own_values():
+    codes, zeros, scales, values = random_groups(0, group_size=192, bits=8, symmetric=True)
+    config = compressed_settings(bits=8, strategy="channel")
+    assert np.array_equal(values_of(compressed_parts(codes, zeros, scales, bits=8), config)[1], values)
+
+
+def test_compressed_tensors_of_plain_int8_has_its_own_values():
+    codes, _, scales, values = random_groups(0, group_size=192, bits=8, symmetric=True)
+    parts = {"weight": torch.from_numpy((codes - 128).astype(np.int8)), "weight_scale": torch.from_numpy(scales)}
+    config = compressed_settings(bits=8, strategy="channel", format="int-quantized")
+    assert np.array_equal(values_of(parts, config)[1], values)
+
+
+def test_symmetric_weights_take_four_bits_and_others_a_fifth():
+    symmetric = random_groups(0, group_size=32, symmetric=True)[:3]
+    others = random_groups(0, group_size=32)[:3]
+    assert values_of(compressed_parts(*symmetric), compressed_settings())[0] == "Q4_0"
+    assert values_of(awq_parts(*others), {"quant_method": "awq", "bits": 4})[0] == "Q5_0"
+
+
+def test_scales_in_bf16_are_taken_where_fp16_has_them_and_refused_where_not():
+    codes = torch.zeros(2, 32)
+    scales = torch.tensor([[0.0123], [0.5]], dtype=torch.bfloat16)
+    assert block_weight("w", codes, codes[:, :1] + 1, scales).dequantize()[0, 0] == -scales[0, 0].float()
+    with pytest.raises(ModelError, match=r"w: scale 131072\.0 is no fp16 number"):
+        block_weight("w", codes, None, scales.fill_(2.0**17))
+
+
+def test_tensors_that_are_not_quantized_stay_as_they_are():
+    codes, zeros, scales, _ = random_groups(0, group_size=32)
+    norm = torch.ones(4)
+    bias = torch.ones(24)
+    others = {"model.norm.weight": norm, f"{MODULE}.bias": bias}
+    checkpoint = open_module(awq_parts(codes, zeros, scales), {"quant_method": "awq", "bits": 4}, **others)
+    assert checkpoint.names() == {f"{MODULE}.weight", f"{MODULE}.bias", "model.norm.weight"}
+    assert checkpoint.load("model.norm.weight") is norm
+    assert checkpoint.shape(f"{MODULE}.bias") == (24,)
+
+
+def test_a_missing_part_is_named():
+    codes, zeros, scales, _ = random_groups(0, group_size=32)
+    parts = awq_parts(codes, zeros, scales)
+    del parts["scales"]
+    with pytest.raises(ModelError, match=r"up_proj\.weight is quantized, but its part 'scales' is missing"):
+        open_module(parts, {"quant_method": "awq", "bits": 4})
+
+
+@pytest.mark.parametrize("suffix", ["qweight", "qzeros"])
+def test_a_part_of_another_shape_is_named(suffix):
+    codes, zeros, scales, _ = random_groups(0, group_size=32)
+    parts = awq_parts(codes, zeros, scales)
+    parts[suffix] = parts[suffix][:, :-1]
+    with pytest.raises(ModelError, match=f"its part '{suffix}' has shape"):
+        open_module(parts, {"quant_method": "awq", "bits": 4}).load(f"{MODULE}.weight")
+
+
+def test_groups_in_the_order_of_activations_are_refused_by_name():
+    codes, zeros, scales, _ = random_groups(0, group_size=32)
+    parts = gptq_parts(codes, zeros, scales, group_size=32)
+    parts["g_idx"] = parts["g_idx"].flip(0)
+    with pytest.raises(ModelError, match=r"up_proj.weight: .*desc_act, act-order"):
+        open_module(parts, {"quant_method": "gptq", "bits": 4, "desc_act": True}).load(f"{MODULE}.weight")
+    ordered = compressed_parts(codes, zeros, scales) | {"weight_g_idx": parts["g_idx"]}
+    with pytest.raises(ModelError, match=r"up_proj.weight: .*actorder 'group'"):
+        open_module(ordered, compressed_settings()).load(f"{MODULE}.weight")
+
+
+def test_groups_that_are_no_whole_blocks_are_refused():
+    codes, zeros, scales, _ = random_groups(0, group_size=16)
+    with pytest.raises(ModelError, match="192 inputs in 12 groups; a group must be a multiple of 32"):
+        open_module(awq_parts(codes, zeros, scales), {"quant_method": "awq", "bits": 4}).load(f"{MODULE}.weight")
+
+
+def test_eight_bits_that_are_not_symmetric_are_refused():
+    codes, zeros, scales, _ = random_groups(0, group_size=32, bits=8)
+    parts = gptq_parts(codes, zeros, scales, bits=8, group_size=32)
+    with pytest.raises(ModelError, match="must fit in 8 bits with a sign"):
+        open_module(parts, {"quant_method": "gptq", "bits": 8}).load(f"{MODULE}.weight")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "fp8"}, "got the method 'fp8'; may be awq, compressed-tensors, gptq"),
+        ("bitsandbytes", "got the method 'bitsandbytes'"),
+        ({"quant_method": "gptq", "bits": 3}, r"\(gptq\): bits: got 3; may be 2, 4, 8"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format: got 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, "dynamic: got"),
+        ({"quant_method": "awq", "bits": 8}, "bits: got 8; may be 4"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: got 'gemv'; may be gemm"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point: got False"),
+        (compressed_settings(bits=3), "weights: got 'int3'; may be int4, int8"),
+        (compressed_settings(strategy="block"), "strategy: got 'block'; may be group, channel"),
+        (compressed_settings(format="marlin-24"), "format: got 'marlin-24'"),
+        (compressed_settings(config_groups={}), "config_groups: got"),
+        (compressed_settings(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
+    ],
+)
+def test_what_is_not_supported_is_named(config, message):
+    with pytest.raises(ModelError, match=message):
+        quantized_layout(config)
+
+
+def test_activations_in_few_bits_are_refused():
+    config = compressed_settings(bits=8, strategy="channel", format="int-quantized")
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    with pytest.raises(ModelError, match="input_activations: got 8"):
+        quantized_layout(config)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 4, 8]))
+@settings(max_examples=20, deadline=None)
+def test_words_unpack_to_what_was_packed(seed, bits):
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 64))
+    assert np.array_equal(unpack_words(words(codes, bits), bits).numpy(), codes)

@@ -1,0 +1,94 @@
+"""Rounding to blocks: never worse than the plain way, and better where the inputs count unequally."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.ops.block_rounding import round_to_q4_1, round_to_q8_0
+from forerun.ops.block_writing import pack_blocks
+from tests.native import generator
+
+
+def random_weight(seed, outputs=24, inputs=128):
+    return torch.randn(outputs, inputs, generator=generator(seed)) * 0.05
+
+
+def plainly_rounded(weight):
+    """Sixteen equal steps from the least weight of each block to the greatest, in fp16 scales and offsets."""
+    blocks = weight.view(len(weight), -1, 32)
+    low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
+    scale, offset = ((high - low) / 15).half().float(), low.half().float()
+    return (scale * ((blocks - offset) / scale).round().clamp(0, 15) + offset).view_as(weight)
+
+
+def block_errors(found, weight, importance=None):
+    squares = (found - weight).square() * (1.0 if importance is None else importance)
+    return squares.view(len(weight), -1, 32).sum(-1)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-3, 1.0, 100.0]))
+@settings(max_examples=20, deadline=None)
+def test_no_block_is_further_off_than_rounded_plainly(seed, size):
+    weight = random_weight(seed) * size
+    found = block_errors(round_to_q4_1(weight).dequantize(), weight)
+    assert (found <= block_errors(plainly_rounded(weight), weight) * (1 + 1e-4)).all()
+
+
+def test_the_search_is_worth_its_time():
+    weight = random_weight(0, outputs=256)
+    found = block_errors(round_to_q4_1(weight).dequantize(), weight).sum()
+    assert found < 0.87 * block_errors(plainly_rounded(weight), weight).sum()
+
+
+def test_inputs_that_count_more_are_closer():
+    weight = random_weight(1, outputs=256)
+    importance = torch.ones(128)
+    importance[::16] = 1000.0
+    alike, unequal = (round_to_q4_1(weight, given).dequantize() for given in (None, importance))
+    errors = [block_errors(found, weight, importance).sum() for found in (alike, unequal)]
+    assert errors[1] < 0.3 * errors[0]
+
+
+def test_an_input_that_was_never_seen_still_counts():
+    weight = random_weight(2)
+    found = round_to_q4_1(weight, torch.zeros(128)).dequantize()
+    assert (found - weight).abs().max() < 0.05
+
+
+def test_how_much_all_inputs_count_does_not_matter():
+    weight, importance = random_weight(3), torch.rand(128, generator=generator(4))
+    assert torch.equal(round_to_q4_1(weight, importance).data, round_to_q4_1(weight, importance * 256).data)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -2.0])
+def test_weights_that_are_all_the_same_stay_as_fp16_has_them(value):
+    weight = torch.full((2, 64), value)
+    assert torch.equal(round_to_q4_1(weight).dequantize(), weight.half().float())
+
+
+def test_weights_are_rounded_alike_whatever_lies_beside_them():
+    weight = random_weight(5, outputs=3000)
+    whole = round_to_q4_1(weight)
+    assert torch.equal(whole[2900:2910].data, round_to_q4_1(weight[2900:2910]).data)
+
+
+def test_eight_bits_are_half_a_step_off_at_most():
+    weight = random_weight(6)
+    found = round_to_q8_0(weight)
+    steps = found.groups().scale.repeat_interleave(32, dim=1)
+    assert ((found.dequantize() - weight).abs() <= 0.52 * steps).all()
+
+
+@given(
+    st.sampled_from([("Q4_0", -8, 7), ("Q4_1", 0, 15), ("Q5_0", -16, 15), ("Q8_0", -128, 127)]), st.integers(0, 2**32)
+)
+@settings(max_examples=20, deadline=None)
+def test_blocks_read_as_they_were_written(written, seed):
+    name, low, high = written
+    codes = torch.randint(low, high + 1, (3, 2, 32), generator=generator(seed))
+    scales, offsets = torch.rand(2, 3, 2, generator=generator(seed)).half()
+    groups = pack_blocks(name, codes, scales, offsets if name == "Q4_1" else None).groups()
+    assert torch.equal(groups.codes.int(), codes.flatten(1).int())
+    assert torch.equal(groups.scale, scales.float())
+    assert name != "Q4_1" or torch.equal(groups.offset, offsets.float())
