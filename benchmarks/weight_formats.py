@@ -23,8 +23,8 @@ from forerun.bench.curve import NUM_WARMUP_ROUNDS
 from forerun.bench.instruments import BandwidthProbe, Stopwatch
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassShape, random_sequences
-from forerun.build import LOADERS
 from forerun.config.settings import EngineSettings
+from forerun.models.loader import LOADERS
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.ops.native.formats import WEIGHT_FORMATS

@@ -27,6 +27,7 @@ from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
+from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, load_sharded_target
 from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
@@ -34,7 +35,7 @@ from forerun.models.base import LoadedTarget, TargetModel, choose_attention
 from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.fingerprint import fingerprint
-from forerun.models.loader import load_dummy, load_model
+from forerun.models.loader import LOADERS
 from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
@@ -45,8 +46,6 @@ from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
 
 logger = logging.getLogger(__name__)
-
-LOADERS = {"auto": load_model, "dummy": load_dummy}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,13 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     kernels = packing.kernels if packing else None
     with ThreadPoolExecutor(max_workers=1) as thread:
         tokenizer = _begin_tokenizer(path, settings, thread)
-        model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+        model: TargetModel
+        make_cache: Callable[..., KVCache] = KVCache
+        if settings.tensor_parallel_size > 1:
+            sharded = _load_sharded(path, settings, dtype, packing)
+            model, make_cache = sharded.model, sharded.make_cache
+        else:
+            model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
         loaded_tokenizer = tokenizer()
     return LoadedTarget(
         model=model,
@@ -92,6 +97,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         eos_token_ids=eos_token_ids(path),
         path=path,
         kernels=kernels,
+        make_cache=make_cache,
     )
 
 
@@ -110,6 +116,35 @@ def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | N
             f"({method['quant_method']}); leave it out"
         )
     return torch.bfloat16  # of what is not quantized; blocks keep their own values
+
+
+def _load_sharded(
+    path: Path, settings: EngineSettings, dtype: torch.dtype | None, packing: Packing | None
+) -> ShardedTarget:
+    """The target in `tensor_parallel_size` processes.
+
+    Raises:
+        ConfigError: torch computes, on a GPU or without kernels.
+    """
+    if packing is None:
+        raise ConfigError(
+            f"tensor_parallel_size: got {settings.tensor_parallel_size}; above 1 it needs the native CPU kernels, which are "
+            "not built, switched off or not for this device and dtype; leave it out"
+        )
+    return load_sharded_target(
+        path,
+        load_format=settings.load_format,
+        dtype=dtype,
+        packing=packing,
+        num_ranks=settings.tensor_parallel_size,
+        limits=PassLimits(
+            max_rows=2 * settings.max_num_batched_tokens
+            + 4096,  # drafters pass rows of their own; unused room costs nothing
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+        ),
+    )
 
 
 def choose_arithmetic(
@@ -167,7 +202,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     executor = LocalExecutor(
         model=model,
         attention=target.attention,
-        cache=_make_cache(settings, model, kv, drafter),
+        cache=_make_cache(settings, target, kv, drafter),
         verifier=speculative.verifier.build(speculative.num_speculative_tokens),
         drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
         grammars=GrammarCache(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
@@ -244,10 +279,11 @@ def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: Loade
     executor.keep_pools(pools)
 
 
-def _make_cache(settings: EngineSettings, model: TargetModel, kv: KVBudget, drafter: Drafter) -> KVCache:
+def _make_cache(settings: EngineSettings, target: LoadedTarget, kv: KVBudget, drafter: Drafter) -> KVCache:
     """The target's cache, and after its blocks those that only drafts write to; the drafter gets its share."""
+    model = target.model
     num_scratch = drafter.num_scratch_blocks if isinstance(drafter, KeepsKV) else 0
-    cache = KVCache(
+    cache = target.make_cache(
         model.kv_specs,
         num_blocks=kv.num_blocks + num_scratch,
         block_size=settings.block_size,

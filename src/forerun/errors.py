@@ -53,6 +53,10 @@ class DraftError(ForerunError):
     """A drafter, or what it proposed, does not fit the target."""
 
 
+class WorkerError(ForerunError):
+    """A process that computes a part of the model has ended, so the engine can compute nothing more."""
+
+
 class MemoryBudgetError(ForerunError):
     """The KV memory cannot hold even one sequence of the maximum length."""
 

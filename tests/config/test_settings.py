@@ -25,7 +25,7 @@ from tests.engines import tiny_llm
         ({"quantization": "int8", "dtype": torch.float16}, "may be auto or bfloat16"),
         ({"device": "toaster"}, "may be auto, cpu"),
         ({"device": "mps"}, "may be auto, cpu, cuda or cuda:N"),
-        ({"tensor_parallel_size": 2}, "only 1"),
+        ({"tensor_parallel_size": 0}, "integer of 1 or more"),
         ({"trust_remote_code": True}, "no code from checkpoints"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
     ],

@@ -12,6 +12,7 @@ from forerun import SamplingParams
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.client import EngineRequest
 from forerun.engine.engine import Engine
+from forerun.errors import WorkerError
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread
 from tests.contract.drafters import NGRAM
 from tests.engines import tiny_llm
@@ -125,10 +126,34 @@ def test_a_failed_step_is_survived():
     assert failure is None
 
 
-def test_an_engine_that_cannot_be_cleared_ends_and_says_so():
+def test_an_engine_ends_with_a_process_that_computes_a_part_of_its_model():
     llm = tiny_llm()
 
+    def fail():
+        raise WorkerError("rank 1 (process 7) was killed (SIGKILL)")
+
+    llm.engine.step = fail
+
+    async def run():
+        async with running(llm) as engine:
+            failed = submit(engine, "a")
+            await failed.ended.wait()
+            with pytest.raises(EngineEndedError, match="restart the server"):
+                engine.submit([accepted(engine, "b")], Reader())
+            return failed.events[-1], engine.failure
+
+    failed, failure = asyncio.run(run())
+    assert isinstance(failed, EngineEndedError)
+    assert "SIGKILL" not in str(failed), "the log has the reason"
+    assert failure == "the engine has ended after an error"
+
+
+def test_an_engine_that_cannot_be_cleared_ends_and_says_so():
+    llm = tiny_llm()
+    all_submitted = threading.Event()
+
     def fail(*_args):
+        all_submitted.wait(10)
         raise RuntimeError("broken")
 
     llm.engine.step = llm.engine.abort = fail
@@ -136,6 +161,7 @@ def test_an_engine_that_cannot_be_cleared_ends_and_says_so():
     async def run():
         async with running(llm) as engine:
             readers = [submit(engine, name) for name in "abc"]
+            all_submitted.set()
             await asyncio.gather(*(reader.ended.wait() for reader in readers))
             assert all(isinstance(reader.events[-1], EngineError) for reader in readers)
             assert engine.failure == "the engine has ended after an error"

@@ -117,6 +117,8 @@ class EngineOptions:
     """Tokens computed in one forward pass, at most."""
     kv_cache_memory_bytes: int | None = None
     """Memory for the KV cache, in bytes; by default a share of what is free."""
+    tensor_parallel_size: int = 1
+    """Processes of this machine that compute the model together (native CPU kernels only); the texts stay the same."""
     pools_folder: Path | None = None
     """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0

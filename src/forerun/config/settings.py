@@ -36,7 +36,8 @@ class EngineSettings:
     None elsewhere. max_model_len: tokens of the longest sequence, None for what model and
     memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
     what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
-    requests, so that the next process begins with it; None keeps it in memory only.
+    requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
+    processes of this machine that compute the target together, on native CPU kernels only.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -87,10 +88,6 @@ class EngineSettings:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"
-            )
-        if self.tensor_parallel_size != 1:
-            raise ConfigError(
-                f"tensor_parallel_size: got {self.tensor_parallel_size}; only 1 is supported; leave it out"
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")

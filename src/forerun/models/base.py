@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
+from forerun.kv.cache import KVCache
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
@@ -118,6 +119,7 @@ class LoadedTarget:
         eos_token_ids: the tokens that end a text.
         path: the folder or file that it was loaded from, or None if it was made in memory.
         kernels: the native kernels that its weights are packed for, or None if torch computes.
+        make_cache: makes its KV caches, as `KVCache` does; other processes may hold a part of them.
     """
 
     model: TargetModel
@@ -126,6 +128,7 @@ class LoadedTarget:
     eos_token_ids: frozenset[int]
     path: Path | None = None
     kernels: Kernels | None = None
+    make_cache: Callable[..., KVCache] = KVCache
 
 
 def choose_attention(kv_specs: Iterable[LayerKVSpec], kernels: Kernels | None) -> Attention:

@@ -140,6 +140,12 @@ class Decoder:
         config = replace(self.config, ropes=self.config.ropes[:num_layers], windows=self.config.windows[:num_layers])
         return Decoder(config, self._parts, dtype=self.dtype, device=self.device)
 
+    def with_parts(self, *, layers: Layers, head: PackedHead) -> Decoder:
+        """Return the same decoder with other layers and another head, which compute what these do."""
+        return Decoder(
+            self.config, replace(self._parts, layers=layers, head=head), dtype=self.dtype, device=self.device
+        )
+
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
         """Return the rotations of rows at `positions` [T]: None for layers without a rope, then each distinct rope's."""
         return [None, *(rotary.rotation(positions) for rotary in self._rotaries)]

@@ -19,6 +19,7 @@ from forerun.models.families import decoder_config, supports
 from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
+from forerun.ops.native.memory import map_file, map_or_read
 
 DUMMY_STD = 0.02  # what most models' weights are initialised with
 
@@ -49,7 +50,9 @@ def load_model(
     if packing is None:
         return build_decoder(config, checkpoint, dtype=dtype, device=device)
     model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
-    with PackedCache.of_environment().weights(model) as kept:
+    # one of several processes copies its part out of the file, so it maps the whole without reading it
+    read = map_or_read if packing.num_ranks == 1 else map_file
+    with PackedCache.of_environment().weights(model, read=read) as kept:
         return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
 
 
@@ -71,6 +74,10 @@ def load_dummy(
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     checkpoint = DummyCheckpoint(config, dtype=dtype or named)
     return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing)
+
+
+LOADERS = {"auto": load_model, "dummy": load_dummy}
+"""How weights are read, by the setting `load_format`."""
 
 
 def _stored_dtype(config: HFConfig, checkpoint: Checkpoint) -> torch.dtype:

@@ -14,11 +14,13 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from torch import Tensor
 
 import forerun
 from forerun.errors import ConfigError
@@ -27,6 +29,7 @@ from forerun.models.kept_weights import VARIABLE, KeptWeights, MappedWeights, Ne
 from forerun.models.model_folder import CONFIG_FILE, gguf_parts
 from forerun.models.packed_file import PackedFile, PackedFileError, read_table
 from forerun.models.store import cache_folder
+from forerun.ops.native.memory import map_or_read
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +99,13 @@ class PackedCache:
         return cls(folder=cache_folder() / "packed", most_bytes=most_bytes)
 
     @contextmanager
-    def weights(self, model: PackedModel) -> Iterator[KeptWeights]:
-        """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block."""
+    def weights(
+        self, model: PackedModel, *, read: Callable[[IO[bytes]], Tensor] = map_or_read
+    ) -> Iterator[KeptWeights]:
+        """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block.
+
+        `read` brings a file of kept weights into memory.
+        """
         files = _weight_files(model.path)
         num_bytes = sum(file.stat().st_size for file in files)
         if not self.most_bytes or num_bytes < self.least_bytes:
@@ -105,7 +113,7 @@ class PackedCache:
             return
         key = model.key()
         path = self.folder / _file_name(model, key)
-        found = _open(path, key)
+        found = _open(path, key, read)
         if found is not None:
             yield MappedWeights(found)
             return
@@ -174,14 +182,14 @@ class PackedCache:
         return sorted(self.folder.glob(f".*{SUFFIX}.*"))
 
 
-def _open(path: Path, key: Mapping[str, Any]) -> PackedFile | None:
+def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor]) -> PackedFile | None:
     """A file of packed weights, noted as used now; None where there is none, or it is damaged or of another key."""
     if not path.exists():
         return None
     try:
         if read_table(path)["about"]["key"] != key:
             return None
-        found = PackedFile(path)
+        found = PackedFile(path, read=read)
     except (OSError, PackedFileError) as error:
         logger.warning("packed weights cannot be used, and are packed again: %s", error)
         return None

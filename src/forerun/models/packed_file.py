@@ -88,8 +88,8 @@ class PackedFileWriter:
 class PackedFile:
     """The weights of a file, in memory that the file is mapped to or was read into."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the table and map the file.
+    def __init__(self, path: Path, *, read: Callable[[IO[bytes]], Tensor] = map_or_read) -> None:
+        """Read the table, and let `read` bring the file into memory.
 
         Raises:
             PackedFileError: it is none, or not whole.
@@ -97,7 +97,7 @@ class PackedFile:
         """
         table = read_table(path)
         with path.open("rb") as stream:
-            self._bytes = map_or_read(stream)
+            self._bytes = read(stream)
         self._weights: dict[str, Any] = table["weights"]
 
     def __getitem__(self, name: str) -> PackedWeight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
+from forerun.models.sharding import Shard
 from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
@@ -29,6 +30,7 @@ from forerun.ops.native.layers import (
 )
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena, give_back_freed_memory
+from forerun.ops.native.sharded.weights import take_outputs, take_tiles
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
 
 LANES = 16  # gates that lie beside their ups
@@ -49,10 +51,23 @@ def fits_blocks(config: DecoderConfig) -> bool:
 class Packing:
     """Packs one model's weights for the kernels in one format."""
 
-    def __init__(self, kernels: Kernels, weight_format: WeightFormat, kept: KeptWeights | None = None) -> None:
-        """`kept` has weights that were packed at an earlier start, or keeps those that are packed now."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight_format: WeightFormat,
+        kept: KeptWeights | None = None,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """Pack for one of `num_ranks` processes, which has some outputs of each layer's products.
+
+        `kept` has weights that were packed at an earlier start, or keeps those that are packed now; it has them whole.
+        """
         self.kernels = kernels
         self.format = weight_format
+        self.rank = rank
+        self.num_ranks = num_ranks
         self._kept = kept or Unkept()
         self._arena = Arena()
 
@@ -85,7 +100,11 @@ class Packing:
 
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
-        return Packing(self.kernels, self.format, kept)
+        return Packing(self.kernels, self.format, kept, rank=self.rank, num_ranks=self.num_ranks)
+
+    def for_rank(self, rank: int, num_ranks: int) -> Packing:
+        """The same for one process of several."""
+        return Packing(self.kernels, self.format, self._kept, rank=rank, num_ranks=num_ranks)
 
     @property
     def needs_weights(self) -> bool:
@@ -140,26 +159,29 @@ class Packing:
             "gate_up": lambda: _interleaved(mlp),
             "down": lambda: _stored(mlp.down),
         }
+        shard = Shard(config, self.rank, self.num_ranks)
         weights = {
             part: self._kept_or_packed(
                 f"{name}.{part}", read, None if importance is None else getattr(importance, part)
             )
             for part, read in reads.items()
         }
+        if self.num_ranks > 1:
+            weights = self._part_of_layer(weights, shard)
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
             places["beside_in"] = layer.beside_in
         norms: dict[str, Tensor] = {
             name: norm.weight.float() for name, norm in places.items() if isinstance(norm, RMSNorm)
         }
-        norms |= _query_key_norms(attention.qk_norm, num_heads=config.num_heads)
+        norms |= _query_key_norms(attention.qk_norm, shard)
         per_head = isinstance(attention.qk_norm, RMSNorm)
         struct = LayerStruct(
             **{name: weight.struct for name, weight in weights.items()},
             **{name: weight.data_ptr() for name, weight in norms.items()},
             attention=AttentionStruct(
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
+                num_heads=len(shard.heads),
+                num_kv_heads=len(shard.kv_heads),
                 key_dim=config.head_dim,
                 value_dim=config.head_dim,
                 scale=attention.scale,
@@ -178,6 +200,16 @@ class Packing:
         kept = (*weights.values(), *norms.values())
         return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
 
+    def _part_of_layer(self, weights: Mapping[str, PackedWeight], shard: Shard) -> dict[str, PackedWeight]:
+        """This rank's outputs of a layer's weights."""
+        tiles = {"output": shard.output_tiles, "gate_up": shard.gate_tiles, "down": shard.output_tiles}
+        qkv = take_outputs(self.kernels, weights["qkv"], shard.qkv_outputs, self._arena)
+        return {"qkv": qkv} | {name: take_tiles(weights[name], [part], self._arena) for name, part in tiles.items()}
+
+    def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedLinear:
+        """This rank's outputs of a head."""
+        return PackedLinear(self.kernels, take_tiles(head.weight, [shard.head_tiles], self._arena))
+
     def _kept_or_packed(
         self, name: str, read: Callable[[], Linear | BlockLinear], importance: Tensor | None = None
     ) -> PackedWeight:
@@ -189,7 +221,9 @@ class Packing:
         return found
 
     def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
-        return pack_weight(self.kernels, self.format, weight, bias, self._arena, importance)
+        # a whole weight of which only a part stays lies in memory of its own, which is then given back
+        arena = self._arena if self.num_ranks == 1 else Arena()
+        return pack_weight(self.kernels, self.format, weight, bias, arena, importance)
 
 
 def linear_of(weight: AnyWeight, bias: Tensor | None) -> Linear | BlockLinear:
@@ -226,13 +260,17 @@ def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
-def _query_key_norms(norm: Norm, *, num_heads: int) -> dict[str, Tensor]:
-    """Weights on all query heads and on all key heads, one after the other; empty: there is no norm."""
+def _query_key_norms(norm: Norm, shard: Shard) -> dict[str, Tensor]:
+    """Weights on the shard's query heads and key heads, or on all of them for a norm over all; empty: there is no norm."""
     if isinstance(norm, ProjectionNorm):
         return {"query_norm": norm.query.weight.float(), "key_norm": norm.key.weight.float()}
     if isinstance(norm, RMSNorm):
-        weight = norm.weight.float()
-        return {"query_norm": weight[:num_heads].contiguous(), "key_norm": weight[num_heads:].contiguous()}
+        query, key = torch.split(norm.weight.float(), [shard.config.num_heads, shard.config.num_kv_heads])
+        own = {
+            "query_norm": query[shard.heads.start : shard.heads.stop],
+            "key_norm": key[shard.kv_heads.start : shard.kv_heads.stop],
+        }
+        return {name: weight.contiguous() for name, weight in own.items()}
     return {}
 
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.client import EngineClient, EngineRequest
+from forerun.errors import WorkerError
 
 logger = logging.getLogger(__name__)
 
@@ -227,6 +228,9 @@ class EngineThread:
         start = self._busy_since = time.monotonic()
         try:
             output = self.engine.step()
+        except WorkerError:  # a part of the model is gone, so no step will ever succeed again
+            self._end("the engine ends: it cannot compute without the process that has ended")
+            return
         except Exception:
             self._survive()
             return

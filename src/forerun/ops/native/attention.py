@@ -78,13 +78,13 @@ class NativeAttention:
 
 
 class NativePass:
-    """`Attend` for one pass; `struct` and `addresses` are what a call of whole layers reads."""
+    """`Attend` for one pass of `batch` over `cache`; `struct` and `addresses` are what a call of whole layers reads."""
 
     def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: CacheAddresses) -> None:
-        self._layers = cache.layers
+        self.cache = cache
         self.addresses = addresses
         self._kernels = kernels
-        self._batch = batch  # keeps the tensors alive whose addresses are in the struct
+        self.batch = batch  # keeps the tensors alive whose addresses are in the struct
         self._masks = [
             None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
         ]
@@ -127,7 +127,7 @@ class NativePass:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Attend`."""
-        kv = self._layers[layer]
+        kv = self.cache.layers[layer]
         dtype = kv.key.dtype
         sizes = (self.struct.num_rows, kv.key.shape[1:], kv.value.shape[1:], kv.key.shape[2])
         if (len(query), key.shape[1:], value.shape[1:], query.shape[2]) != sizes or not len(query) == len(key) == len(

@@ -165,12 +165,18 @@ class NativeLayers:
     def __init__(self, kernels: Kernels, layers: Sequence[NativeLayer], rotation_of: Sequence[int]) -> None:
         """`rotation_of[i]` says which of a pass's rotations layer i takes."""
         self.layers = layers
-        self._kernels = kernels
+        self.kernels = kernels
+        self.rotation_of = rotation_of
         self._structs = np.array([addressof(layer.struct) for layer in layers], dtype=np.int64)
         self._rotation_of = np.array(rotation_of, dtype=np.int32)
         self._width = layers[0].struct.width
         self._widths = [layer.struct.beside_width + layer.struct.width for layer in layers]
         self.places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)  # of both arrays
+
+    def places_from(self, first: int) -> tuple[int, int]:
+        """The addresses of both arrays, of layers and of their rotations, from one layer on."""
+        structs, rotation_of = self.places
+        return structs + self._structs.itemsize * first, rotation_of + self._rotation_of.itemsize * first
 
     def __call__(
         self,
@@ -193,14 +199,14 @@ class NativeLayers:
             )
         rows = _rows_of(hidden, self._widths[first])
         out = torch.empty(len(rows), self._width, dtype=torch.float32)
-        structs, rotation_of = self.places
+        structs, rotation_of = self.places_from(first)
         keys, values = attend.addresses.arrays(first)
-        self._kernels.decoder_layers(
-            structs + self._structs.itemsize * first,
+        self.kernels.decoder_layers(
+            structs,
             last - first,
             attend.struct,
             rotation_structs(rotations),
-            rotation_of + self._rotation_of.itemsize * first,
+            rotation_of,
             attend.addresses.storage,
             keys,
             values,

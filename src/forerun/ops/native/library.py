@@ -7,19 +7,21 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, WorkerError
 from forerun.ops.native.structs import (
     INTERFACE_VERSION,
     STRUCT_SIZES,
     AttentionStruct,
     DraftHeadStruct,
+    ExchangeStruct,
+    LayerShardStruct,
     LiveTextStruct,
     PassStruct,
     RotationStruct,
@@ -56,6 +58,18 @@ PROTOTYPES: dict[str, list[type]] = {
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
         *(c_int32, *[c_void_p] * 5),
     ],
+    "post": [POINTER(ExchangeStruct), c_void_p, c_int64, c_void_p, c_int64],
+    "receive": [POINTER(ExchangeStruct), c_int64, POINTER(c_int64)],
+    "finish": [POINTER(ExchangeStruct)],
+    "end_group": [POINTER(ExchangeStruct), c_int32],
+    "sharded_layers": [
+        *(POINTER(ExchangeStruct), POINTER(LayerShardStruct), c_void_p, c_int64, POINTER(PassStruct)),
+        *(POINTER(RotationStruct), c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+    ],
+    "sharded_head": [
+        *(POINTER(ExchangeStruct), POINTER(WeightStruct), c_int64, c_int64, c_int64, c_int64),
+        *(c_float, c_float, c_void_p, c_int32, c_void_p, c_void_p),
+    ],
     "draft_chains": [
         *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
         *(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
@@ -70,7 +84,7 @@ PROTOTYPES: dict[str, list[type]] = {
 }
 """Arguments of the functions of csrc/cpu.cpp, without their prefix, that return a `Status`."""
 
-ERRORS: dict[int, type[Exception]] = {1: MemoryError, 2: ConfigError, 3: ValueError}
+ERRORS: dict[int, type[Exception]] = {1: MemoryError, 2: ConfigError, 3: ValueError, 5: WorkerError}
 """What a `Status` of csrc/cpu.cpp but 0 is raised as."""
 
 
@@ -83,6 +97,7 @@ class Kernels:
         MemoryError: there is not memory enough for what it computes.
         ConfigError: the system starts no more threads.
         ValueError: the sizes that it got do not fit each other.
+        WorkerError: another process of the tensor-parallel group has ended.
     """
 
     def __init__(self, library: ctypes.CDLL, level: str) -> None:
@@ -107,6 +122,12 @@ class Kernels:
         self.grow_drafts = functions["grow_drafts"]
         self.learn_rows = functions["learn_rows"]
         self.draft_chains = functions["draft_chains"]
+        self.post = functions["post"]
+        self.receive = functions["receive"]
+        self.finish = functions["finish"]
+        self.end_group = functions["end_group"]
+        self.sharded_layers = functions["sharded_layers"]
+        self.sharded_head = functions["sharded_head"]
         self._set_threads = functions["set_threads"]
         self._read = functions["read"]
         self._num_threads = library.forerun_num_threads
@@ -116,9 +137,12 @@ class Kernels:
         """Threads that share a call."""
         return int(self._num_threads())
 
-    def use_threads(self, num_threads: int) -> None:
-        """Share calls among so many threads, each bound to a core of its own where the process has the cores to itself."""
-        cores = cores_to_bind(num_threads)
+    def use_threads(self, num_threads: int, *, cores: Sequence[int] | None = None) -> None:
+        """Share calls among so many threads, each bound to a core of its own where the process has the cores to itself.
+
+        `cores` are those to bind them to, [] for none; by default they are chosen.
+        """
+        cores = cores_to_bind(num_threads) if cores is None else cores
         self._set_threads(num_threads, (c_int32 * num_threads)(*cores) if cores else None)
 
     def read(self, buffer: Tensor) -> int:

@@ -52,6 +52,15 @@ def _chunk(size: int) -> Tensor:
     return whole[-whole.data_ptr() % HUGE_PAGE :][:size]
 
 
+def map_file(stream: IO[bytes]) -> Tensor:
+    """A file's bytes [size] uint8, mapped, not to be written to: of those that nobody reads none come into memory.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    return _read_only(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def map_or_read(stream: IO[bytes]) -> Tensor:
     """A file's bytes [size] uint8, not to be written to: mapped, or else a copy in huge pages.
 

@@ -223,6 +223,45 @@ class RowEditsStruct(Structure):
     ]
 
 
+class ExchangeStruct(Structure):
+    """`Exchange` of csrc/exchange.h."""
+
+    _fields_: ClassVar = [
+        ("flags", c_void_p),
+        ("message", c_void_p),
+        ("message_room", c_int64),
+        ("update", c_void_p),
+        ("attended", c_void_p),
+        ("activated", c_void_p),
+        ("heads", c_void_p),
+        ("logits", c_void_p),
+        ("candidate_ids", c_void_p),
+        ("candidate_logits", c_void_p),
+        ("max_rows", c_int64),
+        ("head_rows", c_int64),
+        ("rank", c_int32),
+        ("num_ranks", c_int32),
+    ]
+
+
+class LayerShardStruct(Structure):
+    """`LayerShard` of csrc/sharded_layer.h."""
+
+    _fields_: ClassVar = [
+        ("first_head", c_int64),
+        ("first_kv_head", c_int64),
+        ("num_kv_heads", c_int64),
+        ("first_output", c_int64),
+        ("first_gate", c_int64),
+    ]
+
+
+MOST_RANKS = 64
+"""`kMostRanks` of csrc/exchange.h."""
+
+GROUP_FLAGS_BYTES = 64 * (2 + MOST_RANKS)
+"""Bytes of `GroupFlags` of csrc/exchange.h."""
+
 DRAW_WORDS = 5
 """64-bit words of a `Draw` of csrc/sampling.h."""
 
@@ -244,5 +283,8 @@ STRUCT_SIZES = {
     "SamplingSettings": sizeof(SamplingSettingsStruct),
     "RowEdits": sizeof(RowEditsStruct),
     "Draw": 8 * DRAW_WORDS,
+    "GroupFlags": GROUP_FLAGS_BYTES,
+    "Exchange": sizeof(ExchangeStruct),
+    "LayerShard": sizeof(LayerShardStruct),
 }
 """Bytes of each structure of csrc that Python lays out, by its name there."""

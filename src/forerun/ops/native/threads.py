@@ -10,9 +10,12 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from forerun.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,34 @@ def cores_to_bind(num_threads: int) -> list[int]:
     with _leasing:
         release_cores()
         return cores if has_all and lease_cores(cores) else []
+
+
+@dataclass(frozen=True, slots=True)
+class RankThreads:
+    """The threads of one process of a tensor-parallel group, and the cores to bind them to; none: they are not bound."""
+
+    num_threads: int
+    cores: list[int]
+
+
+def threads_of_ranks(num_ranks: int) -> list[RankThreads]:
+    """Share this process's threads and cores out among the ranks of a group; neighbouring cores go to one rank.
+
+    Raises:
+        ConfigError: there are more ranks than threads.
+    """
+    most = _torch_threads.count()
+    if num_ranks > most:
+        raise ConfigError(
+            f"tensor_parallel_size: got {num_ranks}, but there are {most} cores to compute on; lower it to {most} or less"
+        )
+    num_threads = max(1, num_threads_to_use() // num_ranks)
+    cores, quota = usable_cores(), cpu_quota()
+    is_bound = len(cores) == most and (quota is None or quota >= most)
+    return [
+        RankThreads(num_threads, cores[rank * num_threads : (rank + 1) * num_threads] if is_bound else [])
+        for rank in range(num_ranks)
+    ]
 
 
 def usable_cores() -> list[int]:

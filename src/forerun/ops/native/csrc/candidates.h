@@ -22,6 +22,7 @@ class alignas(64) CandidateList {
         lowest_ = std::numeric_limits<float>::quiet_NaN();  // no output is below it while the list has room
     }
 
+    int size() const { return size_; }
     float value(int place) const { return values_[place]; }
     int32_t id(int place) const { return ids_[place]; }
 

@@ -10,6 +10,7 @@
 #include "layer.h"
 #include "lookup.h"
 #include "sampling.h"
+#include "sharded_layer.h"
 
 namespace forerun {
 
@@ -57,7 +58,7 @@ inline void check_weight(const Weight& weight) {
         return;
     }
     require(weight.data || !weight.outputs || !weight.inputs, "the weight has no data");
-    require(weight.scale || weight.storage != kInt8, "the int8 weight has no scale");
+    require(weight.scale || !weight.outputs || weight.storage != kInt8, "the int8 weight has no scale");
     require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
     if (is_blocks(weight.storage)) check_blocks(weight.storage, weight.outputs, weight.inputs);
 }
@@ -136,6 +137,37 @@ inline void check_layer(const Layer& layer, int32_t storage) {
     require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
     require(layer.gate_up.outputs >= 2 * layer.down.inputs, "there are fewer gates than the last product takes");
     require(layer.down.outputs >= layer.width, "the last product is not as wide as the layer");
+}
+
+inline void check_exchange(const Exchange& exchange) {
+    require(exchange.num_ranks > 0 && exchange.num_ranks <= kMostRanks, "a group has from 1 to 64 ranks");
+    require(exchange.rank >= 0 && exchange.rank < exchange.num_ranks, "the rank is none of the group");
+    require(exchange.flags && exchange.message, "the exchange has no memory");
+    require(is_size(exchange.max_rows) && exchange.head_rows > 0, "the exchange's rows are out of range");
+}
+
+// A rank's part of a layer; sizes of the whole are those of the products' inputs.
+inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t storage) {
+    const AttentionShape& shape = layer.attention;
+    for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        check_weight(*weight);
+        require(weight->narrow_inputs() == (storage == kBFloat16), "a weight does not take rows as keys are stored");
+    }
+    check_attention(shape);
+    check_activation(layer.activation);
+    require(is_size(layer.width) && !layer.beside_width, "a sharded layer reads the residual stream alone");
+    const int64_t queries = static_cast<int64_t>(shape.num_heads) * shape.key_dim;
+    const int64_t keys = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
+    const int64_t values = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
+    const int64_t all_heads = layer.output.inputs / shape.value_dim;
+    require(shard.first_head >= 0 && shard.first_head + shape.num_heads <= all_heads, "the shard's query heads are out of range");
+    require(shard.first_kv_head >= 0 && shard.first_kv_head + shape.num_kv_heads <= shard.num_kv_heads,
+            "the shard's key heads are out of range");
+    check_norm(layer.query_norm, layer.query_norm_width, all_heads * shape.key_dim);
+    check_norm(layer.key_norm, layer.key_norm_width, shard.num_kv_heads * shape.key_dim);
+    require(layer.qkv.inputs == layer.width && layer.gate_up.inputs == layer.width, "a product does not take the layer's rows");
+    require(layer.qkv.outputs >= queries + keys + values, "the first product has fewer outputs than the heads");
+    require(shard.first_output >= 0 && shard.first_gate >= 0, "the shard's outputs are out of range");
 }
 
 inline bool is_power_of_two(int64_t size) { return size > 0 && (size & (size - 1)) == 0; }

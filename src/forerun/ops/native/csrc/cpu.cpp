@@ -10,6 +10,8 @@
 #include "checks.h"
 #include "level.h"
 #include "lookup.h"
+#include "sharded_head.h"
+#include "sharded_layer.h"
 
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
@@ -23,7 +25,7 @@ namespace {
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
 constexpr int32_t kInterfaceVersion = 9;
 
-enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4 };
+enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
 constexpr int64_t kMostThreads = 4096;
 constexpr int64_t kFewRowsAlone = 16;  // fewer are normed or stored before the team has been called
@@ -35,6 +37,13 @@ Status fail(Status status, const char* message) noexcept {
     return status;
 }
 
+// The work cannot be finished: another process that shares it is gone.
+struct GroupEnded {};
+
+void require_running(const Exchange& exchange) {
+    if (exchange.has_ended()) throw GroupEnded();
+}
+
 // The border to C: does the work and returns what came of it.
 template <class Work>
 int32_t guarded(const Work& work) noexcept {
@@ -43,6 +52,8 @@ int32_t guarded(const Work& work) noexcept {
         return kDone;
     } catch (const BadArgument& error) {
         return fail(kBadArgument, error.what());
+    } catch (const GroupEnded&) {
+        return fail(kGroupEnded, "a process of the tensor-parallel group has ended");
     } catch (const std::bad_alloc&) {
         return fail(kNoMemory, "there is not memory enough");
     } catch (const std::length_error&) {
@@ -143,7 +154,8 @@ EXPORT int64_t forerun_size_of(const char* name) {
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
                       {"ContextTable", sizeof(lookup::ContextTable)},
                       {"SamplingSettings", sizeof(SamplingSettings)}, {"RowEdits", sizeof(RowEdits)},
-                      {"Draw", sizeof(Draw)}};
+                      {"Draw", sizeof(Draw)}, {"GroupFlags", sizeof(GroupFlags)},
+                      {"Exchange", sizeof(Exchange)}, {"LayerShard", sizeof(LayerShard)}};
     for (const auto& structure : structures)
         if (!std::strcmp(structure.name, name)) return structure.size;
     return -1;
@@ -374,6 +386,91 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
                     .run();
         }
         keep(num_layers, out);
+    });
+}
+
+// Rank 0 of a group hands a message to the other ranks, and `num_values` of rows to the exchange.
+EXPORT int32_t forerun_post(const Exchange* exchange, const uint8_t* message, int64_t num_bytes, const float* rows,
+                            int64_t num_values) {
+    return guarded([&] {
+        check_exchange(*exchange);
+        require(num_bytes >= 0 && num_bytes <= exchange->message_room, "the message is larger than its room");
+        require(is_size(num_values), "the number of values is out of range");
+        if (!exchange->post(message, num_bytes, rows, num_values)) throw GroupEnded();
+    });
+}
+
+// The next message of rank 0: its bytes, or 0 where none came in time. It stays where it is until forerun_finish.
+EXPORT int32_t forerun_receive(const Exchange* exchange, int64_t timeout_ms, int64_t* num_bytes) {
+    return guarded([&] {
+        check_exchange(*exchange);
+        *num_bytes = exchange->receive(timeout_ms);
+        if (*num_bytes < 0) throw GroupEnded();
+    });
+}
+
+// This rank has carried out the message.
+EXPORT int32_t forerun_finish(const Exchange* exchange) {
+    return guarded([&] { exchange->finish(); });
+}
+
+// Ends the group, since `rank` is gone: whoever waits for it stops.
+EXPORT int32_t forerun_end_group(const Exchange* exchange, int32_t rank) {
+    return guarded([&] { exchange->end(rank); });
+}
+
+// The twin of forerun_decoder_layers for one rank of a group; all ranks call it with the same pass, and `layers`, keys and
+// values of their own. The pass's rows are in the exchange's `update`; each rank gets the residual stream in `out`.
+EXPORT int32_t forerun_sharded_layers(const Exchange* exchange, const LayerShard* shard, const Layer* const* layers,
+                                      int64_t num_layers, const Pass* pass, const Rotation* rotations,
+                                      const int32_t* rotation_of, int32_t storage, void* const* keys, void* const* values,
+                                      void* const* kept, float* out) {
+    return guarded([&] {
+        check_storage(storage);
+        check_pass(*pass);
+        check_exchange(*exchange);
+        require(pass->num_rows <= exchange->max_rows, "the pass has more rows than the exchange has room for");
+        for (int64_t i = 0; i < num_layers; ++i) {
+            check_shard(*layers[i], *shard, storage);
+            check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
+        }
+        if (!num_layers) return;
+        const int64_t width = layers[0]->width;
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        std::memcpy(out, exchange->update, static_cast<size_t>(pass->num_rows * width) * sizeof(float));
+        const auto compute = [&]<class Stored>(Stored) {
+            for (int64_t i = 0; i <= num_layers; ++i) {
+                if (kept && kept[i]) keep_rows(*pass, out, width, static_cast<Stored*>(kept[i]));
+                if (i == num_layers) break;
+                ShardedLayerCall<Stored>(*process->team, process->space, *exchange, *shard, *layers[i], *pass,
+                                         rotations[rotation_of[i]], static_cast<Stored*>(keys[i]),
+                                         static_cast<Stored*>(values[i]), out)
+                    .run();
+            }
+        };
+        if (storage == kFloat32)
+            compute(float{});
+        else
+            compute(bf16{});
+        require_running(*exchange);
+    });
+}
+
+// The twin of forerun_linear for one rank of a group, over the rows [num_rows, width] in the exchange's `update`: this rank has
+// the outputs from `first_output` on. out, ids and values are rank 0's, else null.
+EXPORT int32_t forerun_sharded_head(const Exchange* exchange, const Weight* weight, int64_t first_output, int64_t num_rows,
+                                    int64_t width, int64_t num_outputs, float factor, float cap, float* out,
+                                    int32_t num_candidates, int32_t* ids, float* values) {
+    return guarded([&] {
+        check_exchange(*exchange);
+        check_product(*weight, num_rows, width, 0);
+        check_candidates(num_candidates, num_outputs);
+        require(num_rows <= exchange->max_rows, "there are more rows than the exchange has room for");
+        require(exchange->rank || (out && !first_output), "rank 0 has the first outputs, and gets all of them");
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        ShardedHead{weight, first_output, num_outputs, {factor, cap}, num_candidates}.run(
+            *process->team, process->space, *exchange, num_rows, width, out, ids, values);
+        require_running(*exchange);
     });
 }
 

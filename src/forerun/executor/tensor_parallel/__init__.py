@@ -1,0 +1,1 @@
+"""A target whose layers and head several processes of this machine compute together."""

@@ -1,0 +1,205 @@
+"""One of the other processes of a tensor-parallel group: loads its part of the target, and does what rank 0 asks.
+
+It is started by `group.py` with the descriptor of the shared memory, reads a `WorkerSpec` from its standard input, and
+says on its standard output when it is ready. It ends when rank 0 does, which its standard input tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from forerun.core.batch import LayerKVSpec
+from forerun.errors import ForerunError, WorkerError
+from forerun.kv.cache import KVCache
+from forerun.models.decoder import Decoder
+from forerun.models.loader import LOADERS
+from forerun.models.packed_cache import PackedModel
+from forerun.models.packing import Packing
+from forerun.models.sharding import Shard
+from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.formats import WEIGHT_FORMATS
+from forerun.ops.native.layers import PackedHead
+from forerun.ops.native.library import Kernels, kernels_of_level
+from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes
+from forerun.ops.native.sharded.layers import HeadPart, LayersPart
+from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, DropCache, Message, MoveKV, NewCache
+from forerun.ops.native.threads import lease_cores
+
+LAST_CALL_S = 1.0  # that a call in progress has to notice that rank 0 is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker must know, as JSON.
+
+    `identity` is what rank 0 has loaded; a worker that finds other files or code refuses to start.
+    """
+
+    rank: int
+    path: str
+    load_format: str
+    dtype: str
+    weight_format: str
+    level: str
+    sizes: ExchangeSizes
+    num_threads: int
+    cores: list[int]
+    identity: str
+
+    def to_json(self) -> str:
+        """On one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> WorkerSpec:
+        """The twin of `to_json`."""
+        content: dict[str, Any] = json.loads(line)
+        return cls(**{**content, "sizes": ExchangeSizes(**content["sizes"])})
+
+
+def identity_of(path: Path, *, weight_format: str, level: str, dtype: torch.dtype) -> str:
+    """All that a rank's weights depend on, files and code among it: equal on all ranks."""
+    key = PackedModel(path=path, format=weight_format, level=level, dtype=str(dtype)).key()
+    return json.dumps(key, sort_keys=True)
+
+
+class Worker:
+    """One rank's part of the target, its KV caches, and what it does with them."""
+
+    def __init__(self, exchange: Exchange, decoder: Decoder, packing: Packing) -> None:
+        shard = Shard(decoder.config, packing.rank, packing.num_ranks)
+        assert isinstance(decoder.head, PackedHead)
+        self._exchange = exchange
+        self._layers = LayersPart.of(decoder.layers, shard.struct())
+        self._head = HeadPart.of(decoder.head, packing.part_of_head(decoder.head.linear, shard), shard.head_tiles.start)
+        self._specs = local_specs(decoder.kv_specs, shard)
+        self._dtype, self._device = decoder.dtype, decoder.device
+        self._attention = NativeAttention(packing.kernels)
+        self._caches: dict[int, KVCache] = {}
+
+    def run(self) -> None:
+        """Do what rank 0 asks until the group ends.
+
+        Raises:
+            WorkerError: the group has ended.
+        """
+        while True:
+            message = self._exchange.receive()
+            if message is not None:
+                self._obey(message)
+                self._exchange.finish()
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case ComputeLayers():
+                attend = self._attention.begin(message.batch(), self._caches[message.cache])
+                self._layers.compute(
+                    self._exchange, message.rotations_of_pass(), attend, message.first, message.last, kept=0
+                )
+            case ComputeHead():
+                self._head.compute(self._exchange, message.num_rows, count=message.num_candidates)
+            case MoveKV():
+                sources, destinations = torch.from_numpy(message.sources), torch.from_numpy(message.destinations)
+                self._caches[message.cache].move(sources, destinations)
+            case NewCache():
+                self._caches[message.number] = KVCache(
+                    self._specs,
+                    num_blocks=message.num_blocks,
+                    block_size=message.block_size,
+                    dtype=self._dtype,
+                    device=self._device,
+                )
+            case DropCache():
+                del self._caches[message.number]
+
+
+def local_specs(specs: list[LayerKVSpec], shard: Shard) -> list[LayerKVSpec]:
+    """The KV specs of a shard's heads."""
+    return [changed(spec, num_kv_heads=len(shard.kv_heads)) for spec in specs]
+
+
+def load_worker(spec: WorkerSpec, kernels: Kernels, descriptor: int) -> tuple[Exchange, Worker]:
+    """Load a rank's part of the target.
+
+    Raises:
+        WorkerError: the files or the code are not those that rank 0 has loaded.
+        ForerunError: the target cannot be loaded.
+    """
+    path, dtype = Path(spec.path), getattr(torch, spec.dtype)
+    identity = identity_of(path, weight_format=spec.weight_format, level=spec.level, dtype=dtype)
+    if identity != spec.identity:
+        raise WorkerError(
+            f"tensor parallel: rank {spec.rank} finds other weights or another version of forerun than rank 0 in {path} "
+            "and in its own package; start again when nothing changes them"
+        )
+    packing = Packing(kernels, WEIGHT_FORMATS[spec.weight_format]).for_rank(spec.rank, spec.sizes.num_ranks)
+    model = LOADERS[spec.load_format](path, dtype=dtype, device=torch.device("cpu"), packing=packing)
+    assert isinstance(model, Decoder), "rank 0 has checked it"
+    exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)
+    return exchange, Worker(exchange, model, packing)
+
+
+def _end_with_rank_0(exchange: Exchange | None) -> None:
+    """Wait until rank 0 closes this process's standard input, which its end does, too; then end."""
+    with contextlib.suppress(OSError):
+        sys.stdin.buffer.read()
+    if exchange is not None:
+        exchange.end(0)
+        time.sleep(LAST_CALL_S)
+    os._exit(0)
+
+
+def _bind(spec: WorkerSpec, kernels: Kernels) -> None:
+    """Compute on the cores that this rank has, if any were given to it."""
+    torch.set_num_threads(1)
+    cores = spec.cores if spec.cores and lease_cores(spec.cores) else []
+    if cores:
+        os.sched_setaffinity(0, cores)
+    kernels.use_threads(spec.num_threads, cores=cores)
+
+
+def _reply(replies: IO[str], **content: object) -> None:
+    replies.write(json.dumps(content) + "\n")
+    replies.flush()
+
+
+def main(descriptor: int) -> int:
+    """Load, say so, and work until rank 0 ends; the exit status is 0 unless this process failed."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is not for rank 0
+    line = sys.stdin.buffer.readline().decode()
+    if not line:
+        return 0
+    spec = WorkerSpec.from_json(line)
+    kernels = kernels_of_level(spec.level)
+    assert kernels is not None, "rank 0 computes on them"
+    try:
+        _bind(spec, kernels)
+        with torch.inference_mode():
+            exchange, worker = load_worker(spec, kernels, descriptor)
+    except (ForerunError, OSError) as error:
+        _reply(replies, error=str(error))
+        return 1
+    threading.Thread(target=_end_with_rank_0, args=(exchange,), daemon=True).start()
+    _reply(replies, error=None)
+    try:
+        with torch.inference_mode():
+            worker.run()
+    except WorkerError:
+        return 0  # another rank's end is that rank's to report
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

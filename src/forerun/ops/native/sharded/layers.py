@@ -1,0 +1,186 @@
+"""Decoder layers and a head that several processes compute together; the twins are `NativeLayers` and `PackedHead`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import Candidates
+from forerun.kv.cache import KVCache
+from forerun.ops.native.attention import NativePass, rotation_structs
+from forerun.ops.native.layers import NO_LAYERS, NativeLayer, NativeLayers, PackedHead, PackedLinear
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.sharded.exchange import Exchange, Leader
+from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, MoveKV
+from forerun.ops.native.structs import TILE, LayerShardStruct
+from forerun.ops.rotary import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class LayersPart:
+    """One rank's part of the layers: its weights, and where its outputs lie among all."""
+
+    layers: NativeLayers
+    shard: LayerShardStruct
+
+    @classmethod
+    def of(cls, layers: object, shard: LayerShardStruct) -> LayersPart:
+        """The part of a decoder that was packed for this rank."""
+        assert isinstance(layers, NativeLayers), "only packed layers are shared out"
+        return cls(layers, shard)
+
+    def compute(
+        self, exchange: Exchange, rotations: list[Rotation | None], attend: NativePass, first: int, last: int, kept: int
+    ) -> Tensor:
+        """Compute layers [first, last) on the rows in the exchange; every rank calls this for the same pass.
+
+        Returns:
+            The residual stream [T, width] fp32; every rank has it.
+
+        Raises:
+            WorkerError: a rank has ended.
+        """
+        out = torch.empty(attend.struct.num_rows, exchange.sizes.width, dtype=torch.float32)
+        keys, values = attend.addresses.arrays(first)
+        structs, rotation_of = self.layers.places_from(first)
+        exchange.kernels.sharded_layers(
+            *(exchange.struct, self.shard, structs, last - first, attend.struct),
+            *(rotation_structs(rotations), rotation_of, attend.addresses.storage, keys, values, kept or None),
+            out.data_ptr(),
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """One rank's part of the head: the logits from `first_output` on."""
+
+    linear: PackedLinear
+    first_output: int
+    factor: float
+    cap: float
+
+    @classmethod
+    def of(cls, head: PackedHead, own: PackedLinear, first_tile: int) -> HeadPart:
+        """The part of a head whose outputs from tile `first_tile` on are `own`."""
+        return cls(own, first_tile * TILE, head.scale, head.soft_cap or 0.0)
+
+    def compute(
+        self,
+        exchange: Exchange,
+        num_rows: int,
+        *,
+        out: Tensor | None = None,
+        found: Candidates | None = None,
+        count: int,
+    ) -> None:
+        """Compute the logits of the rows in the exchange; rank 0 gets those of all ranks in `out`, and the likeliest in `found`.
+
+        Raises:
+            WorkerError: a rank has ended.
+        """
+        weight, sizes = self.linear.weight, exchange.sizes
+        exchange.kernels.sharded_head(
+            *(exchange.struct, weight.struct, self.first_output, num_rows, sizes.width, sizes.vocab_size),
+            *(self.factor, self.cap, None if out is None else out.data_ptr(), count),
+            *((None, None) if found is None else (found.token_ids.data_ptr(), found.logits.data_ptr())),
+        )
+
+
+class ShardedLayers(NativeLayers):
+    """The layers as rank 0 calls them: it asks the other ranks for their parts and computes its own."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[NativeLayer],
+        rotation_of: Sequence[int],
+        shard: LayerShardStruct,
+        leader: Leader,
+    ) -> None:
+        super().__init__(kernels, layers, rotation_of)
+        self.leader = leader
+        self._part = LayersPart(NativeLayers(kernels, layers, rotation_of), shard)
+
+    @classmethod
+    def of(cls, layers: object, shard: LayerShardStruct, leader: Leader) -> ShardedLayers:
+        """The layers whose part for rank 0 is `layers`."""
+        assert isinstance(layers, NativeLayers), "only packed layers are shared out"
+        return cls(layers.kernels, layers.layers, layers.rotation_of, shard, leader)
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        rotations: list[Rotation | None],
+        attend: NativePass,
+        first: int,
+        last: int,
+        keep: frozenset[int] = NO_LAYERS,
+    ) -> Tensor:
+        """See `NativeLayers`; the pass's cache must be a `ShardedKVCache`.
+
+        Raises:
+            WorkerError: another rank has ended.
+        """
+        cache = attend.cache
+        if not isinstance(cache, ShardedKVCache):
+            raise TypeError("sharded layers attend to a sharded cache only")
+        rows = hidden.float().contiguous()
+        message = ComputeLayers.of(attend.batch, rotations, cache=cache.number, first=first, last=last)
+        with self.leader as exchange:
+            exchange.post(message, rows)
+            kept = attend.addresses.kept(keep) if keep else 0
+            return self._part.compute(exchange, rotations, attend, first, last, kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedHead(PackedHead):
+    """The target's head as rank 0 calls it.
+
+    A pass's logits, `with_candidates`, are computed by all ranks. All else, which drafters ask for, is computed by rank
+    0 alone, which holds the whole head.
+    """
+
+    part: HeadPart
+    leader: Leader
+
+    def with_candidates(self, normed: Tensor, num_candidates: int) -> tuple[Tensor, Candidates]:
+        """See `PackedHead`.
+
+        Raises:
+            WorkerError: another rank has ended.
+        """
+        rows = normed.float().contiguous()
+        out = torch.empty(len(rows), self.linear.weight.outputs, dtype=torch.float32)
+        found = Candidates(
+            torch.empty(len(rows), num_candidates, dtype=torch.int32),
+            torch.empty(len(rows), num_candidates, dtype=torch.float32),
+        )
+        if len(rows):
+            with self.leader as exchange:
+                exchange.post(ComputeHead(len(rows), num_candidates), rows)
+                self.part.compute(exchange, len(rows), out=out, found=found, count=num_candidates)
+        return out, found
+
+
+class ShardedKVCache(KVCache):
+    """Rank 0's heads of a KV cache; the other ranks keep theirs under the same slots and number."""
+
+    def __init__(self, leader: Leader, number: int, local: KVCache) -> None:
+        """Take over a cache of rank 0's heads, which the other ranks make, too."""
+        self.__dict__.update(local.__dict__)
+        self.number = number
+        self._leader = leader
+
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """See `KVCache`; all ranks move what is theirs.
+
+        Raises:
+            WorkerError: another rank has ended.
+        """
+        with self._leader as exchange:
+            exchange.post(MoveKV(self.number, sources.numpy(), destinations.numpy()))
+            super().move(sources, destinations)

@@ -1,0 +1,144 @@
+"""A target in three processes gives the bits of one; a process that dies fails requests, and nothing of the group stays."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from forerun import SamplingParams
+from forerun.build import load_target
+from forerun.config.settings import EngineSettings
+from forerun.errors import ConfigError, WorkerError
+from forerun.executor.tensor_parallel import target as sharded
+from tests.contract.drafters import CASES
+from tests.contract.test_bit_identical import run
+from tests.contract.test_contract import assert_nothing_is_held
+from tests.engines import tiny_llm
+from tests.native import needs_kernels
+from tests.tensor_parallel import CPU, cores, save_model, target_of, worker_ids
+from tests.tiny_models import save_tiny_model
+
+pytestmark = [
+    needs_kernels,
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux shares memory so"),
+]
+COUNT = 24
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+NOTICED_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Gemma 2: norms on both sides, windows, soft caps, a tied and scaled embedding; its three KV heads lie on three ranks."""
+    return save_model(tmp_path_factory.mktemp("model"), "Gemma2ForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def three_ranks(path):
+    """The model in three processes."""
+    return target_of(path, 3)
+
+
+@pytest.fixture(scope="module")
+def plainly(path):
+    """What each request gets from one process that drafts nothing."""
+    return run(tiny_llm(target=target_of(path, 1)), COUNT)
+
+
+def with_logits_of(target, prompts):
+    """All logprobs of some prompts' tokens and of what follows, which show any bit of the logits."""
+    sampling = SamplingParams(temperature=0, max_tokens=8, logprobs=264, prompt_logprobs=264, ignore_eos=True)
+    outputs = tiny_llm(target=target).generate(prompts, sampling, use_tqdm=False)
+    return [(output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
+
+
+def test_the_logits_of_three_processes_are_those_of_one(path, three_ranks):
+    prompts = [[7, 8, 9], list(range(20, 80)), [5] * 17]
+    assert with_logits_of(three_ranks, prompts) == with_logits_of(target_of(path, 1), prompts)
+
+
+@pytest.mark.parametrize("name", ["plain", "recycle", "suffix-tree", "eagle3", "draft-model-tree", "self-exit"])
+def test_text_and_logprobs_are_those_of_one_process_with_any_drafter(three_ranks, plainly, name):
+    llm = tiny_llm(
+        CASES[name], target=three_ranks, num_gpu_blocks_override=40, max_num_batched_tokens=48, max_num_seqs=24
+    )
+    assert run(llm, COUNT) == plainly
+    assert_nothing_is_held(llm)
+
+
+def test_the_caches_of_engines_that_are_gone_are_dropped(three_ranks):
+    for _ in range(3):
+        llm = tiny_llm(target=three_ranks)
+        llm.generate([[5, 6]], SamplingParams(max_tokens=2), use_tqdm=False)
+        del llm
+        gc.collect()
+    waiting = len(three_ranks.make_cache._dropped)
+    assert waiting <= 1, "the next cache tells the other ranks which are no longer used"
+
+
+def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(three_ranks):
+    llm = tiny_llm(target=three_ranks)
+    workers = worker_ids()
+    killed = workers[0]
+    threading.Timer(0.2, os.kill, (killed, signal.SIGKILL)).start()
+    failed = None
+    while failed is None:
+        started = time.monotonic()
+        try:
+            llm.generate([[5, 6, 7]] * 4, LONG, use_tqdm=False)
+        except WorkerError as error:
+            failed = str(error)
+    assert time.monotonic() - started < NOTICED_S
+    assert re.search(rf"rank \d \(process {killed}\) was killed \(SIGKILL\).*load the model again", failed)
+    with pytest.raises(WorkerError, match="was killed"):
+        llm.generate([[5]], LONG, use_tqdm=False)
+    deadline = time.monotonic() + NOTICED_S
+    while any(os.path.exists(f"/proc/{pid}/cwd") for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [pid for pid in workers if pid in worker_ids()], "the others end with it"
+
+
+# --- what is refused before anything starts -------------------------------------------------------
+
+
+def load(path, **settings):
+    with cores(settings.pop("num_cores", 8)):
+        return load_target(path, EngineSettings(model=str(path), **settings), CPU)
+
+
+def test_more_processes_than_key_value_heads_are_refused_with_how_many_may_be(path):
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size: got 4; this model has 3 key-value heads.*may be 1 to 3"
+    ):
+        load(path, tensor_parallel_size=4)
+
+
+def test_more_processes_than_cores_are_refused(path):
+    with pytest.raises(ConfigError, match="got 3, but there are 2 cores to compute on; lower it to 2"):
+        load(path, tensor_parallel_size=3, num_cores=2)
+
+
+def test_without_kernels_it_is_refused(path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CPU_KERNELS", "off")
+    with pytest.raises(ConfigError, match="tensor_parallel_size: got 2; above 1 it needs the native CPU kernels"):
+        load(path, tensor_parallel_size=2)
+
+
+def test_an_architecture_of_transformers_own_code_is_named(tmp_path):
+    path = save_tiny_model(tmp_path, vocab_size=264)
+    config = (path / "config.json").read_text().replace("LlamaForCausalLM", "GPT2LMHeadModel")
+    (path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="architecture 'GPT2LMHeadModel' runs through transformers' own code"):
+        sharded.checked_config(path, 2)
+
+
+def test_odd_widths_are_named(tmp_path):
+    path = save_tiny_model(tmp_path, vocab_size=264, intermediate_size=81)
+    with pytest.raises(ConfigError, match="need even widths; got hidden_size=48, intermediate_size=81"):
+        sharded.checked_config(path, 2)

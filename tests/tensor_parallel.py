@@ -1,0 +1,89 @@
+"""Targets that several processes compute, of tiny checkpoints, with one thread each whatever the machine has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from forerun.config.settings import EngineSettings
+from forerun.executor.tensor_parallel.target import PassLimits, load_sharded_target
+from forerun.models.base import LoadedTarget
+from forerun.models.loader import load_model
+from forerun.models.packing import Packing
+from forerun.models.tokenizer import load_tokenizer
+from forerun.ops.native.attention import NativeAttention
+from tests.engines import EOS
+from tests.native import KERNELS
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 264
+NUM_KV_HEADS = 3  # on two ranks: 2 + 1
+
+
+def save_model(folder, architecture="LlamaForCausalLM", **changes):
+    """A tiny checkpoint with as many key-value heads as three ranks need."""
+    sizes = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 1024, "num_key_value_heads": NUM_KV_HEADS}
+    path = save_tiny_model(Path(folder), architecture, seed=3, **(sizes | changes))
+    save_tiny_tokenizer(path, vocab_size=sizes["vocab_size"])
+    return path
+
+
+def worker_ids():
+    """The process ids of all ranks that this process has started and that have not ended."""
+    return [int(pid) for pid in _children() if b"tensor_parallel.worker" in _command_line(pid)]
+
+
+def _children():
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                yield folder.name
+
+
+def _command_line(pid):
+    with suppress(OSError):
+        return Path("/proc", pid, "cmdline").read_bytes()
+    return b""
+
+
+def packing_of(dtype, quantization=None):
+    """How weights are packed on the best kernels."""
+    return Packing.choose(next(iter(KERNELS.values())), dtype=dtype, quantization=quantization)
+
+
+@contextmanager
+def cores(count):
+    """Inside the block it looks as if there were so many cores to compute on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, num_threads=1):
+    """The target in `num_ranks` processes of `num_threads` each; 1 for the plain one."""
+    path, packing = Path(path), packing_of(dtype, quantization)
+    target = LoadedTarget(
+        model=None,
+        attention=NativeAttention(packing.kernels),
+        tokenizer=load_tokenizer(path),
+        eos_token_ids=frozenset({EOS}),
+        kernels=packing.kernels,
+    )
+    if num_ranks == 1:
+        return replace(target, model=load_model(path, dtype=dtype, device=CPU, packing=packing))
+    settings = EngineSettings(model=str(path))
+    limits = PassLimits(max_rows=2048, max_num_seqs=settings.max_num_seqs, max_model_len=None, block_size=4)
+    with cores(num_ranks * num_threads):
+        sharded = load_sharded_target(
+            path, load_format="auto", dtype=dtype, packing=packing, num_ranks=num_ranks, limits=limits
+        )
+    return replace(target, model=sharded.model, make_cache=sharded.make_cache)
