@@ -1,7 +1,7 @@
 """Ray Serve with vLLM's engines: the configuration that `serve deploy` and KubeRay's RayService read.
 
 Names and keys are those of Ray 2.60: `ServeDeploySchema`, and the arguments of `ray.serve.llm:build_openai_app`.
-Ray Serve LLM runs vLLM; forerun has no deployment of its own for Ray.
+Ray Serve LLM runs vLLM; `forerun deploy ray` starts forerun's own replicas.
 """
 
 from __future__ import annotations
