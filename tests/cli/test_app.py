@@ -23,6 +23,7 @@ PAGES = {
     "chat": ("chat",),
     "collect-env": ("collect-env",),
     "demo": ("demo",),
+    "deploy": ("deploy ray", "deploy ray-stop"),
     "drafters": ("drafters",),
     "emit": ("emit",),
     "generate": ("generate",),
@@ -74,6 +75,11 @@ def test_page_documents_exactly_the_flags_of_its_commands(page: str) -> None:
         described |= engine_flags()
     if "sampling options](generate.md" in text:
         described |= documented((DOCS / "generate.md").read_text().partition("## Sampling options")[2])
+    serve, _, replicas = (DOCS / "serve.md").read_text().partition("## Replicas")
+    if "server options](serve.md" in text:
+        described |= documented(serve) - {"--config"}
+    if "replica options](serve.md" in text:
+        described |= documented(replicas)
     assert described - EVERYWHERE == set().union(*(flags(words) for words in PAGES[page]))
 
 

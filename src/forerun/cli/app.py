@@ -24,6 +24,7 @@ COMMANDS = (
     "chat",
     "collect-env",
     "demo",
+    "deploy",
     "drafters",
     "dynamo-worker",
     "emit",

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter, Token
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict, Env
 
+import forerun
 from forerun.cli import loading
 from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
+from forerun.deploy.options import ReplicaOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
+if TYPE_CHECKING:
+    from forerun.deploy.replica import ReplicaSpec
+
 EXTRA = ("fastapi", "uvicorn", "h11", "pydantic", "prometheus_client", "starlette")
-ENGINE, SERVER = EngineOptions(), ServerOptions()
+ENGINE, SERVER, REPLICAS = EngineOptions(), ServerOptions(), ReplicaOptions()
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -51,6 +57,7 @@ serve = App(
         "Examples:\n"
         "  forerun serve smollm2-135m\n"
         "  forerun serve smollm2-135m --speculative-config.method suffix --port 8001\n"
+        "  forerun serve smollm2-135m --replicas 2\n"
         "  FORERUN_API_KEY=secret forerun serve smollm2-135m --host 0.0.0.0\n"
         "  forerun serve --config server.yaml"
     ),
@@ -65,6 +72,9 @@ def run(
     *,
     config: Path | None = None,  # noqa: ARG001 - read by `_from_file`
     server: Annotated[ServerOptions, Parameter(name="*", negative=(), group=Group("Server", sort_key=2))] = SERVER,
+    replicas: Annotated[
+        ReplicaOptions, Parameter(name="*", negative=(), group=Group("Replicas", sort_key=4))
+    ] = REPLICAS,
     engine: EngineOptions = ENGINE,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface.
@@ -84,9 +94,32 @@ def run(
         raise ConfigError(
             f"serve: needs the package {error.name}, which is not installed; pip install 'forerun[serve]'"
         ) from None
+    if replicas.replicas is not None:
+        serve_with_replicas(model, server, engine, replicas)
+        return
     if not server.disable_log_stats:
         log_stats()
     it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
     it.run()
     if it.is_working:
         os._exit(0)  # a thread within native code cannot be ended, and would crash while the interpreter shuts down
+
+
+def serve_with_replicas(model: str, server: ServerOptions, engine: EngineOptions, replicas: ReplicaOptions) -> None:
+    """Serve with several engines on this machine, each in a process of its own."""
+    from forerun.deploy.versions import check_ray
+
+    check_ray()
+    from forerun.deploy.ray_service import serve_here
+
+    serve_here(replica_spec(model, server, engine), replicas, report=lambda line: print(line, flush=True))
+
+
+def replica_spec(model: str, server: ServerOptions, engine: EngineOptions) -> ReplicaSpec:
+    """What each replica runs; a known model that is absent is pulled first."""
+    from forerun.deploy.replica import ReplicaSpec
+
+    loading.pull_if_needed(model)
+    if server.served_model_name is None:
+        server = replace(server, served_model_name=model)
+    return ReplicaSpec(settings={"model": model} | engine.settings(), options=server, version=forerun.__version__)

@@ -134,9 +134,18 @@ def plan_deployment(
     Raises:
         ConfigError: the load does not fit the profile's engine, or an option is out of range.
     """
-    engine = engine_model(profile)
-    answer = plan_fleet(
-        engine,
+    answer = plan_engines(profile, load, sla, options)
+    return describe(profile, load, sla, answer, options), answer
+
+
+def plan_engines(profile: Profile, load: Load, sla: Sla, options: PlanningOptions = DEFAULTS) -> FleetAnswer:
+    """The engines alone, without the record of what is predicted of them.
+
+    Raises:
+        ConfigError: as `plan_deployment`.
+    """
+    return plan_fleet(
+        engine_model(profile),
         speculations(profile, options),
         load,
         sla,
@@ -145,7 +154,6 @@ def plan_deployment(
         transfer=options.transfer,
         routing=options.routing,
     )
-    return describe(profile, load, sla, answer, options), answer
 
 
 def describe(

@@ -30,6 +30,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> FastAPI:
     """The application; `app.state.model` is None until there is a `ServedModel`.
 
+    `app.state.read_metrics` may be set to what gives the text of /metrics instead of this server's own.
     Every route asks for a key, if there are any, unless its endpoint is marked `open_to_all`. No
     other origin may read answers (there are no CORS headers), and no page is loaded from elsewhere.
     """
@@ -47,6 +48,7 @@ def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> Fa
     )
     app.add_middleware(BodyGuard, keys=keys)
     app.state.model = None
+    app.state.read_metrics = None
     errors.install(app)
     for module in (status, completions, chat, tokenization, page):
         app.include_router(module.router)

@@ -54,6 +54,7 @@ class ServerMetrics:
             for name, (about, buckets) in HISTOGRAMS.items()
         }
         self._histograms = {name: histogram.labels(**self.labels) for name, histogram in made.items()}
+        self.prompt_tokens_finished = 0  # of all requests that were served
         self._last_times: dict[tuple[str, int], float] = {}  # of the last tokens, by request and completion
 
     def observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
@@ -75,6 +76,7 @@ class ServerMetrics:
         self._histograms[name].observe(value)
 
     def _note_finished(self, output: RequestOutput) -> None:
+        self.prompt_tokens_finished += len(output.prompt_token_ids)
         self._note("vllm:request_prompt_tokens", len(output.prompt_token_ids))
         self._note("vllm:request_params_n", len(output.outputs))
         for completion in output.outputs:

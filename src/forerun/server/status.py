@@ -76,6 +76,8 @@ async def show_model(name: str, model: Annotated[ServedModel, Depends(served_mod
 @open_to_all
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
+    if request.app.state.read_metrics is not None:
+        return Response(await request.app.state.read_metrics(), media_type=CONTENT_TYPE)
     model: ServedModel | None = request.app.state.model
     if model is None:
         return Response(media_type=CONTENT_TYPE)

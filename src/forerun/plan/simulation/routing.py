@@ -92,6 +92,11 @@ class RandomOfTwo:
         return second if loads[second].num_requests < loads[first].num_requests else first
 
 
+def prefix_cost(prompt: RoutedPrompt, loads: Sequence[ReplicaLoad], replica: int) -> int:
+    """What a replica would have to do before this prompt is read: tokens of it that are not cached there, and of prompts under way."""
+    return prompt.num_tokens - prompt.num_cached_tokens(replica) + loads[replica].num_tokens
+
+
 class PrefixAffinity:
     """The one with the least to do: tokens of this prompt that it has not cached, and of prompts under way."""
 
@@ -99,10 +104,7 @@ class PrefixAffinity:
 
     def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:
         """See `RoutingPolicy`."""
-        return min(
-            range(len(loads)),
-            key=lambda replica: prompt.num_tokens - prompt.num_cached_tokens(replica) + loads[replica].num_tokens,
-        )
+        return min(range(len(loads)), key=lambda replica: prefix_cost(prompt, loads, replica))
 
 
 ROUTING: dict[str, Callable[[int], RoutingPolicy]] = {

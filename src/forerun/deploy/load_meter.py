@@ -1,0 +1,122 @@
+"""What a service has been asked for, measured from the counters of its replicas: the load that the planner takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from forerun.engine.stats import Counter, Gauge, Metric
+from forerun.plan.load import Load
+
+FEWEST_REQUESTS = 5
+"""That must have ended before their mean lengths are believed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaCounts:
+    """Sums over a replica's life, but for `underway`, which is of now."""
+
+    underway: float = 0.0  # requests that run or wait
+    finished: float = 0.0
+    prompt_tokens: float = 0.0  # of finished requests, cached ones too
+    answer_tokens: float = 0.0
+    queried_tokens: float = 0.0  # prompt tokens looked up in the prefix cache
+    cached_tokens: float = 0.0  # of these, found there
+    verified_steps: float = 0.0  # verdicts: one per sequence and step
+    accepted_tokens: float = 0.0  # drafted tokens that stood
+
+    def to_stats(self) -> dict[str, float]:
+        """The record as Ray takes it from a replica."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, float]) -> ReplicaCounts:
+        """The counts of such a record; what it lacks is 0."""
+        return cls(**{f.name: float(stats.get(f.name, 0.0)) for f in fields(cls)})
+
+    def __sub__(self, other: ReplicaCounts) -> ReplicaCounts:
+        return ReplicaCounts(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+    def __add__(self, other: ReplicaCounts) -> ReplicaCounts:
+        return ReplicaCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+NONE = ReplicaCounts()
+
+
+def counts_of(metrics: Iterable[Metric], *, prompt_tokens: float) -> ReplicaCounts:
+    """The counts in an engine's metrics; tokens of finished prompts are the server's to know."""
+    found: dict[str, float] = {}
+    for metric in metrics:
+        if isinstance(metric, Counter | Gauge):
+            found[metric.name] = found.get(metric.name, 0.0) + metric.value
+    return ReplicaCounts(
+        underway=found.get("vllm:num_requests_running", 0.0) + found.get("vllm:num_requests_waiting", 0.0),
+        finished=found.get("vllm:request_success", 0.0),
+        prompt_tokens=prompt_tokens,
+        answer_tokens=found.get("vllm:generation_tokens", 0.0),
+        queried_tokens=found.get("vllm:prefix_cache_queries", 0.0),
+        cached_tokens=found.get("vllm:prefix_cache_hits", 0.0),
+        verified_steps=found.get("forerun:num_verified_steps", 0.0),
+        accepted_tokens=found.get("vllm:spec_decode_num_accepted_tokens", 0.0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredInterval:
+    """What one interval brought: its load, None where nothing came; tokens per verdict, None where nothing was verified."""
+
+    load: Load | None
+    tokens_per_step: float | None
+    num_steps: int
+
+
+class LoadMeter:
+    """Makes intervals of the replicas' counters, which begin at 0 with each replica and end with it.
+
+    Lengths are those of requests that ended, arrivals those that ended or came to be under way. So a request is
+    counted where it is, and one whose replica died is lost. Lengths are taken to spread as much as their mean.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, ReplicaCounts] = {}
+        self._sum = NONE
+        self._last_lengths: tuple[float, float] | None = None
+
+    def take(self, counts: Mapping[str, ReplicaCounts]) -> None:
+        """Note the counters of the replicas that are there."""
+        for replica, now in counts.items():
+            self._sum += now - self._seen.get(replica, NONE)
+        for replica in self._seen.keys() - counts.keys():  # it may come back, with the same counters
+            last = self._seen[replica]
+            self._sum -= ReplicaCounts(underway=last.underway)
+            self._seen[replica] = replace(last, underway=0.0)
+        self._seen.update(counts)
+
+    def interval(self, seconds: float) -> MeasuredInterval:
+        """What came since the last call; lengths are those seen last where too few requests ended."""
+        total, self._sum = self._sum, NONE
+        arrived = max(0.0, total.finished + total.underway)
+        if total.finished >= FEWEST_REQUESTS:
+            self._last_lengths = (
+                max(1.0, total.prompt_tokens / total.finished),
+                max(1.0, total.answer_tokens / total.finished),
+            )
+        load = None
+        if arrived > 0.0 and self._last_lengths is not None:
+            prompt, answer = self._last_lengths
+            hits = total.cached_tokens / total.queried_tokens if total.queried_tokens > 0.0 else 0.0
+            load = Load(
+                rate=arrived / seconds,
+                isl=prompt,
+                osl=answer,
+                isl_cv=1.0,
+                osl_cv=1.0,
+                prefix_hit_rate=min(max(hits, 0.0), 0.99),
+            )
+        steps = round(total.verified_steps)
+        return MeasuredInterval(
+            load=load,
+            tokens_per_step=1.0 + total.accepted_tokens / total.verified_steps if steps > 0 else None,
+            num_steps=steps,
+        )

@@ -1,0 +1,120 @@
+"""How many replicas the next interval needs, by the planner that `forerun plan` asks: measured load in, decision out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.deploy.load_meter import MeasuredInterval
+from forerun.plan.corrections import CorrectionFactor
+from forerun.plan.day_replay import SECONDS_PER_HOUR, LoadForecast
+from forerun.plan.deployment_planner import (
+    DEFAULTS,
+    PlanningOptions,
+    corrected,
+    engine_model,
+    plan_engines,
+    speculative_config,
+)
+from forerun.plan.fleet_plan import FREE_TRANSFER, FleetPlan, FleetSearch, kept_engines
+from forerun.plan.load import Load
+from forerun.plan.predictors import HarmonicPredictor, make_predictor
+from forerun.plan.profile import Profile
+from forerun.plan.sla import Sla
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingDecision:
+    """What to run in the next interval.
+
+    `plan` says how each engine would be run at that load, its draft lengths too; engines that choose those themselves
+    need not be told. `forecast` and `plan` are None where nothing is expected, or known yet.
+    """
+
+    replicas: int
+    forecast: Load | None = None
+    plan: FleetPlan | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision in words and numbers, for logs."""
+        return {
+            "replicas": self.replicas,
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
+            "attainment": None if self.plan is None else self.plan.attainment,
+            "speculative_config": None if self.plan is None else speculative_config(self.plan),
+        }
+
+
+class SlaScaler:
+    """Decides interval by interval.
+
+    A new count is what the planner says for the predicted load. Replicas are given up only where those that remain
+    stay below 80 % busy, as `forerun plan --running` has it. Tokens per step are compared with the profile's, and the
+    planner is told the ratio.
+
+    Args:
+        profile: of one engine.
+        sla: what requests are promised.
+        least: replicas that there always are.
+        most: replicas that there may be.
+        predictor: of the next interval's load, by name.
+        interval: seconds from one decision to the next.
+        options: of the planner; `most` bounds its engines.
+
+    Raises:
+        ConfigError: there is no such predictor.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        sla: Sla,
+        *,
+        least: int = 1,
+        most: int,
+        predictor: str = "kalman",
+        interval: float,
+        options: PlanningOptions = DEFAULTS,
+    ) -> None:
+        self._profile, self._sla = profile, sla
+        self._least, self._most = least, most
+        self._options = replace(options, most_engines=most)
+        period = max(2, round(24 * SECONDS_PER_HOUR / interval))
+        self._forecast = LoadForecast(
+            lambda: HarmonicPredictor(period) if predictor == "harmonic" else make_predictor(predictor)
+        )
+        self._acceptance = CorrectionFactor("acceptance length")
+        self._profiled_length: float | None = (
+            None  # tokens per step that the profile predicts where nothing is corrected
+        )
+
+    def decide(self, measured: MeasuredInterval, *, running: int) -> ScalingDecision:
+        """Note an interval, and say what the next one needs.
+
+        Raises:
+            ConfigError: the load does not fit the profile's engine, or acceptance is far from the profile's.
+        """
+        self._forecast.add(measured.load)
+        if measured.tokens_per_step is not None and self._profiled_length is not None:
+            self._acceptance.observe(
+                observed=measured.tokens_per_step, predicted=self._profiled_length, num_steps=measured.num_steps
+            )
+        load = self._forecast.predict()
+        if load is None:
+            return ScalingDecision(replicas=self._least)
+        factor = self._acceptance.checked()
+        profile = corrected(self._profile, time_factor=1.0, acceptance_factor=factor)
+        answer = plan_engines(profile, load, self._sla, self._options)
+        self._profiled_length = answer.plan.acceptance_length / factor
+        count = kept_engines(
+            answer.plan.replicas,
+            running=running,
+            busy_share=lambda number: self._with_count(profile, load, answer.plan, number).utilization,
+        )
+        count = min(max(count, self._least), self._most)
+        return ScalingDecision(replicas=count, forecast=load, plan=self._with_count(profile, load, answer.plan, count))
+
+    def _with_count(self, profile: Profile, load: Load, planned: FleetPlan, count: int) -> FleetPlan:
+        """The same way to run each engine, with another number of them."""
+        search = FleetSearch(engine_model(profile), load, self._sla, FREE_TRANSFER, self._options.routing)
+        return search.at(planned.policy, 0, count)

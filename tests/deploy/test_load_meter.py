@@ -1,0 +1,82 @@
+"""From counters of replicas to the load of an interval."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.deploy.load_meter import LoadMeter, ReplicaCounts, counts_of
+from forerun.engine.stats import Counter, Gauge
+
+
+def counts(finished, underway=0, prompt=100, answer=50, **others):
+    return ReplicaCounts(
+        finished=finished, underway=underway, prompt_tokens=prompt * finished, answer_tokens=answer * finished, **others
+    )
+
+
+def test_a_load_is_what_ended_and_what_came_to_be_under_way():
+    meter = LoadMeter()
+    meter.take({"a": counts(20, underway=4), "b": counts(30, underway=6)})
+    load = meter.interval(10.0).load
+    assert (load.rate, load.isl, load.osl) == (6.0, 100.0, 50.0)
+    meter.take({"a": counts(24), "b": counts(36)})
+    assert meter.interval(10.0).load is None  # the ten that ended had arrived before
+
+
+def test_a_replica_that_comes_is_counted_from_its_start_and_one_that_is_gone_no_more():
+    meter = LoadMeter()
+    meter.take({"a": counts(10, underway=5)})
+    meter.interval(1.0)
+    meter.take({"a": counts(20, underway=5), "b": counts(10)})
+    meter.take({"b": counts(20)})
+    assert meter.interval(10.0).load.rate == pytest.approx(2.5)  # ten and twenty, and the five that are lost
+
+
+def test_a_replica_that_is_silent_for_a_while_is_not_counted_twice():
+    meter = LoadMeter()
+    meter.take({"a": counts(100)})
+    meter.interval(1.0)
+    meter.take({})
+    meter.take({"a": counts(110)})
+    assert meter.interval(1.0).load.rate == 10.0
+
+
+def test_few_requests_say_nothing_of_lengths():
+    meter = LoadMeter()
+    meter.take({"a": counts(10)})
+    meter.interval(1.0)
+    meter.take({"a": counts(12, prompt=1000)})
+    assert meter.interval(1.0).load.isl == 100.0
+
+
+def test_without_any_length_nothing_is_known():
+    meter = LoadMeter()
+    meter.take({"a": counts(1)})
+    assert meter.interval(1.0).load is None
+
+
+def test_acceptance_and_prefix_hits_are_those_of_the_interval():
+    meter = LoadMeter()
+    meter.take({"a": counts(10, verified_steps=100, accepted_tokens=0, queried_tokens=1000, cached_tokens=0)})
+    meter.interval(1.0)
+    meter.take({"a": counts(20, verified_steps=200, accepted_tokens=150, queried_tokens=2000, cached_tokens=250)})
+    found = meter.interval(1.0)
+    assert (found.tokens_per_step, found.num_steps, found.load.prefix_hit_rate) == (2.5, 100, 0.25)
+
+
+def test_counts_survive_the_way_through_ray():
+    one = counts(3, underway=2, verified_steps=7)
+    assert ReplicaCounts.from_stats(one.to_stats()) == one
+    assert ReplicaCounts.from_stats({}) == ReplicaCounts()
+
+
+def test_counts_are_read_from_the_engines_metrics():
+    metrics = [
+        Gauge("vllm:num_requests_running", 2),
+        Gauge("vllm:num_requests_waiting", 1),
+        Counter("vllm:request_success", 4, {"finished_reason": "stop"}),
+        Counter("vllm:request_success", 5, {"finished_reason": "length"}),
+        Counter("vllm:generation_tokens", 90),
+    ]
+    found = counts_of(metrics, prompt_tokens=70)
+    assert (found.underway, found.finished, found.answer_tokens, found.prompt_tokens) == (3, 9, 90, 70)

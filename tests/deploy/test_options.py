@@ -1,0 +1,85 @@
+"""Options of replicas, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.cli.app import main
+from forerun.deploy.options import ReplicaOptions, threads_per_replica
+from forerun.deploy.ray_service import Placement, deployment_settings
+from forerun.deploy.replica import ReplicaSpec
+from forerun.errors import ConfigError
+from forerun.server.options import ServerOptions
+from tests.plan.profiles import fake_profile
+
+SPEC = ReplicaSpec(settings={"model": "m", "max_num_seqs": 8}, options=ServerOptions(max_queue=5), version="1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicas": 0}, "must be 1 or more"),
+        ({"replicas": 2, "max_replicas": 4}, "all three"),
+        ({"replicas": 2, "sla": "ttft=1s"}, "all three"),
+        ({"sla": "ttft=1s"}, "there are none"),
+        ({"max_replicas": 2}, "there are none"),
+        ({"replicas": 4, "max_replicas": 2, "sla": "ttft=1s", "scaling_profile": "p"}, "at least --replicas, 4"),
+        ({"replicas": 1, "scaling_interval": 0}, "above 0"),
+        ({"replicas": 1, "replica_start_timeout": 0}, "1 second or more"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ReplicaOptions(**options)
+
+
+def test_cores_are_shared_out_among_all_replicas_that_there_may_be():
+    assert threads_per_replica(ReplicaOptions(replicas=2), 8) == 4
+    assert threads_per_replica(ReplicaOptions(replicas=3), 8) == 2
+    with pytest.raises(ConfigError, match="got 3, and this machine has 2 cores; may be 1 to 2"):
+        threads_per_replica(ReplicaOptions(replicas=3), 2)
+
+
+def test_a_deployment_holds_as_many_requests_as_the_server_alone():
+    settings = deployment_settings(SPEC, ReplicaOptions(replicas=2), Placement(num_cpus=3))
+    assert settings["max_ongoing_requests"] == 13
+    assert settings["num_replicas"] == 2
+    assert settings["ray_actor_options"]["runtime_env"]["env_vars"] == {"OMP_NUM_THREADS": "3"}
+    assert "placement_group_bundles" not in settings
+
+
+def test_processes_of_one_replica_are_placed_on_one_machine():
+    placement = Placement(num_cpus=1, bundles=({"CPU": 1.0}, {"CPU": 1.0}))
+    settings = deployment_settings(SPEC, ReplicaOptions(replicas=1), placement)
+    assert settings["placement_group_strategy"] == "STRICT_PACK"
+    assert len(settings["placement_group_bundles"]) == 2
+
+
+def test_a_service_that_scales_has_the_planner_for_a_policy(tmp_path):
+    fake_profile(tmp_path / "p")
+    options = ReplicaOptions(replicas=1, max_replicas=4, sla="ttft=1s", scaling_profile=tmp_path / "p")
+    scaling = deployment_settings(SPEC, options, Placement(num_cpus=1))["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
+    assert scaling["policy"]["policy_kwargs"]["sla"] == "ttft=1s"
+
+
+@pytest.mark.parametrize("changes", [{"sla": "ttft=soon"}, {"scaling_profile": "nowhere"}])
+def test_a_profile_or_an_sla_that_cannot_be_read_is_said_before_anything_starts(changes, tmp_path):
+    fake_profile(tmp_path / "p")
+    given = {"replicas": 1, "max_replicas": 4, "sla": "ttft=1s", "scaling_profile": tmp_path / "p"} | changes
+    with pytest.raises(ConfigError):
+        deployment_settings(
+            SPEC,
+            ReplicaOptions(**given | {"scaling_profile": tmp_path / given["scaling_profile"]}),
+            Placement(num_cpus=1),
+        )
+
+
+@pytest.mark.parametrize("words", [["serve", "m", "--replicas", "2"], ["deploy", "ray", "m"], ["deploy", "ray-stop"]])
+def test_without_ray_each_command_says_what_to_install(words, monkeypatch, capsys):
+    def absent():
+        raise ConfigError("ray: is not installed; pip install 'forerun[ray]'")
+
+    monkeypatch.setattr("forerun.deploy.versions.check_ray", absent)
+    assert main(words) == 2
+    assert "pip install 'forerun[ray]'" in capsys.readouterr().err
