@@ -24,6 +24,7 @@ PAGES = {
     "collect-env": ("collect-env",),
     "demo": ("demo",),
     "drafters": ("drafters",),
+    "dynamo-worker": ("dynamo-worker",),
     "emit": ("emit",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
