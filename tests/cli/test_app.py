@@ -25,6 +25,7 @@ PAGES = {
     "demo": ("demo",),
     "deploy": ("deploy ray", "deploy ray-stop"),
     "drafters": ("drafters",),
+    "dynamo-worker": ("dynamo-worker",),
     "emit": ("emit",),
     "generate": ("generate",),
     "models": ("models list", "models path", "models prune", "models pull"),
