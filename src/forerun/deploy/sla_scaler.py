@@ -7,7 +7,8 @@ from typing import Any
 
 from forerun.deploy.load_meter import MeasuredInterval
 from forerun.plan.corrections import CorrectionFactor
-from forerun.plan.day_replay import SECONDS_PER_HOUR, LoadForecast
+from forerun.plan.day_plan import SECONDS_PER_HOUR
+from forerun.plan.day_replay import LoadForecast
 from forerun.plan.deployment_planner import (
     DEFAULTS,
     PlanningOptions,
