@@ -350,5 +350,5 @@ class DetokenizeBody(Body):
 
 def reply(model: type[BaseModel], *, may_stream: bool = False) -> dict[int | str, dict[str, Any]]:
     """A route's `responses` for /openapi.json: JSON like the model, and events where a request asks for them."""
-    stream = {"content": {"text/event-stream": {}}} if may_stream else {}
+    stream: dict[str, Any] = {"content": {"text/event-stream": {}}} if may_stream else {}
     return {200: {"model": model, **stream}}
