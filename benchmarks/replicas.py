@@ -33,7 +33,7 @@ from rich.table import Table
 import forerun
 from benchmarks.peers.install import DEFAULT_FOLDER, python_in
 from benchmarks.serving import ServerStartError, is_option
-from forerun.deploy.options import usable_cores
+from forerun.deploy.ray.options import usable_cores
 
 PROGRAM = "from forerun.cli.app import program; program()"
 NUM_WARM_REQUESTS, NUM_LATENCIES = 10, 200

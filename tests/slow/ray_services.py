@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import forerun
-from forerun.deploy.options import usable_cores
+from forerun.deploy.ray.options import usable_cores
 from tests.slow.environments import interpreter_of
 
 MODEL = "smollm2-135m"

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from forerun.deploy.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
+from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
 from tests.slow.environments import interpreter_of
 from tests.slow.ray_services import (
     MODEL,

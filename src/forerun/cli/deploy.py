@@ -10,7 +10,7 @@ from cyclopts.config import Env
 
 from forerun.cli.options import EngineOptions
 from forerun.cli.serve import ENGINE, SERVER, replica_spec
-from forerun.deploy.options import ReplicaOptions
+from forerun.deploy.ray.options import ReplicaOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
@@ -77,10 +77,10 @@ def ray(
     Args:
         model: A folder, a .gguf file, a known name or a hub id org/name, as every machine of the cluster finds it.
     """
-    from forerun.deploy.versions import check_ray
+    from forerun.deploy.ray.installation import check_ray
 
     check_ray()
-    from forerun.deploy.ray_service import Placement, deploy_on_cluster
+    from forerun.deploy.ray.service import Placement, deploy_on_cluster
 
     if replicas.replicas is None:
         raise ConfigError("replicas: missing; give --replicas, e.g. --replicas 2")
@@ -103,9 +103,9 @@ def ray_stop(*, name: str = CLUSTER.name, address: str = CLUSTER.address) -> Non
         name: Name of the application.
         address: Address of the cluster's head, or auto.
     """
-    from forerun.deploy.versions import check_ray
+    from forerun.deploy.ray.installation import check_ray
 
     check_ray()
-    from forerun.deploy.ray_service import remove_from_cluster
+    from forerun.deploy.ray.service import remove_from_cluster
 
     remove_from_cluster(name, address)

@@ -17,12 +17,12 @@ import forerun
 from forerun.cli import loading
 from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
-from forerun.deploy.options import ReplicaOptions
+from forerun.deploy.ray.options import ReplicaOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
 if TYPE_CHECKING:
-    from forerun.deploy.replica import ReplicaSpec
+    from forerun.deploy.ray.replica import ReplicaSpec
 
 EXTRA = ("fastapi", "uvicorn", "h11", "pydantic", "prometheus_client", "starlette")
 ENGINE, SERVER, REPLICAS = EngineOptions(), ServerOptions(), ReplicaOptions()
@@ -107,17 +107,17 @@ def run(
 
 def serve_with_replicas(model: str, server: ServerOptions, engine: EngineOptions, replicas: ReplicaOptions) -> None:
     """Serve with several engines on this machine, each in a process of its own."""
-    from forerun.deploy.versions import check_ray
+    from forerun.deploy.ray.installation import check_ray
 
     check_ray()
-    from forerun.deploy.ray_service import serve_here
+    from forerun.deploy.ray.service import serve_here
 
     serve_here(replica_spec(model, server, engine), replicas, report=lambda line: print(line, flush=True))
 
 
 def replica_spec(model: str, server: ServerOptions, engine: EngineOptions) -> ReplicaSpec:
     """What each replica runs; a known model that is absent is pulled first."""
-    from forerun.deploy.replica import ReplicaSpec
+    from forerun.deploy.ray.replica import ReplicaSpec
 
     loading.pull_if_needed(model)
     if server.served_model_name is None:

@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from forerun.deploy.options import ReplicaOptions, threads_per_replica, usable_cores
-from forerun.deploy.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
-from forerun.deploy.replica import EngineReplica, ReplicaSpec
-from forerun.deploy.versions import check_ray
+from forerun.deploy.ray.installation import check_ray
+from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica, usable_cores
+from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
+from forerun.deploy.ray.replica import EngineReplica, ReplicaSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.plan.profile import Profile
 from forerun.plan.sla import parse_sla
 
 DEPLOYMENT = "engine"
-ROUTER = "forerun.deploy.prefix_router:PrefixRouter"
-POLICY = "forerun.deploy.planner_policy:PlannerPolicy"
+ROUTER = "forerun.deploy.ray.prefix_router:PrefixRouter"
+POLICY = "forerun.deploy.ray.planner_policy:PlannerPolicy"
 
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes; requests and chunks are small, and weights are mapped from files, not from there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.deploy.load_meter import LoadMeter, ReplicaCounts, counts_of
+from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts, counts_of
 from forerun.engine.stats import Counter, Gauge
 
 

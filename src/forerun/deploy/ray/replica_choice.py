@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from forerun.deploy.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
+from forerun.deploy.ray.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.simulation.routing import ReplicaLoad, RoutedPrompt, prefix_cost
 

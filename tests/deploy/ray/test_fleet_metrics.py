@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.deploy.fleet_metrics import ReplicaMetrics, together
+from forerun.deploy.ray.fleet_metrics import ReplicaMetrics, together
 from forerun.engine.stats import Counter, Gauge
 from forerun.server.metrics import ServerMetrics, expose
 

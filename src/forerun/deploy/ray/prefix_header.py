@@ -9,9 +9,9 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forerun.deploy.prompt_prefix import prefix_of_body
+from forerun.deploy.ray.prompt_prefix import prefix_of_body
 
-IMPORT_PATH = "forerun.deploy.prefix_header:middlewares"
+IMPORT_PATH = "forerun.deploy.ray.prefix_header:middlewares"
 IMPORT_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 
 PREFIX_HEADER = b"x-forerun-prefix"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forerun.deploy.load_meter import MeasuredInterval
+from forerun.deploy.ray.load_meter import MeasuredInterval
 from forerun.plan.corrections import CorrectionFactor
 from forerun.plan.day_plan import SECONDS_PER_HOUR
 from forerun.plan.day_replay import LoadForecast

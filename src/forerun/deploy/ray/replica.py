@@ -17,9 +17,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forerun.deploy.fleet_metrics import ReplicaMetrics, together
-from forerun.deploy.load_meter import counts_of
-from forerun.deploy.versions import check_same_version
+from forerun.deploy.ray.fleet_metrics import ReplicaMetrics, together
+from forerun.deploy.ray.installation import check_same_version
+from forerun.deploy.ray.load_meter import counts_of
 from forerun.llm import LLM
 from forerun.server.app import REQUEST_ID, SANE_ID, build_app
 from forerun.server.metrics import expose

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from forerun.deploy import versions
+from forerun.deploy.ray import installation
 from forerun.errors import ConfigError
 
 
@@ -14,18 +14,18 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch):
     def absent(_name):
         raise metadata.PackageNotFoundError
 
-    monkeypatch.setattr(versions.metadata, "version", absent)
+    monkeypatch.setattr(installation.metadata, "version", absent)
     with pytest.raises(ConfigError, match=r"not installed; pip install 'forerun\[ray\]'"):
-        versions.check_ray()
+        installation.check_ray()
 
 
 @pytest.mark.parametrize("found", ["2.61.0", "2.6.0", "3.0.0", "2.600.1"])
 def test_another_version_of_ray_is_refused(found, monkeypatch):
-    monkeypatch.setattr(versions.metadata, "version", lambda _name: found)
+    monkeypatch.setattr(installation.metadata, "version", lambda _name: found)
     with pytest.raises(ConfigError, match=f"got version {found}; must be 2.60"):
-        versions.check_ray()
+        installation.check_ray()
 
 
 def test_a_replica_of_another_version_refuses_to_serve():
     with pytest.raises(ConfigError, match=r"the service was started by 9\.9"):
-        versions.check_same_version("9.9")
+        installation.check_same_version("9.9")

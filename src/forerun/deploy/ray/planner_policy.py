@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forerun.deploy.load_meter import LoadMeter, ReplicaCounts
-from forerun.deploy.sla_scaler import ScalingDecision, SlaScaler
+from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts
+from forerun.deploy.ray.sla_scaler import ScalingDecision, SlaScaler
 from forerun.errors import ConfigError
 from forerun.plan.profile import Profile
 from forerun.plan.sla import parse_sla

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from forerun.deploy.prefix_header import IMPORT_PATH, MOST_BODY_BYTES, PREFIX_HEADER, PrefixHeader, middlewares
-from forerun.deploy.prompt_prefix import PromptPrefix, prefix_of_body
+from forerun.deploy.ray.prefix_header import IMPORT_PATH, MOST_BODY_BYTES, PREFIX_HEADER, PrefixHeader, middlewares
+from forerun.deploy.ray.prompt_prefix import PromptPrefix, prefix_of_body
 
 BODY = json.dumps({"prompt": "x" * 1000}).encode()
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.deploy.load_meter import MeasuredInterval
-from forerun.deploy.planner_policy import PlannerPolicy, counts_by_replica
-from forerun.deploy.sla_scaler import SlaScaler
+from forerun.deploy.ray.load_meter import MeasuredInterval
+from forerun.deploy.ray.planner_policy import PlannerPolicy, counts_by_replica
+from forerun.deploy.ray.sla_scaler import SlaScaler
 from forerun.errors import ConfigError
 from forerun.plan.confirmation import simulated
 from forerun.plan.deployment_planner import PlanningOptions, plan_engines
@@ -99,7 +99,7 @@ class Clock:
 def policy(tmp_path, monkeypatch):
     fake_profile(tmp_path / "profile")
     clock = Clock()
-    monkeypatch.setattr("forerun.deploy.planner_policy.time", clock)
+    monkeypatch.setattr("forerun.deploy.ray.planner_policy.time", clock)
     one = PlannerPolicy(
         profile=str(tmp_path / "profile"), sla="ttft=500ms,itl=20ms", interval=60.0, predictor="constant"
     )

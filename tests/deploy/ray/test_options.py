@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forerun.cli.app import main
-from forerun.deploy.options import ReplicaOptions, threads_per_replica
-from forerun.deploy.ray_service import Placement, deployment_settings
-from forerun.deploy.replica import ReplicaSpec
+from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica
+from forerun.deploy.ray.replica import ReplicaSpec
+from forerun.deploy.ray.service import Placement, deployment_settings
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 from tests.plan.profiles import fake_profile
@@ -80,6 +80,6 @@ def test_without_ray_each_command_says_what_to_install(words, monkeypatch, capsy
     def absent():
         raise ConfigError("ray: is not installed; pip install 'forerun[ray]'")
 
-    monkeypatch.setattr("forerun.deploy.versions.check_ray", absent)
+    monkeypatch.setattr("forerun.deploy.ray.installation.check_ray", absent)
     assert main(words) == 2
     assert "pip install 'forerun[ray]'" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from forerun.deploy.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
-from forerun.deploy.replica_choice import RANKINGS, SESSION_PATIENCE, ReplicaChoice
+from forerun.deploy.ray.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
+from forerun.deploy.ray.replica_choice import RANKINGS, SESSION_PATIENCE, ReplicaChoice
 from forerun.errors import ConfigError
 from forerun.plan.simulation.routing import PrefixAffinity, ReplicaLoad, RoundRobin
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.deploy.prompt_prefix import (
+from forerun.deploy.ray.prompt_prefix import (
     BYTES_PER_BLOCK,
     DIGEST_BYTES,
     MOST_DIGESTS,

@@ -11,9 +11,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from forerun.deploy.prefix_header import PREFIX_HEADER
-from forerun.deploy.prompt_prefix import PromptPrefix
-from forerun.deploy.replica_choice import ReplicaChoice
+from forerun.deploy.ray.prefix_header import PREFIX_HEADER
+from forerun.deploy.ray.prompt_prefix import PromptPrefix
+from forerun.deploy.ray.replica_choice import ReplicaChoice
 
 KV_TOKENS = "kv_tokens"
 """What a replica calls the size of its KV memory in its routing stats."""
