@@ -20,7 +20,15 @@ KV_TOKENS = "kv_tokens"
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a request to the replica with the least to do, the prompts that it has read before left out."""
+    """Sends a request to the replica with the least to do, the prompts that it has read before left out.
+
+    Ray asks a replica of which it has not heard lately how busy it is. One that is late with its answer, as a replica
+    whose engine has all of its cores may be, is passed over, and the prompt is read again elsewhere: so it gets longer
+    than Ray's 0.1 s.
+    """
+
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 4.0
 
     def initialize_state(self, routing: str = "prefix") -> None:
         """Called by Ray with `request_router_kwargs`."""

@@ -1,6 +1,6 @@
 """Which replica gets a request: by what each has been sent before, and by what it has under way.
 
-The rules are those of the simulator (`plan/simulation/routing.py`), so what was planned is what runs. What a replica
+Costs are those of the simulator (`plan/simulation/routing.py`), so what was planned is what runs. What a replica
 has cached is taken from what it was sent: the newest prompts up to its KV memory.
 """
 
@@ -13,7 +13,15 @@ from typing import Literal, NamedTuple, TypeVar
 
 from forerun.deploy.ray.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
 from forerun.errors import ConfigError, did_you_mean
-from forerun.plan.simulation.routing import ReplicaLoad, RoutedPrompt, prefix_cost
+from forerun.plan.simulation.routing import (
+    Cost,
+    ReplicaLoad,
+    RoutedPrompt,
+    RoutedRequest,
+    prefix_cost,
+    request_cost,
+    token_cost,
+)
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -30,7 +38,8 @@ class _Underway(NamedTuple):
     """A request that was sent and has not ended."""
 
     replica: Hashable
-    num_tokens: int
+    request: RoutedRequest
+    new_digests: tuple[bytes, ...]  # that the replica had not been sent before
 
 
 @dataclass(slots=True)
@@ -50,13 +59,23 @@ class _Known:
             count += 1
         return min(prefix.num_tokens, count * TOKENS_PER_BLOCK)
 
-    def add(self, prefix: PromptPrefix) -> None:
-        """Note that it reads a prompt; what was used longest ago is forgotten where it cannot hold all."""
+    def add(self, prefix: PromptPrefix) -> tuple[bytes, ...]:
+        """Note that it reads a prompt, and return the digests that are new.
+
+        What was used longest ago is forgotten where it cannot hold all.
+        """
+        new = tuple(digest for digest in prefix.digests if digest not in self.digests)
         for digest in reversed(prefix.digests):  # the end of a prompt is forgotten before its beginning
             self.digests[digest] = None
             self.digests.move_to_end(digest)
         while len(self.digests) * TOKENS_PER_BLOCK > self.kv_tokens:
             self.digests.popitem(last=False)
+        return new
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Note that it does not read a prompt after all, whose digests were new."""
+        for digest in digests:
+            self.digests.pop(digest, None)
 
 
 class _Prompt:
@@ -84,9 +103,9 @@ class ReplicaChoice:
     """
 
     def __init__(self, routing: str = "prefix") -> None:
-        if routing not in RANKINGS:
-            raise ConfigError(f"routing: got {routing!r}{did_you_mean(routing, RANKINGS)}")
-        self._rank = RANKINGS[routing]
+        if routing not in COSTS:
+            raise ConfigError(f"routing: got {routing!r}{did_you_mean(routing, COSTS)}")
+        self._cost = COSTS[routing]
         self._known: dict[Hashable, _Known] = {}
         self._underway: dict[str, _Underway] = {}
         self._sessions: OrderedDict[str, Hashable] = OrderedDict()
@@ -103,7 +122,7 @@ class ReplicaChoice:
         # replicas that are equally good take turns
         order = sorted(
             range(len(replicas)),
-            key=lambda number: (self._rank(prompt, loads, number), (number - turn) % len(replicas)),
+            key=lambda number: (self._cost(prompt, loads[number], number), (number - turn) % len(replicas)),
         )
         home = self._home(session, replicas, loads)
         if home is not None:
@@ -120,13 +139,18 @@ class ReplicaChoice:
         return home if loads[home].num_requests - fewest <= SESSION_PATIENCE else None
 
     def sent(self, request_id: str, replica: Hashable, prefix: PromptPrefix | None, session: str = "") -> None:
-        """Note where a request goes; said again for the same request, the newer place counts."""
-        self.ended(request_id)
+        """Note where a request goes; said again for the same request, the newer place counts, and the older has not read it."""
+        moved = self._end(request_id)
+        if moved is not None and moved.replica != replica and (left := self._known.get(moved.replica)) is not None:
+            left.forget(moved.new_digests)
         known, wanted = self._known.setdefault(replica, _Known()), prefix or NO_PREFIX
-        known.load.num_requests += 1
-        known.load.num_tokens += wanted.num_tokens
-        known.add(wanted)
-        self._underway[request_id] = _Underway(replica, wanted.num_tokens)
+        if moved is not None and moved.replica == replica:
+            request, new_digests = moved.request, moved.new_digests  # what it had cached before
+        else:
+            request = RoutedRequest(wanted.num_tokens, wanted.num_tokens - known.num_cached_tokens(wanted))
+            new_digests = known.add(wanted)
+        known.load.add(request)
+        self._underway[request_id] = _Underway(replica, request, new_digests)
         if session:
             self._sessions[session] = replica
             self._sessions.move_to_end(session)
@@ -135,10 +159,13 @@ class ReplicaChoice:
 
     def ended(self, request_id: str) -> None:
         """Note the end of a request; one that is not known is left alone."""
+        self._end(request_id)
+
+    def _end(self, request_id: str) -> _Underway | None:
         one = self._underway.pop(request_id, None)
         if one is not None and (known := self._known.get(one.replica)) is not None:
-            known.load.num_requests -= 1
-            known.load.num_tokens -= one.num_tokens
+            known.load.remove(one.request)
+        return one
 
     def set_memory(self, replica: Hashable, kv_tokens: int) -> None:
         """Note how many tokens a replica's KV memory holds."""
@@ -158,26 +185,15 @@ class ReplicaChoice:
         return self._known.setdefault(replica, _Known()).load
 
 
-def _by_prefix(prompt: RoutedPrompt, loads: Sequence[ReplicaLoad], replica: int) -> tuple[int, ...]:
-    return prefix_cost(prompt, loads, replica), -prompt.num_cached_tokens(replica), loads[replica].num_requests
+def no_cost(prompt: RoutedPrompt, load: ReplicaLoad, replica: int) -> Cost:  # noqa: ARG001
+    """All cost the same, so they take turns."""
+    return ()
 
 
-def _by_requests(_prompt: RoutedPrompt, loads: Sequence[ReplicaLoad], replica: int) -> tuple[int, ...]:
-    return loads[replica].num_requests, loads[replica].num_tokens
-
-
-def _by_tokens(_prompt: RoutedPrompt, loads: Sequence[ReplicaLoad], replica: int) -> tuple[int, ...]:
-    return loads[replica].num_tokens, loads[replica].num_requests
-
-
-def _in_turn(_prompt: RoutedPrompt, _loads: Sequence[ReplicaLoad], _replica: int) -> tuple[int, ...]:
-    return 0, 0
-
-
-RANKINGS: dict[str, Callable[[RoutedPrompt, Sequence[ReplicaLoad], int], tuple[int, ...]]] = {
-    "prefix": _by_prefix,
-    "least-requests": _by_requests,
-    "least-tokens": _by_tokens,
-    "round-robin": _in_turn,
+COSTS: dict[str, Callable[[RoutedPrompt, ReplicaLoad, int], Cost]] = {
+    "prefix": prefix_cost,
+    "least-requests": request_cost,
+    "least-tokens": token_cost,
+    "round-robin": no_cost,
 }
-"""What a replica costs under each rule; the cheapest is chosen."""
+"""What a replica costs under each rule; the cheapest is chosen, and those that cost the same take turns."""

@@ -108,11 +108,11 @@ class _Sending(NamedTuple):
 
 
 class _Notice(NamedTuple):
-    """A router hears that a request has ended."""
+    """A router hears that a request has ended; replica and request are given by number."""
 
     group: ReplicaGroup
     replica: int
-    num_tokens: int  # of its prompt
+    request: int
 
 
 class _Step(NamedTuple):
@@ -210,7 +210,7 @@ class FleetRun:
             time, _, order, event = heapq.heappop(self._events)
             match event:
                 case _Notice():
-                    event.group.note_end(event.replica, event.num_tokens, time)
+                    event.group.note_end(event.replica, event.request, time)
                 case FleetChange():
                     self._serving.resize(event.replicas, time)
                     if self._prefill is not None:
@@ -240,7 +240,7 @@ class FleetRun:
 
     def _send(self, sending: _Sending, time: float) -> None:
         """A router sends a request to a replica."""
-        replica = sending.group.choose(sending.sent.prompt_ids)
+        replica = sending.group.choose(sending.sent)
         if sending.has_kv:
             replica.submit_with_kv(sending.sent, time)
         else:
@@ -262,7 +262,7 @@ class FleetRun:
         now = replica.clock.now
         num_ended = 0
         for one in ended:
-            self._push(now, NOTICE, _Notice(group, replica.number, len(one.sent.prompt_ids)))
+            self._push(now, NOTICE, _Notice(group, replica.number, one.sent.record.number))
             if group is self._prefill and one.sent.record.num_output_tokens > 1:
                 self._hand_over(one, now)
             else:

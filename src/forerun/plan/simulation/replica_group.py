@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forerun.plan.simulation.replica import Replica, prompt_digests
-from forerun.plan.simulation.routing import ReplicaLoad, RoutingPolicy
+from forerun.plan.simulation.replica import Replica, Sent, prompt_digests
+from forerun.plan.simulation.routing import ReplicaLoad, RoutedRequest, RoutingPolicy
 
 
 @dataclass(slots=True)
@@ -62,18 +62,22 @@ class ReplicaGroup:
         self._open: list[Replica] = []  # those that take requests
         self._open_loads: list[ReplicaLoad] = []
         self._draining: list[Replica] = []
+        self._underway: dict[int, RoutedRequest] = {}  # by the request's number
         self.resize(size, 0.0)
 
-    def choose(self, prompt_ids: list[int]) -> Replica:
+    def choose(self, sent: Sent) -> Replica:
         """Send a request to a replica that takes requests."""
-        place = self._policy.choose(_Prompt(prompt_ids, self._open, self._block_size), self._open_loads)
-        replica = self._open[place]
-        self._add(replica.number, 1, len(prompt_ids))
-        return replica
+        prompt = _Prompt(sent.prompt_ids, self._open, self._block_size)
+        place = self._policy.choose(prompt, self._open_loads)
+        num_cached = prompt.num_cached_tokens(place) if self._policy.reads_caches else 0
+        request = RoutedRequest(prompt.num_tokens, prompt.num_tokens - num_cached)
+        self._underway[sent.record.number] = request
+        self._open_loads[place].add(request)
+        return self._open[place]
 
-    def note_end(self, number: int, num_tokens: int, now: float) -> None:
-        """Note that a replica is done with a request whose prompt had so many tokens."""
-        self._add(number, -1, -num_tokens)
+    def note_end(self, number: int, request: int, now: float) -> None:
+        """Note that a replica is done with a request; both are given by number."""
+        self._loads[number].remove(self._underway.pop(request))
         replica = self.replicas[number]
         if replica in self._draining and not self._loads[number].num_requests:
             self._draining.remove(replica)
@@ -103,8 +107,3 @@ class ReplicaGroup:
         self.lifetimes.append(Lifetime(now))
         self._loads.append(ReplicaLoad())
         return replica
-
-    def _add(self, number: int, num_requests: int, num_tokens: int) -> None:
-        load = self._loads[number]
-        load.num_requests += num_requests
-        load.num_tokens += num_tokens

@@ -9,6 +9,20 @@ from typing import Protocol
 
 from forerun.errors import ConfigError, did_you_mean
 
+DECODE_TOKENS = 64
+"""What a request under way counts for beside the tokens that it has to read, since it also writes; how many, no router knows."""
+
+FREE_REQUESTS = 4
+"""Requests under way that do not count so: an engine computes a few rows for little more than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What a request adds to the load of the replica that it is sent to."""
+
+    num_tokens: int  # of its prompt
+    num_uncached_tokens: int  # of these, what the replica had not cached when it was sent
+
 
 @dataclass(slots=True)
 class ReplicaLoad:
@@ -16,6 +30,19 @@ class ReplicaLoad:
 
     num_requests: int = 0
     num_tokens: int = 0  # of their prompts
+    num_uncached_tokens: int = 0  # of these, what the replica had to read
+
+    def add(self, request: RoutedRequest) -> None:
+        """Note that a request is sent."""
+        self.num_requests += 1
+        self.num_tokens += request.num_tokens
+        self.num_uncached_tokens += request.num_uncached_tokens
+
+    def remove(self, request: RoutedRequest) -> None:
+        """Note that a request has ended."""
+        self.num_requests -= 1
+        self.num_tokens -= request.num_tokens
+        self.num_uncached_tokens -= request.num_uncached_tokens
 
 
 class RoutedPrompt(Protocol):
@@ -29,6 +56,32 @@ class RoutedPrompt(Protocol):
     def num_cached_tokens(self, replica: int) -> int:
         """The tokens that a replica has in its prefix cache, as its KV events tell."""
         ...
+
+
+Cost = tuple[int, ...]
+"""What a replica costs under a rule; the cheapest is chosen, the first of several."""
+
+
+def request_cost(prompt: RoutedPrompt, load: ReplicaLoad, replica: int) -> Cost:  # noqa: ARG001
+    """Requests under way."""
+    return load.num_requests, load.num_tokens
+
+
+def token_cost(prompt: RoutedPrompt, load: ReplicaLoad, replica: int) -> Cost:  # noqa: ARG001
+    """Prompt tokens of requests under way."""
+    return load.num_tokens, load.num_requests
+
+
+def prefix_cost(prompt: RoutedPrompt, load: ReplicaLoad, replica: int) -> Cost:
+    """What a replica would have to do: tokens to read that it has not cached, of this prompt and of those under way, and to write.
+
+    A prompt under way that was cached costs next to nothing to read, so it does not drive the next prompt of the same
+    beginning to a replica that would have to read all of it.
+    """
+    cached = prompt.num_cached_tokens(replica)
+    to_read = prompt.num_tokens - cached + load.num_uncached_tokens
+    to_write = DECODE_TOKENS * max(0, load.num_requests - FREE_REQUESTS)
+    return to_read + to_write, -cached, load.num_requests
 
 
 class RoutingPolicy(Protocol):
@@ -56,24 +109,21 @@ class RoundRobin:
         return chosen
 
 
-class LeastRequests:
-    """The one with the fewest requests under way."""
+class Cheapest:
+    """The one that costs least.
 
-    reads_caches = False
+    Args:
+        cost: of a replica for a prompt.
+        reads_caches: whether the cost depends on what the replica has cached.
+    """
 
-    def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
+    def __init__(self, cost: Callable[[RoutedPrompt, ReplicaLoad, int], Cost], *, reads_caches: bool = False) -> None:
+        self.reads_caches = reads_caches
+        self._cost = cost
+
+    def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:
         """See `RoutingPolicy`."""
-        return min(range(len(loads)), key=lambda replica: loads[replica].num_requests)
-
-
-class LeastTokens:
-    """The one with the fewest prompt tokens of requests under way."""
-
-    reads_caches = False
-
-    def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
-        """See `RoutingPolicy`."""
-        return min(range(len(loads)), key=lambda replica: loads[replica].num_tokens)
+        return min(range(len(loads)), key=lambda replica: self._cost(prompt, loads[replica], replica))
 
 
 class RandomOfTwo:
@@ -92,26 +142,11 @@ class RandomOfTwo:
         return second if loads[second].num_requests < loads[first].num_requests else first
 
 
-def prefix_cost(prompt: RoutedPrompt, loads: Sequence[ReplicaLoad], replica: int) -> int:
-    """What a replica would have to do before this prompt is read: tokens of it that are not cached there, and of prompts under way."""
-    return prompt.num_tokens - prompt.num_cached_tokens(replica) + loads[replica].num_tokens
-
-
-class PrefixAffinity:
-    """The one with the least to do: tokens of this prompt that it has not cached, and of prompts under way."""
-
-    reads_caches = True
-
-    def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:
-        """See `RoutingPolicy`."""
-        return min(range(len(loads)), key=lambda replica: prefix_cost(prompt, loads, replica))
-
-
 ROUTING: dict[str, Callable[[int], RoutingPolicy]] = {
     "round-robin": lambda _: RoundRobin(),
-    "least-requests": lambda _: LeastRequests(),
-    "least-tokens": lambda _: LeastTokens(),
-    "prefix": lambda _: PrefixAffinity(),
+    "least-requests": lambda _: Cheapest(request_cost),
+    "least-tokens": lambda _: Cheapest(token_cost),
+    "prefix": lambda _: Cheapest(prefix_cost, reads_caches=True),
     "random-of-two": RandomOfTwo,
 }
 """The policies by name; each is made with a seed."""
