@@ -5,12 +5,16 @@ python -m benchmarks.peers install ray
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import signal
 import subprocess
 
+import psutil
 import pytest
 
+from forerun import LLM, SamplingParams
 from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
 from tests.slow.environments import interpreter_of
 from tests.slow.ray_services import (
@@ -23,6 +27,7 @@ from tests.slow.ray_services import (
     needs_two_cores,
     wait_until,
 )
+from tests.tensor_parallel import cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,6 +89,45 @@ def test_no_request_fails_while_replicas_come_and_go(cluster, variables):
             served = load.served
             wait_until(lambda served=served: load.served >= served + 8, seconds=120, what="no load")
     assert load.failures == []
+
+
+@needs_two_cores
+def test_a_tensor_parallel_replica_is_placed_as_one_group_and_replaced_when_one_of_its_processes_ends(
+    cluster, variables
+):
+    port = free_port()
+    words = [
+        *("--address", cluster, "--replicas", 1, "--cpus-per-replica", 2, "--tensor-parallel-size", 2),
+        *("--port", port, "--max-model-len", 512),
+    ]
+    done = subprocess.run(
+        command("deploy", "ray", MODEL, *words), env=variables, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    service = Service(port, None)
+    text = service.complete("The sea is", max_tokens=16)
+    with cores(2):
+        (alone,) = LLM(MODEL, max_model_len=512).generate(["The sea is"], SamplingParams(temperature=0, max_tokens=16))
+    assert text == alone.outputs[0].text
+    (rank,) = ranks()
+    os.kill(rank.pid, signal.SIGKILL)
+    wait_until(lambda: [one.pid for one in ranks()] not in ([], [rank.pid]), seconds=120, what="no other replica")
+
+    def answers():
+        fields = {"model": MODEL, "prompt": "The sea is", "max_tokens": 16, "temperature": 0}
+        status, body = service.ask("/v1/completions", fields)
+        return status == 200 and json.loads(body)["choices"][0]["text"] == text
+
+    wait_until(answers, seconds=120, what="the new replica does not answer")
+
+
+def ranks():
+    """The processes on this machine that are ranks beside a replica."""
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if "forerun.executor.tensor_parallel.worker" in (one.info["cmdline"] or [])
+    ]
 
 
 def test_where_no_cluster_answers_it_is_said():

@@ -32,7 +32,7 @@ class ClusterOptions:
     route_prefix: str = "/"
     """Where on the address the service answers: clients add /v1 to it."""
     cpus_per_replica: float = 1.0
-    """Processors that a replica takes; it computes with as many threads."""
+    """Processors that a replica takes, its processes of --tensor-parallel-size together; it computes with as many threads."""
     gpus_per_replica: float = 0.0
     """GPUs that a replica takes."""
     proxies: Proxies = "HeadOnly"

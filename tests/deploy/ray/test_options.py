@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.cli.app import main
@@ -49,10 +51,19 @@ def test_a_deployment_holds_as_many_requests_as_the_server_alone():
 
 
 def test_processes_of_one_replica_are_placed_on_one_machine():
-    placement = Placement(num_cpus=1, bundles=({"CPU": 1.0}, {"CPU": 1.0}))
-    settings = deployment_settings(SPEC, ReplicaOptions(replicas=1), placement)
+    spec = replace(SPEC, settings={"model": "m", "tensor_parallel_size": 2})
+    settings = deployment_settings(spec, ReplicaOptions(replicas=1), Placement(num_cpus=6, num_gpus=1))
     assert settings["placement_group_strategy"] == "STRICT_PACK"
-    assert len(settings["placement_group_bundles"]) == 2
+    assert settings["placement_group_bundles"] == [{"CPU": 3.0, "GPU": 1}, {"CPU": 3.0}]
+    actor = settings["ray_actor_options"]
+    assert (actor["num_cpus"], actor["num_gpus"]) == (3.0, 1), "the actor fits into the first bundle"
+    assert actor["runtime_env"]["env_vars"] == {"OMP_NUM_THREADS": "6"}, "which all processes share"
+
+
+def test_a_replica_of_more_processes_than_threads_is_refused():
+    spec = replace(SPEC, settings={"model": "m", "tensor_parallel_size": 3})
+    with pytest.raises(ConfigError, match="tensor_parallel_size: got 3, but a replica computes with 2 threads"):
+        deployment_settings(spec, ReplicaOptions(replicas=1), Placement(num_cpus=2))
 
 
 def test_a_service_that_scales_has_the_planner_for_a_policy(tmp_path):

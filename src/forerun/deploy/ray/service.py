@@ -50,14 +50,31 @@ class Placement:
     num_cpus: float
     num_gpus: float = 0.0
     num_threads: int | None = None  # None: as many as it has CPUs
-    bundles: tuple[dict[str, float], ...] = ()  # of a replica of several processes, which stay on one machine
+
+    def bundles(self, num_ranks: int) -> list[dict[str, float]]:
+        """What each process of a tensor-parallel replica takes; GPUs are the first one's, which is the replica itself.
+
+        Raises:
+            ConfigError: there are fewer threads than processes.
+        """
+        threads = self.num_threads or int(self.num_cpus)
+        if threads < num_ranks:
+            raise ConfigError(
+                f"tensor_parallel_size: got {num_ranks}, but a replica computes with {threads} threads, of which each process "
+                f"needs one; lower it to {max(1, threads)} or less, or give replicas more processors (--cpus-per-replica, or "
+                "fewer --replicas on one machine)"
+            )
+        each = {"CPU": self.num_cpus / num_ranks}
+        first = each | ({"GPU": self.num_gpus} if self.num_gpus else {})
+        return [first, *(dict(each) for _ in range(1, num_ranks))]
 
 
 def deployment_settings(spec: ReplicaSpec, options: ReplicaOptions, placement: Placement) -> dict[str, Any]:
     """Arguments of `serve.deployment`.
 
     Raises:
-        ConfigError: the profile or the SLA by which replicas scale cannot be read.
+        ConfigError: the profile or the SLA by which replicas scale cannot be read, or a tensor-parallel replica has more
+            processes than threads.
     """
     threads = placement.num_threads or max(1, int(placement.num_cpus))
     server = spec.options
@@ -82,8 +99,12 @@ def deployment_settings(spec: ReplicaSpec, options: ReplicaOptions, placement: P
             "request_router_kwargs": {"routing": options.routing},
         },
     }
-    if placement.bundles:
-        settings |= {"placement_group_bundles": list(placement.bundles), "placement_group_strategy": "STRICT_PACK"}
+    num_ranks = int(spec.settings.get("tensor_parallel_size", 1))
+    if num_ranks > 1:
+        # the ranks share memory, so they are on one machine; the actor is the first of them and starts the others
+        bundles = placement.bundles(num_ranks)
+        settings["ray_actor_options"]["num_cpus"] = bundles[0]["CPU"]
+        settings |= {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
     if options.max_replicas is None:
         settings["num_replicas"] = options.replicas
     else:
