@@ -44,5 +44,5 @@ def test_keys_without_effect_are_warned_of(caplog):
 
 def test_one_process_is_all_there_is():
     resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1})
-    with pytest.raises(ConfigError, match="draft_tensor_parallel_size: must be 1"):
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size: got 4; must be 1"):
         resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 4})

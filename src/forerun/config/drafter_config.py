@@ -74,8 +74,11 @@ def read_keys(given: Any) -> dict[str, Any]:
         if key in keys:
             logger.warning("speculative_config: %s has no effect: %s; leave it out", key, why)
             del keys[key]
-    if keys.pop("draft_tensor_parallel_size", None) not in (None, 1):
-        raise ConfigError("draft_tensor_parallel_size: must be 1: a drafter runs in one process; leave it out")
+    if (size := keys.pop("draft_tensor_parallel_size", None)) not in (None, 1):
+        raise ConfigError(
+            f"draft_tensor_parallel_size: got {size!r}; must be 1, whatever tensor_parallel_size is: draft models and heads "
+            "are computed by one process; leave it out"
+        )
     return keys
 
 
