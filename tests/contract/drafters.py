@@ -193,3 +193,6 @@ CASES = {
     "zero": NGRAM | {"num_speculative_tokens": 0},
 }
 """Every drafter of the project stands here and so inherits the contract; a new one adds a row."""
+
+OWN_KV = ("draft-model", "draft-model-tree", "pard", "eagle", "eagle3", "peagle", "dflash", "mtp", "hybrid")
+"""Drafters with KV of their own, which goes from engine to engine with the target's."""

@@ -395,6 +395,28 @@ def test_a_request_after_the_end_is_answered_with_the_reason():
     asyncio.run(run())
 
 
+def test_an_engine_without_work_whose_other_process_has_ended_says_so_and_takes_no_more(monkeypatch):
+    monkeypatch.setattr("forerun.server.engine_thread.HEALTH_PERIOD_S", 0.01)
+    llm = tiny_llm()
+
+    def gone():
+        raise WorkerError("rank 1 was killed")
+
+    async def run():
+        async with running(llm) as engine:
+            await submit(engine, "a").ended.wait()
+            await asyncio.sleep(0.05)
+            well = engine.failure
+            monkeypatch.setattr(llm.engine, "check_health", gone)
+            while engine.is_running:
+                await asyncio.sleep(0.001)
+            with pytest.raises(EngineEndedError, match="restart the server"):
+                submit(engine, "b")
+            return well, engine.failure
+
+    assert asyncio.run(run()) == (None, "the engine has ended after an error")
+
+
 def test_a_step_that_never_ends_holds_up_no_stop(monkeypatch, caplog):
     monkeypatch.setattr("forerun.server.engine_thread.LAST_STEP_S", 0.05)
     llm = tiny_llm()

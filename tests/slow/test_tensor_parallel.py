@@ -26,6 +26,7 @@ from forerun.models.loader import LOADERS
 from tests.contract.drafters import CASES
 from tests.contract.test_bit_identical import run
 from tests.engines import tiny_llm
+from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.heads_mtp import add_mtp_layers
 from tests.native import needs_kernels
 from tests.tensor_parallel import cores, save_model, target_of, worker_ids
@@ -113,6 +114,13 @@ def test_the_default_model_gives_the_bits_of_one_process(settings):
             gc.collect()
     assert found[0] == found[1] == found[2]
     assert not worker_ids()
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILY_GGUFS))
+def test_a_gguf_file_of_every_family_gives_the_bits_of_one_process(tmp_path, kind):
+    file = save_family(tmp_path, kind)
+    found = [run(tiny_llm(CASES["recycle"], target=target_of(file, num_ranks)), COUNT) for num_ranks in (1, 2)]
+    assert found[0] == found[1]
 
 
 def test_the_workers_end_within_two_seconds_when_rank_0_is_killed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
+    BlockKV,
     Choice,
     DraftContext,
     Drafter,
     DrafterConfig,
     DrafterResolver,
     KeepsKV,
+    MovesKV,
     Pool,
     TargetInfo,
     VerifiedRows,
@@ -265,6 +268,11 @@ class AutoDrafter:
         """Let the model take its memory, if it has KV."""
         if self._keeper is not None:
             self._keeper.use_kv(target_cache, num_blocks=num_blocks)
+
+    @property
+    def moved_kv(self) -> Listing[BlockKV]:
+        """The model's."""
+        return self._keeper.moved_kv if isinstance(self._keeper, MovesKV) else ()
 
     def start(self, sequence: Sequence) -> None:
         """Start the sequence in both."""

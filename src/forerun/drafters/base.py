@@ -208,6 +208,33 @@ class KeepsKV(Protocol):
         ...
 
 
+class BlockKV(Protocol):
+    """A drafter's own entries in the target's blocks."""
+
+    @property
+    def cache(self) -> KVCache:
+        """Where they lie, under the ids of the target's blocks."""
+        ...
+
+    def holds(self, block: int, digest: bytes) -> bool:
+        """Whether a block has the entries of the text with this digest (see `prefix_cache.block_digests`)."""
+        ...
+
+    def note_block(self, block: int, digest: bytes) -> None:
+        """Note that the entries of that text have been put into a block."""
+        ...
+
+
+@runtime_checkable
+class MovesKV(Protocol):
+    """A drafter whose own KV goes to another engine with the target's; others make theirs anew there."""
+
+    @property
+    def moved_kv(self) -> Listing[BlockKV]:
+        """What goes, in the same order in each engine with this drafter; after `use_kv`."""
+        ...
+
+
 def computes_with_a_model(drafter: Drafter) -> bool:
     """Whether a drafter reads hidden states or KV, so that it drafts only where the target has read the text."""
     keeps_kv = isinstance(drafter, KeepsKV) and bool(drafter.kv_bytes_per_block or drafter.num_scratch_blocks)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
+    BlockKV,
     DraftContext,
     Drafter,
     DrafterConfig,
@@ -23,6 +24,7 @@ from forerun.drafters.base import (
     DraftRequest,
     KeepsKV,
     KeepsPools,
+    MovesKV,
     Pool,
     TargetInfo,
     VerifiedRows,
@@ -214,6 +216,11 @@ class Hybrid:
         """Let each drafter with KV take its memory."""
         for keeper in self._keepers:
             keeper.use_kv(target_cache, num_blocks=num_blocks)
+
+    @property
+    def moved_kv(self) -> Listing[BlockKV]:
+        """That of all drafters."""
+        return [own for keeper in self._keepers if isinstance(keeper, MovesKV) for own in keeper.moved_kv]
 
     def learn(self, rows: VerifiedRows) -> None:
         """Let each drafter that learns from the target do so."""

@@ -53,8 +53,8 @@ class EngineSnapshot:
 class EngineClient(Protocol):
     """How an engine is used, in this thread, from another, or from another process.
 
-    `accept`, `withdraw`, `finish_files` and `wait_for_files` may be called at any time from any thread; the
-    rest from one.
+    `accept`, `withdraw`, `check_health`, `finish_files` and `wait_for_files` may be called at any time from any
+    thread; the rest from one.
     """
 
     @property
@@ -84,6 +84,14 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; what it has given, or None if it is not there."""
+        ...
+
+    def check_health(self) -> None:
+        """Look whether steps can still be computed, with work or without.
+
+        Raises:
+            WorkerError: another process that holds a part of the model has ended.
+        """
         ...
 
     def finish_files(self, output: RequestOutput) -> None:

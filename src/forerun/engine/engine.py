@@ -201,6 +201,10 @@ class Engine:
         request = self._requests.get(request_id)
         return None if request is None else self._end(request, "abort")
 
+    def check_health(self) -> None:
+        """See `EngineClient`."""
+        self._parts.executor.check_health()
+
     def finish_files(self, output: RequestOutput) -> None:
         """Wait until the hidden states of an ended request are in their files; any thread may.
 

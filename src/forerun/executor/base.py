@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from forerun.core.step import EndedSequence, SequenceSpec, StepPlan, StepResult
+from forerun.kv.transfer import BlockContents
 
 
 class Executor(Protocol):
@@ -28,6 +29,28 @@ class Executor(Protocol):
         """Compute a plan's rows, verify its drafts, and draft for the next step.
 
         Where it raises, no sequence has changed, and the same rows may be planned again.
+        """
+        ...
+
+    def read_blocks(self, blocks: Sequence[int], digests: Sequence[bytes]) -> tuple[BlockContents, ...]:
+        """Copies of what lies in the full blocks that a text begins with, which have these digests; between two steps."""
+        ...
+
+    def write_blocks(
+        self, blocks: Sequence[int], digests: Sequence[bytes], caches: Sequence[BlockContents], *, first: int
+    ) -> None:
+        """Put what `read_blocks` of another engine gave into blocks, from the text's block `first` on; between two steps.
+
+        Raises:
+            ConfigError: the other engine has another model, drafter, dtype or size of blocks.
+        """
+        ...
+
+    def check_health(self) -> None:
+        """Look whether plans can still be executed; any thread may call this at any time.
+
+        Raises:
+            WorkerError: another process that holds a part of the model has ended.
         """
         ...
 

@@ -34,10 +34,12 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.errors import ConfigError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.moved_blocks import read_blocks, write_blocks
 from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
 from forerun.grammar.drafting import KnownTexts
 from forerun.kv.cache import KVCache
+from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.sampling import SamplingRules, token_logprobs
@@ -153,6 +155,22 @@ class LocalExecutor:
         if self.pools is not None:
             self.pools.save_when_due()
         return result
+
+    def read_blocks(self, blocks: Listing[int], digests: Listing[bytes]) -> tuple[BlockContents, ...]:
+        """See `Executor`."""
+        with self.as_in_a_step():
+            return read_blocks(self.cache, self.drafting.drafter, blocks, digests)
+
+    def write_blocks(
+        self, blocks: Listing[int], digests: Listing[bytes], caches: Listing[BlockContents], *, first: int
+    ) -> None:
+        """See `Executor`."""
+        with self.as_in_a_step():
+            write_blocks(self.cache, self.drafting.drafter, blocks, digests, caches, first=first)
+
+    def check_health(self) -> None:
+        """See `Executor`."""
+        self.cache.check_health()
 
     def release(self, ended: Listing[EndedSequence]) -> None:
         """See `Executor`."""

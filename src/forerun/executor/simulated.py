@@ -15,6 +15,7 @@ from forerun.core.stats import StepTimes
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec, StepPlan, StepResult
 from forerun.errors import RequestError
 from forerun.executor.simulated_text import Drafting, HashedTexts, Texts
+from forerun.kv.transfer import BlockContents
 
 
 class VirtualClock:
@@ -122,6 +123,22 @@ class SimulatedExecutor:
         first = state.num_tokens
         state.num_tokens += num_tokens
         return self._texts.tokens(state.spec, first, state.num_tokens)
+
+    def read_blocks(
+        self,
+        blocks: Sequence[int],  # noqa: ARG002
+        digests: Sequence[bytes],  # noqa: ARG002
+    ) -> tuple[BlockContents, ...]:
+        """See `Executor`; nothing lies in the blocks of a simulation."""
+        return ()
+
+    def write_blocks(
+        self, blocks: Sequence[int], digests: Sequence[bytes], caches: Sequence[BlockContents], *, first: int
+    ) -> None:
+        """See `Executor`; nothing lies in the blocks of a simulation."""
+
+    def check_health(self) -> None:
+        """See `Executor`; nothing can end here."""
 
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
+from forerun.errors import ConfigError
 
 # Shared memory, which is mmap's default, is given huge pages on few systems.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -63,10 +64,34 @@ class KVCache:
         """Memory of all layers and features; on a CPU it is taken as blocks are first used."""
         return sum(stack.nbytes for stack in self._stacks.values())
 
+    def check_health(self) -> None:
+        """Look whether all processes that hold a part of the cache are there; this one holds all of it."""
+
     def keep(self, slots: Tensor, features: Mapping[str, Tensor]) -> None:
         """Store a pass's features, name -> [T, width], at the slots [T] of its rows."""
         for name, rows in features.items():
             self.features[name].index_copy_(0, slots, rows.to(self.features[name].dtype))
+
+    def read(self, slots: Tensor) -> tuple[Tensor, ...]:
+        """Copies of what lies at slots [n] int64: [entries, n, ...] for each shape of keys, values and features."""
+        return tuple(stack.index_select(1, slots) for stack in self._stacks.values())
+
+    def write(self, slots: Tensor, contents: Sequence[Tensor]) -> None:
+        """Put what `read` of a cache of the same layers and features gave to slots [n] int64.
+
+        Raises:
+            ConfigError: the other cache has other layers, features or another dtype.
+        """
+        stacks = list(self._stacks.values())
+        expected = [((len(stack), len(slots), *stack.shape[2:]), stack.dtype) for stack in stacks]
+        found = [(tuple(tensor.shape), tensor.dtype) for tensor in contents]
+        if found != expected:
+            raise ConfigError(
+                f"KV transfer: got KV of the shapes {found}, this engine has {expected}; give both engines the same model, "
+                "dtype, block_size and speculative_config"
+            )
+        for stack, tensor in zip(stacks, contents, strict=True):
+            stack.index_copy_(1, slots, tensor)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy what lies at slots `sources` to slots `destinations` ([n] int64), in every layer and feature.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from forerun.core.outputs import RequestOutput, StreamDelta
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HEALTH_PERIOD_S = 1.0  # from one look at an engine without work to the next
 FAILURES_IN_A_ROW = 3  # failed steps in a row after which `failure` reports them
 LAST_STEP_S = 5.0  # for the step that runs when the server stops; nobody reads what it gives
 
@@ -208,14 +209,24 @@ class EngineThread:
         self._fail_all(EngineEndedError(self._reason))
 
     def _obey(self) -> None:
-        """Carry out the commands that are there; without work wait for one."""
+        """Carry out the commands that are there; without work wait for one, and look whether the engine is well meanwhile."""
         if not self.engine.has_work:
             self._busy_since = None
-            command = self._commands.get()
+            try:
+                command = self._commands.get(timeout=HEALTH_PERIOD_S)
+            except Empty:
+                self._check_health()
+                return
             self._busy_since = time.monotonic()
             self._carry_out(command)
         while not self._commands.empty():
             self._carry_out(self._commands.get())
+
+    def _check_health(self) -> None:
+        try:
+            self.engine.check_health()
+        except WorkerError:
+            self._end("the engine ends: it cannot compute without the process that has ended")
 
     def _carry_out(self, command: Command) -> None:
         """Carry out a command; one that fails is logged and harms no other."""

@@ -14,6 +14,7 @@ import pytest
 from forerun import SamplingParams
 from forerun.build import load_target
 from forerun.config.settings import EngineSettings
+from forerun.engine.kv_transfer import export_kv
 from forerun.errors import ConfigError, WorkerError
 from forerun.executor.tensor_parallel import target as sharded
 from tests.contract.drafters import CASES
@@ -22,6 +23,7 @@ from tests.contract.test_contract import assert_nothing_is_held
 from tests.engines import tiny_llm
 from tests.native import needs_kernels
 from tests.tensor_parallel import CPU, cores, save_model, target_of, worker_ids
+from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [
@@ -63,12 +65,28 @@ def test_the_logits_of_three_processes_are_those_of_one(path, three_ranks):
     assert with_logits_of(three_ranks, prompts) == with_logits_of(target_of(path, 1), prompts)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized):
+    file = tmp_path / "tiny.gguf"
+    save_tiny_gguf(file, quantized=quantized)
+    prompts = [[7, 8, 9], list(range(20, 60))]
+    assert with_logits_of(target_of(file, 2), prompts) == with_logits_of(target_of(file, 1), prompts)
+
+
 @pytest.mark.parametrize("name", ["plain", "recycle", "suffix-tree", "eagle3", "draft-model-tree", "self-exit"])
 def test_text_and_logprobs_are_those_of_one_process_with_any_drafter(three_ranks, plainly, name):
     llm = tiny_llm(
         CASES[name], target=three_ranks, num_gpu_blocks_override=40, max_num_batched_tokens=48, max_num_seqs=24
     )
     assert run(llm, COUNT) == plainly
+    assert_nothing_is_held(llm)
+
+
+def test_kv_that_lies_in_several_processes_is_not_handed_over(three_ranks):
+    llm = tiny_llm(target=three_ranks)
+    llm.generate([list(range(5, 25))], SamplingParams(max_tokens=2), use_tqdm=False)
+    with pytest.raises(ConfigError, match="set tensor_parallel_size to 1"):
+        export_kv(llm.engine.parts, list(range(5, 25)))
     assert_nothing_is_held(llm)
 
 
@@ -80,6 +98,26 @@ def test_the_caches_of_engines_that_are_gone_are_dropped(three_ranks):
         gc.collect()
     waiting = len(three_ranks.make_cache._dropped)
     assert waiting <= 1, "the next cache tells the other ranks which are no longer used"
+
+
+def test_a_rank_that_is_killed_while_nobody_asks_is_noticed_and_the_others_end_with_it(path):
+    before = set(worker_ids())
+    llm = tiny_llm(target=target_of(path, 3))
+    llm.engine.check_health()
+    killed, other = set(worker_ids()) - before
+    os.kill(killed, signal.SIGKILL)
+    deadline = time.monotonic() + NOTICED_S
+    failed = None
+    while failed is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        try:
+            llm.engine.check_health()
+        except WorkerError as error:
+            failed = str(error)
+    assert re.search(rf"process {killed}\) was killed \(SIGKILL\).*load the model again", failed)
+    while other in worker_ids() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert other not in worker_ids()
 
 
 def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(three_ranks):

@@ -16,6 +16,7 @@ from forerun.engine.speculation import SpeculationReport
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.prefix_cache import block_digests, root_digest
+from forerun.kv.transfer import BlockContents
 from forerun.plan.step_times import StepShape
 
 
@@ -123,6 +124,20 @@ class ObservedExecutor:
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""
         self.executor.release(ended)
+
+    def read_blocks(self, blocks: Sequence[int], digests: Sequence[bytes]) -> tuple[BlockContents, ...]:
+        """See `Executor`."""
+        return self.executor.read_blocks(blocks, digests)
+
+    def write_blocks(
+        self, blocks: Sequence[int], digests: Sequence[bytes], caches: Sequence[BlockContents], *, first: int
+    ) -> None:
+        """See `Executor`."""
+        self.executor.write_blocks(blocks, digests, caches, first=first)
+
+    def check_health(self) -> None:
+        """See `Executor`."""
+        self.executor.check_health()
 
 
 class CopiedContexts:

@@ -76,6 +76,14 @@ class KVLedger:
         if end % size:
             record.partial_stamp = self._stamps[block_ids[num_full]] = next(self._partial_stamps)
 
+    def holds(self, block: int, digest: bytes) -> bool:
+        """Whether a full block has the entries of the text with this digest."""
+        return self._stamps[block] == digest
+
+    def note_block(self, block: int, digest: bytes) -> None:
+        """Note that a block has got the entries of the text with this digest from elsewhere."""
+        self._stamps[block] = digest
+
     def _extend(self, record: _SequenceRecord, sequence: Sequence, num_full: int) -> None:
         """Compute the digests of the first `num_full` blocks."""
         first = len(record.digests)
@@ -83,6 +91,22 @@ class KVLedger:
             tokens = sequence.tokens_between(first * self._block_size, num_full * self._block_size)
             parent = record.digests[-1] if record.digests else record.root
             record.digests += block_digests(parent, tokens, block_size=self._block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKV:
+    """A cache and the ledger that knows what is in it; see `BlockKV`."""
+
+    cache: KVCache
+    ledger: KVLedger
+
+    def holds(self, block: int, digest: bytes) -> bool:
+        """See `KVLedger`."""
+        return self.ledger.holds(block, digest)
+
+    def note_block(self, block: int, digest: bytes) -> None:
+        """See `KVLedger`."""
+        self.ledger.note_block(block, digest)
 
 
 class KVDrafter:
@@ -128,6 +152,11 @@ class KVDrafter:
             num_blocks=num_blocks,
             scratch_per_sequence=self._scratch_per_sequence,
         )
+
+    @property
+    def moved_kv(self) -> Listing[LedgerKV]:
+        """See `MovesKV`."""
+        return [LedgerKV(self._cache, self._ledger)]
 
     def start(self, sequence: Sequence) -> None:
         """Add the sequence to the ledger."""

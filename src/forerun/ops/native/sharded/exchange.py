@@ -186,6 +186,15 @@ class Leader:
         self.exchange.end(0)
         self.reason = self.reason or f"rank 0 was interrupted ({type(error).__name__})"
 
+    def check_health(self) -> None:
+        """Look whether all ranks are there.
+
+        Raises:
+            WorkerError: one of them has ended.
+        """
+        if self.reason is not None:
+            raise WorkerError(self.end_message())
+
     def end_message(self) -> str:
         """What to tell a user whose request meets a group that has ended."""
         return (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import Candidates
+from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.layers import NO_LAYERS, NativeLayer, NativeLayers, PackedHead, PackedLinear
@@ -175,6 +176,30 @@ class ShardedKVCache(KVCache):
         self.number = number
         self._leader = leader
 
+    def check_health(self) -> None:
+        """See `KVCache`.
+
+        Raises:
+            WorkerError: another rank has ended.
+        """
+        self._leader.check_health()
+
+    def read(self, slots: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Refuse: the other ranks' heads are not here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise _refused()
+
+    def write(self, slots: Tensor, contents: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Refuse: the other ranks' heads are not here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise _refused()
+
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """See `KVCache`; all ranks move what is theirs.
 
@@ -184,3 +209,10 @@ class ShardedKVCache(KVCache):
         with self._leader as exchange:
             exchange.post(MoveKV(self.number, sources.numpy(), destinations.numpy()))
             super().move(sources, destinations)
+
+
+def _refused() -> ConfigError:
+    return ConfigError(
+        "KV transfer: the KV of an engine with tensor_parallel_size above 1 lies in several processes and cannot be handed "
+        "over; set tensor_parallel_size to 1"
+    )
