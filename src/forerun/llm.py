@@ -96,6 +96,11 @@ class LLM:
         return self._engine
 
     @property
+    def client(self) -> EngineClient:
+        """How requests reach the engine: what a server puts into a thread of its own."""
+        return self._client
+
+    @property
     def executor(self) -> LocalExecutor:
         """What computes the engine's steps, for benchmarks."""
         return self._executor

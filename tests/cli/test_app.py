@@ -76,7 +76,8 @@ def test_page_documents_exactly_the_flags_of_its_commands(page: str) -> None:
         described |= engine_flags()
     if "sampling options](generate.md" in text:
         described |= documented((DOCS / "generate.md").read_text().partition("## Sampling options")[2])
-    serve, _, replicas = (DOCS / "serve.md").read_text().partition("## Replicas")
+    serve, _, rest = (DOCS / "serve.md").read_text().partition("## Replicas")
+    replicas = rest.partition("## Prefill process")[0]
     if "server options](serve.md" in text:
         described |= documented(serve) - {"--config"}
     if "replica options](serve.md" in text:

@@ -19,6 +19,7 @@ from benchmarks.serving import FORERUN
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.cli.options import EngineOptions
+from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.errors import ModelError
 from forerun.server.options import ServerOptions
 from tests.stand_in import save_stand_in
@@ -56,6 +57,25 @@ def test_defaults(started: SimpleNamespace) -> None:
     assert started.server == ServerOptions()
     assert started.engine == EngineOptions()
     assert (started.server.host, started.server.port) == ("127.0.0.1", 8000)
+
+
+def test_a_process_that_reads_prompts_is_started_where_it_is_asked_for(
+    started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    monkeypatch.setattr(loading, "load_disaggregated", lambda *given: loaded.append(given))
+    assert main(["serve", "some-model", "--prefill-threads", "3", "--max-local-prefill-length", "0"]) == 0
+    prefill = PrefillOptions(prefill_threads=3, max_local_prefill_length=0)
+    assert loaded == [("some-model", EngineOptions(), prefill)]
+    assert started.model is None
+
+
+def test_replicas_have_no_process_that_reads_prompts(
+    started: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "some-model", "--prefill-threads", "1", "--replicas", "2"]) == 2
+    assert "leave out --prefill-threads or --replicas" in capsys.readouterr().err
+    assert started.server is None
 
 
 def test_the_command_line_comes_before_the_environment_before_the_file(

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import forerun
 from forerun.cli.options import EngineOptions
+from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.models import download, store
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ def load_llm(model: str, options: EngineOptions) -> LLM:
     pull_if_needed(model)
     with spinner(f"Loading {model}"), without_collections():
         return forerun.LLM(model, **options.settings())
+
+
+def load_disaggregated(model: str, options: EngineOptions, prefill: PrefillOptions) -> LLM:
+    """Load a model in two processes, of which one reads the prompts, as `load_llm` does otherwise."""
+    assert prefill.prefill_threads is not None, "asked for"
+    pull_if_needed(model)
+    with spinner(f"Loading {model} in two processes"), without_collections():
+        from forerun.deploy.disaggregated.llm import DisaggregatedLLM  # torch: only when it is needed
+
+        return DisaggregatedLLM(
+            model,
+            prefill_threads=prefill.prefill_threads,
+            max_local_prefill_length=prefill.max_local_prefill_length,
+            **options.settings(),
+        )
 
 
 def load_target(settings: EngineSettings) -> LoadedTarget:

@@ -17,15 +17,17 @@ import forerun
 from forerun.cli import loading
 from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
+from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.deploy.ray.options import ReplicaOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
 if TYPE_CHECKING:
+    from forerun import LLM
     from forerun.deploy.ray.replica import ReplicaSpec
 
 EXTRA = ("fastapi", "uvicorn", "h11", "pydantic", "prometheus_client", "starlette")
-ENGINE, SERVER, REPLICAS = EngineOptions(), ServerOptions(), ReplicaOptions()
+ENGINE, SERVER, REPLICAS, PREFILL = EngineOptions(), ServerOptions(), ReplicaOptions(), PrefillOptions()
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -75,6 +77,9 @@ def run(
     replicas: Annotated[
         ReplicaOptions, Parameter(name="*", negative=(), group=Group("Replicas", sort_key=4))
     ] = REPLICAS,
+    prefill: Annotated[
+        PrefillOptions, Parameter(name="*", negative=(), group=Group("Prefill process", sort_key=5))
+    ] = PREFILL,
     engine: EngineOptions = ENGINE,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface.
@@ -95,14 +100,24 @@ def run(
             f"serve: needs the package {error.name}, which is not installed; pip install 'forerun[serve]'"
         ) from None
     if replicas.replicas is not None:
+        if prefill.prefill_threads is not None:
+            raise ConfigError(
+                "prefill_threads: replicas read their own prompts; leave out --prefill-threads or --replicas"
+            )
         serve_with_replicas(model, server, engine, replicas)
         return
     if not server.disable_log_stats:
         log_stats()
-    it = Server(lambda: loading.load_llm(model, engine), server, report=lambda line: print(line, flush=True))
+    it = Server(lambda: _load(model, engine, prefill), server, report=lambda line: print(line, flush=True))
     it.run()
     if it.is_working:
         os._exit(0)  # a thread within native code cannot be ended, and would crash while the interpreter shuts down
+
+
+def _load(model: str, engine: EngineOptions, prefill: PrefillOptions) -> LLM:
+    if prefill.prefill_threads is None:
+        return loading.load_llm(model, engine)
+    return loading.load_disaggregated(model, engine, prefill)
 
 
 def serve_with_replicas(model: str, server: ServerOptions, engine: EngineOptions, replicas: ReplicaOptions) -> None:

@@ -50,7 +50,7 @@ class ServedModel:
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
         self.metrics = ServerMetrics(self.name)
-        self.engine = EngineThread(llm.engine, observe=self.metrics.observe, step_timeout=options.step_timeout)
+        self.engine = EngineThread(llm.client, observe=self.metrics.observe, step_timeout=options.step_timeout)
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
         self.templates = Templates()

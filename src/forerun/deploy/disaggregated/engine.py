@@ -1,0 +1,154 @@
+"""An engine whose long prompts are read by another process; it is used as any engine is (see `EngineClient`)."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+
+from forerun.core.outputs import RequestOutput
+from forerun.deploy.disaggregated.prefill_client import Arrival, PrefillClient
+from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
+from forerun.engine.engine import Engine
+from forerun.engine.kv_transfer import import_kv, num_missing_tokens
+from forerun.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ARRIVAL_WAIT_S = 0.005  # of a step that has nothing else to do, so that new requests do not wait long for it
+
+
+@dataclass(slots=True)
+class TransferStats:
+    """Sums over the prompts whose KV has come from the other process."""
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    read_seconds: float = 0.0  # from the question to the prompt's last step there
+    transfer_seconds: float = 0.0  # from there until this process took it from shared memory
+    num_failures: int = 0  # prompts that were read here, since the other process could not
+
+
+class DisaggregatedEngine:
+    """Sends prompts to a process that reads them, takes their KV into the prefix cache, and answers.
+
+    The text is the one that the engine alone writes: it finds the KV of a prompt as it finds that of any prompt which it
+    has read before, computes what is missing, and draws the first token itself. So a process that dies costs time only:
+    its prompts are read here.
+
+    Args:
+        engine: the one that answers; it must have a prefix cache.
+        prefill: to the process that reads.
+        max_local_prefill_length: prompts with at most so many tokens in blocks that are not cached here are read here.
+
+    Raises:
+        ConfigError: the engine has no prefix cache.
+    """
+
+    def __init__(self, engine: Engine, prefill: PrefillClient, *, max_local_prefill_length: int) -> None:
+        if not engine.parts.pool.enable_prefix_caching:
+            raise ConfigError(
+                "enable_prefix_caching: got False; KV is handed over through the prefix cache: set it to True"
+            )
+        self.transfers = TransferStats()
+        self._engine = engine
+        self._prefill = prefill
+        self._most_local = max_local_prefill_length
+        self._accepted: dict[str, EngineRequest] = {}  # not submitted
+        self._reading: set[str] = set()  # there
+        self._arrived: deque[Arrival] = deque()  # with their KV, which waits for memory
+
+    @property
+    def has_work(self) -> bool:
+        """See `EngineClient`."""
+        return bool(self._engine.has_work or self._reading or self._arrived)
+
+    def accept(self, request: EngineRequest) -> None:
+        """See `EngineClient`."""
+        self._engine.accept(request)
+        self._accepted[request.request_id] = request
+
+    def withdraw(self, request_id: str) -> None:
+        """See `EngineClient`."""
+        self._accepted.pop(request_id, None)
+        self._engine.withdraw(request_id)
+
+    def submit(self, request_id: str) -> None:
+        """See `EngineClient`; a prompt that is to be read elsewhere is queued here when it has been."""
+        request = self._accepted.pop(request_id)
+        token_ids = [*request.prompt_ids, *request.output_ids]
+        if self._is_read_here(request, token_ids):
+            self._engine.submit(request_id)
+            return
+        self._reading.add(request_id)
+        self._prefill.read(request_id, token_ids, request.cache_salt)
+
+    def step(self) -> StepOutput:
+        """See `EngineClient`."""
+        self._take_arrivals()
+        return self._engine.step() if self._engine.has_work else StepOutput()
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """See `EngineClient`."""
+        self._accepted.pop(request_id, None)
+        if request_id in self._reading:
+            self._reading.remove(request_id)
+            self._prefill.cancel(request_id)
+        self._arrived = deque(one for one in self._arrived if one.request_id != request_id)
+        return self._engine.abort(request_id)
+
+    def check_health(self) -> None:
+        """See `EngineClient`; without the other process this one goes on alone."""
+        self._engine.check_health()
+
+    def finish_files(self, output: RequestOutput) -> None:
+        """See `EngineClient`."""
+        self._engine.finish_files(output)
+
+    def wait_for_files(self) -> None:
+        """See `EngineClient`."""
+        self._engine.wait_for_files()
+
+    def snapshot(self) -> EngineSnapshot:
+        """See `EngineClient`; requests whose prompts are read elsewhere wait."""
+        found = self._engine.snapshot()
+        num_waiting = found.state.num_waiting + len(self._reading) + len(self._arrived)
+        return EngineSnapshot(found.stats, replace(found.state, num_waiting=num_waiting))
+
+    def _is_read_here(self, request: EngineRequest, token_ids: list[int]) -> bool:
+        """Whether the prompt is short, or cached, or its logits are wanted, or nobody else is there."""
+        if self._prefill.is_over or request.sampling.prompt_logprobs is not None:
+            return True
+        if len(token_ids) <= self._most_local:
+            return True
+        return num_missing_tokens(self._engine.parts, token_ids, request.cache_salt) <= self._most_local
+
+    def _take_arrivals(self) -> None:
+        """Queue the requests whose prompts have been read; without other work wait a moment for one."""
+        timeout = 0.0 if self._engine.has_work or self._arrived else ARRIVAL_WAIT_S
+        while self._reading and (arrival := self._prefill.take(timeout)) is not None:
+            self._reading.discard(arrival.request_id)
+            self._arrived.append(arrival)
+            timeout = 0.0
+        while self._arrived and self._queue(self._arrived[0]):
+            self._arrived.popleft()
+
+    def _queue(self, arrival: Arrival) -> bool:
+        """Take a prompt's KV in and queue its request; False while there is no memory for it."""
+        kv, stats = arrival.kv, self.transfers
+        if kv is None:
+            stats.num_failures += 1
+            logger.warning("a prompt is read by the engine that answers it, since %s", arrival.error)
+        else:
+            scheduler = self._engine.parts.scheduler
+            num_others = len(scheduler.running) + len(scheduler.waiting)
+            if not import_kv(self._engine.parts, kv, spare_blocks=num_others) and num_others:
+                return False  # with nothing else to run, what has no room is computed here
+            stats.num_prompts += 1
+            stats.num_tokens += len(kv.token_ids)
+            stats.num_bytes += kv.num_bytes
+            stats.read_seconds += arrival.read_seconds
+            stats.transfer_seconds += arrival.transfer_seconds
+        self._engine.submit(arrival.request_id)
+        return True

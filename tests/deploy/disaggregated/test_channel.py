@@ -1,0 +1,66 @@
+"""Messages arrive as they were sent, however large, and an end that is closed is noticed."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.deploy.disaggregated.in_one_process import channels, needs_shared_memory
+
+pytestmark = needs_shared_memory
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), min_size=1, max_size=3)), max_size=4
+    ),
+    text=st.text(max_size=20),
+)
+@settings(max_examples=30, deadline=None)
+def test_what_is_sent_arrives(shapes, text):
+    tensors = [torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype) for dtype, shape in shapes]
+    with channels() as (own, other):
+        own.send({"text": text}, tensors)
+        message = other.receive(5)
+        assert message.header == {"text": text}
+        assert [one.dtype for one in message.tensors] == [one.dtype for one in tensors]
+        assert all(a.equal(b) for a, b in zip(message.tensors, tensors, strict=True))
+
+
+def test_neither_end_waits_for_the_other_to_read():
+    long = {"text": "x" * 100_000}
+    with channels() as (own, other):
+        for _ in range(50):
+            own.send(long, [torch.ones(1000)])
+            other.send(long)
+        assert all(other.receive(5).header == long for _ in range(50))
+        assert all(own.receive(5).header == long for _ in range(50))
+        assert own.receive(0) is None
+
+
+def test_the_memory_is_given_back_with_the_last_tensor():
+    before = len(os.listdir("/proc/self/fd"))
+    with channels() as (own, other):
+        for _ in range(20):
+            own.send({}, [torch.ones(100)])
+            assert other.receive(5).tensors[0].sum() == 100
+        with open("/proc/self/maps") as maps:
+            assert maps.read().count("forerun-kv") <= 1, "at most the last one, if it is still in a variable"
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_an_end_that_is_closed_is_noticed_by_who_waits_and_by_who_comes_later():
+    with channels() as (own, other):
+        threading.Timer(0.05, own.close).start()
+        with pytest.raises(EOFError):
+            other.receive(5)
+        with pytest.raises(EOFError):
+            other.receive(0)
+        with pytest.raises(BrokenPipeError):
+            other.send({}, [torch.ones(1)])
