@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,12 +49,10 @@ def write_blocks(
         )
     for number, contents in enumerate(caches):
         cache = target if number == 0 else kept[number - 1].cache
-        wanted = [i for i, place in enumerate(contents.places) if place >= first]
-        own = [contents.places[i] - first for i in wanted]
-        rows = slots_of(cache, wanted)  # block after block, so their slots are those of blocks with these numbers
-        cache.write(
-            slots_of(cache, [blocks[i] for i in own]), [tensor.index_select(1, rows) for tensor in contents.tensors]
-        )
+        begin = bisect_left(contents.places, first)  # places ascend, so what is wanted is the end of the tensors
+        own = [place - first for place in contents.places[begin:]]
+        wanted = [tensor[:, begin * cache.block_size :] for tensor in contents.tensors]
+        cache.write(slots_of(cache, [blocks[i] for i in own]), wanted)
         if number:
             for i in own:
                 kept[number - 1].note_block(blocks[i], digests[i])

@@ -58,7 +58,7 @@ def test_each_prompt_is_completed_with_its_own_seed():
     ("given", "message"),
     [
         ({"model": "absent"}, "no such model"),
-        ({"version": "9.9"}, "the service was started by 9.9"),
+        ({"version": "9.9"}, "what runs was started by 9.9"),
         ({"prompts": ["too long"]}, "prompt: too long"),
     ],
 )

@@ -27,5 +27,5 @@ def test_another_version_of_ray_is_refused(found, monkeypatch):
 
 
 def test_a_replica_of_another_version_refuses_to_serve():
-    with pytest.raises(ConfigError, match=r"the service was started by 9\.9"):
+    with pytest.raises(ConfigError, match=r"what runs was started by 9\.9"):
         installation.check_same_version("9.9")

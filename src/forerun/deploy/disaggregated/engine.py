@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, replace
 
 from forerun.core.outputs import RequestOutput
@@ -11,6 +12,7 @@ from forerun.deploy.disaggregated.prefill_client import Arrival, PrefillClient
 from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
 from forerun.engine.engine import Engine
 from forerun.engine.kv_transfer import import_kv, num_missing_tokens
+from forerun.engine.stats import Counter, Gauge, Metric
 from forerun.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,25 @@ class TransferStats:
     read_seconds: float = 0.0  # from the question to the prompt's last step there
     transfer_seconds: float = 0.0  # from there until this process took it from shared memory
     num_failures: int = 0  # prompts that were read here, since the other process could not
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregatedSnapshot(EngineSnapshot):
+    """The engine's counters and state, and those of what has come from the other process."""
+
+    transfers: TransferStats
+
+    def metrics(self) -> list[Metric]:
+        """See `EngineSnapshot`."""
+        transfers = self.transfers
+        return [
+            *EngineSnapshot.metrics(self),
+            Counter("forerun:kv_transfers", transfers.num_prompts),
+            Counter("forerun:kv_transfer_tokens", transfers.num_tokens),
+            Counter("forerun:kv_transfer_bytes", transfers.num_bytes),
+            Gauge("forerun:kv_transfer_seconds", transfers.transfer_seconds),
+            Counter("forerun:kv_transfer_failures", transfers.num_failures),
+        ]
 
 
 class DisaggregatedEngine:
@@ -110,11 +131,12 @@ class DisaggregatedEngine:
         """See `EngineClient`."""
         self._engine.wait_for_files()
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> DisaggregatedSnapshot:
         """See `EngineClient`; requests whose prompts are read elsewhere wait."""
         found = self._engine.snapshot()
         num_waiting = found.state.num_waiting + len(self._reading) + len(self._arrived)
-        return EngineSnapshot(found.stats, replace(found.state, num_waiting=num_waiting))
+        state = replace(found.state, num_waiting=num_waiting)
+        return DisaggregatedSnapshot(found.stats, state, copy(self.transfers))
 
     def _is_read_here(self, request: EngineRequest, token_ids: list[int]) -> bool:
         """Whether the prompt is short, or cached, or its logits are wanted, or nobody else is there."""

@@ -67,7 +67,11 @@ class DisaggregatedLLM(LLM):
             self._engine, prefill.client, max_local_prefill_length=max_local_prefill_length
         )
         self._client = self._disaggregated
-        self.close = close
+        self._close = close
+
+    def close(self) -> None:
+        """End the other process; this one then reads the prompts that come. Dropping the object does so, too."""
+        self._close()
 
     @property
     def transfers(self) -> TransferStats:

@@ -30,13 +30,13 @@ def check_ray() -> None:
 
 
 def check_same_version(expected: str) -> None:
-    """Refuse to be a replica of a service that another version of forerun started.
+    """Refuse to be part of what another version of forerun started.
 
     Raises:
         ConfigError: the versions differ.
     """
     if forerun.__version__ != expected:
         raise ConfigError(
-            f"replica: this machine has forerun {forerun.__version__}, the service was started by {expected}; "
+            f"version: this machine has forerun {forerun.__version__}, what runs was started by {expected}; "
             "install the same version on every machine of the cluster"
         )
