@@ -90,6 +90,30 @@ def test_without_memory_for_all_prompts_those_that_have_arrived_wait():
         assert_nothing_is_held(llm)
 
 
+def test_nobody_is_queued_before_a_prompt_whose_kv_waits_for_memory():
+    tight = {"num_gpu_blocks_override": 24, "max_model_len": 96}
+    long, sampling = [(5 * place) % 89 + 3 for place in range(60)], SamplingParams(max_tokens=30, ignore_eos=True)
+    ample = {"num_gpu_blocks_override": 512}
+    with disaggregated(target=native_target(), prefill=ample, max_local_prefill_length=16, **tight) as (_, engine):
+
+        def submit(name, prompt):
+            engine.accept(EngineRequest(request_id=name, prompt_ids=prompt, sampling=sampling))
+            engine.submit(name)
+
+        submit("runs", LONG[0][:16])
+        while engine.snapshot().state.kv_usage < 0.4:
+            engine.step()
+        submit("long", long)
+        while engine._reading:
+            engine.step()
+        submit("later", LONG[1][:8])
+        ended = []
+        while engine.has_work:
+            ended += [one.request_id for one in engine.step().finished]
+        assert ended == ["runs", "long", "later"]
+        assert engine.transfers.num_prompts == 1
+
+
 def test_a_reader_that_goes_leaves_its_prompts_to_this_engine():
     with disaggregated(target=native_target()) as (llm, engine):
         engine._prefill._channel.close()

@@ -14,6 +14,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.kv_transfer import import_kv, num_missing_tokens
 from forerun.engine.stats import Counter, Gauge, Metric
 from forerun.errors import ConfigError
+from forerun.kv.transfer import TransferredKV
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,14 @@ class TransferStats:
     read_seconds: float = 0.0  # from the question to the prompt's last step there
     transfer_seconds: float = 0.0  # from there until this process took it from shared memory
     num_failures: int = 0  # prompts that were read here, since the other process could not
+
+    def count(self, arrival: Arrival, kv: TransferredKV) -> None:
+        """Count a prompt whose KV has been taken in."""
+        self.num_prompts += 1
+        self.num_tokens += len(kv.token_ids)
+        self.num_bytes += kv.num_bytes
+        self.read_seconds += arrival.read_seconds
+        self.transfer_seconds += arrival.transfer_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ class DisaggregatedEngine:
         self._most_local = max_local_prefill_length
         self._accepted: dict[str, EngineRequest] = {}  # not submitted
         self._reading: set[str] = set()  # there
-        self._arrived: deque[Arrival] = deque()  # with their KV, which waits for memory
+        self._arrived: deque[Arrival] = deque()  # the first waits for memory for its KV, the others for their turn
 
     @property
     def has_work(self) -> bool:
@@ -98,12 +107,14 @@ class DisaggregatedEngine:
     def submit(self, request_id: str) -> None:
         """See `EngineClient`; a prompt that is to be read elsewhere is queued here when it has been."""
         request = self._accepted.pop(request_id)
-        token_ids = [*request.prompt_ids, *request.output_ids]
-        if self._is_read_here(request, token_ids):
+        token_ids = [int(token_id) for token_id in (*request.prompt_ids, *request.output_ids)]
+        if not self._is_read_here(request, token_ids):
+            self._reading.add(request_id)
+            self._prefill.read(request_id, token_ids, request.cache_salt)
+        elif self._arrived:  # which would never find memory if others always came first
+            self._arrived.append(Arrival(request_id, None))
+        else:
             self._engine.submit(request_id)
-            return
-        self._reading.add(request_id)
-        self._prefill.read(request_id, token_ids, request.cache_salt)
 
     def step(self) -> StepOutput:
         """See `EngineClient`."""
@@ -158,19 +169,16 @@ class DisaggregatedEngine:
 
     def _queue(self, arrival: Arrival) -> bool:
         """Take a prompt's KV in and queue its request; False while there is no memory for it."""
-        kv, stats = arrival.kv, self.transfers
-        if kv is None:
-            stats.num_failures += 1
-            logger.warning("a prompt is read by the engine that answers it, since %s", arrival.error)
-        else:
+        kv = arrival.kv
+        if kv is not None:
             scheduler = self._engine.parts.scheduler
             num_others = len(scheduler.running) + len(scheduler.waiting)
-            if not import_kv(self._engine.parts, kv, spare_blocks=num_others) and num_others:
+            if import_kv(self._engine.parts, kv, spare_blocks=num_others):
+                self.transfers.count(arrival, kv)
+            elif num_others:
                 return False  # with nothing else to run, what has no room is computed here
-            stats.num_prompts += 1
-            stats.num_tokens += len(kv.token_ids)
-            stats.num_bytes += kv.num_bytes
-            stats.read_seconds += arrival.read_seconds
-            stats.transfer_seconds += arrival.transfer_seconds
+        elif arrival.error is not None:
+            self.transfers.num_failures += 1
+            logger.warning("a prompt is read by the engine that answers it, since %s", arrival.error)
         self._engine.submit(arrival.request_id)
         return True

@@ -16,7 +16,7 @@ from forerun.kv.transfer import BlockContents, TransferredKV
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A prompt that was read: its KV, or None and why there is none.
+    """A prompt that was read: its KV; None where it is to be read here, and why the process has not read it if it was asked.
 
     `read_seconds` is from the question to the prompt's last step, `transfer_seconds` from there until the KV lay in
     shared memory and this process had it.
