@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import pytest
 
@@ -104,9 +105,12 @@ def test_nobody_is_queued_before_a_prompt_whose_kv_waits_for_memory():
         while engine.snapshot().state.kv_usage < 0.4:
             engine.step()
         submit("long", long)
-        while engine._reading:
-            engine.step()
+        while engine._reading:  # without a step, so that what runs holds its memory
+            engine._take_arrivals()
+            time.sleep(0.001)
+        assert engine.snapshot().state.num_waiting == 1
         submit("later", LONG[1][:8])
+        assert engine.snapshot().state.num_waiting == 2
         ended = []
         while engine.has_work:
             ended += [one.request_id for one in engine.step().finished]
