@@ -16,7 +16,7 @@ from forerun.deploy.disaggregated.prefill import identity_of
 from forerun.deploy.disaggregated.prefill_process import PrefillProcess
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.ops.native.threads import cpu_quota, lease_cores, usable_cores
+from forerun.ops.native.threads import cpu_quota, lease_cores, release_cores, usable_cores
 
 OWN_SETTINGS = ("pools_folder",)  # of the process that answers alone
 
@@ -51,13 +51,9 @@ class DisaggregatedLLM(LLM):
         own_cores, other_cores = share_cores(prefill_threads)
         prefill = PrefillProcess(num_threads=prefill_threads, cores=other_cores)
         close = weakref.finalize(self, prefill.close)
-        before = torch.get_num_threads()
-        torch.set_num_threads(before - prefill_threads)
         try:
             super().__init__(model, **settings)  # keeps the packed weights, which the other process then maps
-            if self.kernels is not None:
-                bound = own_cores if own_cores and lease_cores(own_cores) else []
-                self.kernels.use_threads(before - prefill_threads, cores=bound)
+            self._compute_with(torch.get_num_threads() - prefill_threads, own_cores)
             prefill.load(str(self.path), _as_json(settings))
             prefill.wait_until_ready(identity_of(self))
         except BaseException:
@@ -72,6 +68,14 @@ class DisaggregatedLLM(LLM):
     def close(self) -> None:
         """End the other process; this one then reads the prompts that come. Dropping the object does so, too."""
         self._close()
+
+    def _compute_with(self, num_threads: int, cores: list[int]) -> None:
+        """Leave the rest of the cores to the other process."""
+        if self.kernels is None:
+            torch.set_num_threads(num_threads)
+            return
+        release_cores()
+        self.kernels.use_threads(num_threads, cores=cores if cores and lease_cores(cores) else [])
 
     @property
     def transfers(self) -> TransferStats:
