@@ -137,7 +137,7 @@ def main(descriptor: int) -> None:
             os.sched_setaffinity(0, spec["cores"])
         try:
             llm = LLM(spec["model"], **spec["settings"])
-        except ForerunError as error:
+        except (ForerunError, OSError) as error:
             channel.send({"error": str(error)})
             sys.exit(1)
         channel.send({"identity": identity_of(llm)})
