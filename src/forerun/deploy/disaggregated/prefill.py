@@ -85,7 +85,8 @@ class PrefillServer:
             for request_id in list(self._reading):
                 self._give_up(request_id, f"{type(error).__name__}: {error}")
             return
-        for request_id in dict.fromkeys(one.request_id for one in (*output.deltas, *output.finished)):
+        read = [delta.request_id for delta in output.deltas] + [ended.request_id for ended in output.finished]
+        for request_id in dict.fromkeys(read):
             if request_id in self._reading:
                 self._hand_over(request_id)
 
