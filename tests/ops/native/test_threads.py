@@ -261,6 +261,14 @@ def test_a_process_under_a_quota_binds_nothing(monkeypatch, quota, binds):
 
 @linux_only
 @pytest.mark.usefixtures("four_cores")
+def test_a_process_that_shares_its_cores_out_keeps_the_lease_of_its_own_part():
+    assert cores_to_bind(4) == [0, 2, 4, 6]
+    assert native_threads.lease_cores([0, 2])
+    assert sorted(native_threads._leases) == [0, 2]
+
+
+@linux_only
+@pytest.mark.usefixtures("four_cores")
 def test_a_core_that_another_process_has_leased_is_bound_again_when_that_ends():
     ours, theirs = multiprocessing.Pipe()
 

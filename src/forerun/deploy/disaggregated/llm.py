@@ -16,7 +16,7 @@ from forerun.deploy.disaggregated.prefill import identity_of
 from forerun.deploy.disaggregated.prefill_process import PrefillProcess
 from forerun.errors import ConfigError
 from forerun.llm import LLM
-from forerun.ops.native.threads import cpu_quota, lease_cores, release_cores, usable_cores
+from forerun.ops.native.threads import cpu_quota, lease_cores, usable_cores
 
 OWN_SETTINGS = ("pools_folder",)  # of the process that answers alone
 
@@ -74,7 +74,6 @@ class DisaggregatedLLM(LLM):
         if self.kernels is None:
             torch.set_num_threads(num_threads)
             return
-        release_cores()
         self.kernels.use_threads(num_threads, cores=cores if cores and lease_cores(cores) else [])
 
     @property

@@ -97,7 +97,7 @@ def cores_to_bind(num_threads: int) -> list[int]:
     cores, quota = usable_cores(), cpu_quota()
     has_all = len(cores) == num_threads > 1 and (quota is None or quota >= num_threads)
     with _leasing:
-        release_cores()
+        release_cores()  # also where nothing is bound now
         return cores if has_all and lease_cores(cores) else []
 
 
@@ -177,7 +177,11 @@ _leases: dict[int, int] = {}
 
 
 def lease_cores(cpus: list[int]) -> bool:
-    """Lease all of these CPUs for this process, or none where another process on this machine has leased one."""
+    """Lease all of these CPUs for this process, or none where another process on this machine has leased one.
+
+    What this process had leased before is given back first.
+    """
+    release_cores()
     for cpu in cpus:
         lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
