@@ -138,6 +138,11 @@ def _at_equal(runs: Runs, config: str, latency: Latency) -> tuple[str, str]:
     served, plain = (
         None if goal is None else runs.requests_per_second_at(name, goal, latency) for name in (config, PLAIN)
     )
+    if goal is not None and served is None:  # quicker at all paces, or slower
+        beyond = [found for pace in runs.paces if (found := runs.of(config, pace))]
+        if beyond and all(statistics.median(map(latency, found)) < goal for found in beyond):
+            served = max(statistics.median(one.requests_per_second for one in found) for found in beyond)
+            return f"above {served:.2f}", "-" if plain is None else f"above {served / plain:.2f}"
     return (
         "-" if served is None else f"{served:.2f}",
         "-" if served is None or plain is None else f"{served / plain:.2f}",

@@ -63,3 +63,11 @@ def test_the_report_compares_with_plain_decoding():
     show(Runs([*PLAIN, result("auto", 2.0, 3.0), result("auto", 3.0, 5.0)]), Console(file=text, width=200))
     (row,) = [line for line in text.getvalue().splitlines() if line.startswith("| auto")]
     assert [cell.strip() for cell in row.split("|")[1:-1]] == ["auto", "5.00", "1.25", "5.00", "1.25"]
+
+
+def test_a_configuration_that_is_quicker_at_all_paces_is_said_to_serve_more_than_it_was_given():
+    text = io.StringIO()
+    show(Runs([*PLAIN, result("auto", 2.0, 3.0), result("auto", 3.0, 3.5)]), Console(file=text, width=200))
+    (row,) = [line for line in text.getvalue().splitlines() if line.startswith("| auto")]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == ["auto", "above 6.00", "above 1.50", "above 6.00", "above 1.50"]
