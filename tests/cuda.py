@@ -19,21 +19,36 @@ pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _take_bounds_of_loops_from_arrays():
-    """Triton 3.6's interpreter calls int() on an array of one element, which NumPy refuses from 2.4 on."""
+def _mend_interpreter():
+    """Two faults of triton 3.6's interpreter, which keeps bf16 as uint16.
+
+    For a loop's bounds it calls int() on an array of one element, which NumPy refuses from 2.4 on; and it multiplies matrices
+    of bf16 as the integers that it keeps them as.
+    """
+    import numpy as np
     from triton.runtime import interpreter
 
-    patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
     def patched(tensor, scope):
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    def widened(handle):
+        if handle.dtype.scalar != interpreter.tl.bfloat16:
+            return handle
+        bits = handle.data.view(np.uint16).astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), interpreter.tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return dot(self, widened(a), widened(b), *rest)
+
     interpreter._patch_lang_tensor = patched
+    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 if DEVICE.type == "cpu":
-    _take_bounds_of_loops_from_arrays()
+    _mend_interpreter()
 
 
 def ints(*values):

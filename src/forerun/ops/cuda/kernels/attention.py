@@ -33,7 +33,8 @@ def places_per_chunk(max_length: int) -> int:
 @triton.jit
 def _capped(scores, SOFT_CAP: tl.constexpr):  # noqa: N803
     """soft_cap * tanh(scores / soft_cap)"""
-    return SOFT_CAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / SOFT_CAP)) + 1.0))
+    doubled = tl.minimum(scores * (2.0 / SOFT_CAP), 80.0)  # where exp is finite; tanh is 1 long before
+    return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
 
 
 @triton.jit
