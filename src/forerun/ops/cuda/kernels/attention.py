@@ -31,7 +31,7 @@ def places_per_chunk(max_length: int) -> int:
 
 
 @triton.jit
-def _capped(scores, SOFT_CAP: tl.constexpr):  # noqa: N803
+def _capped(scores, SOFT_CAP: tl.constexpr):
     """soft_cap * tanh(scores / soft_cap)"""
     doubled = tl.minimum(scores * (2.0 / SOFT_CAP), 80.0)  # where exp is finite; tanh is 1 long before
     return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
@@ -46,7 +46,7 @@ def _attend_chunks(
     KEY_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     first_row, kv_head, chunk = tl.program_id(0) * TILE_ROWS, tl.program_id(1), tl.program_id(2)
     GROUP_BLOCK: tl.constexpr = triton.next_power_of_2(GROUP)
     M: tl.constexpr = TILE_ROWS * GROUP_BLOCK
@@ -123,7 +123,7 @@ def _join_chunks(
     part_values, part_max, part_sum, output, slots, positions, sinks, window, num_hidden, num_chunks,
     NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(slots + row) >= 0:
         position = tl.load(positions + row)

@@ -47,7 +47,7 @@ def _edit(
     flags_of, allowed, min_lengths, stop_ids, bias_ids, bias_values,
     repetitions, frequencies, presences, counts, in_prompt, row_masks, has_row_mask,
     V, W, NUM_STOP: tl.constexpr, NUM_BIAS: tl.constexpr, HAS_ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row, ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)
     if slot >= 0:

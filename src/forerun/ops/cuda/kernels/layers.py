@@ -16,7 +16,7 @@ WIDTH_PER_PROGRAM = 1024
 
 
 @triton.jit
-def _embed(tokens, table, residual, scale, W, BLOCK: tl.constexpr):  # noqa: N803
+def _embed(tokens, table, residual, scale, W, BLOCK: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + row).to(tl.int64)
     entry = tl.load(table + token * W + at, at < W, 0.0).to(tl.float32)
@@ -31,7 +31,7 @@ def embed(rows: StepRows, table: Tensor, residual: Tensor, *, scale: float = 1.0
 
 
 @triton.jit
-def _norm(x, update, weight, output, eps, scale, W, HAS_UPDATE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _norm(x, update, weight, output, eps, scale, W, HAS_UPDATE: tl.constexpr, BLOCK: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     values = tl.load(x + row * W + at, at < W, 0.0).to(tl.float32)
     if HAS_UPDATE:
@@ -63,7 +63,7 @@ def _rotate_and_write(
     qkv, query, keys, values, positions, kv_slots, cos, sin, query_norm, key_norm, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, DIM_BLOCK: tl.constexpr,
     HAS_QUERY_NORM: tl.constexpr, HAS_KEY_NORM: tl.constexpr, QUERY_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row, head, dims = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, DIM_BLOCK)
     # Dimension i pairs with i + HALF; those from 2 * HALF on stay.
     pair = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))

@@ -59,7 +59,7 @@ def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
 def _multiply(
     x, weight, parts, T, N, K, PART: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     first = tl.program_id(1) * PART
@@ -82,7 +82,7 @@ def _multiply(
 
 
 @triton.jit
-def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):  # noqa: N803
+def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):
     total = tl.load(parts + row * N + at, in_range, 0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(parts + (split * T + row) * N + at, in_range, 0.0)
@@ -93,7 +93,7 @@ def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):  # noqa: N803
 def _finish(
     parts, bias, output, scale, T, N, OUT: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
     ENDING: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     in_range = at < OUT
     result = _joined(parts, row, at, in_range, T, N, SPLITS)

@@ -24,7 +24,7 @@ _LONGEST_MATCH = tl.constexpr(twin.LONGEST_MATCH)
 def _find(
     tokens, lengths, slots, best, L, NUM_PARTS: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr,
     PLACES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     """The best match of a part of the text: suffix << 48 | place << 8 | match, or 0."""
     n, part = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + n).to(tl.int64)
@@ -52,7 +52,7 @@ def _find(
 def _copy(
     tokens, lengths, slots, limits, draft_lengths, best, draft_tokens, draft_parents, draft_sizes,
     L, K, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, K_BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(slots + n).to(tl.int64)
     if slot >= 0:

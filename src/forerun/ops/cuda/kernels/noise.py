@@ -118,14 +118,14 @@ def key_value(keys):
 
 
 @triton.jit
-def _uniform_rows(keys, out, num_tokens, BLOCK: tl.constexpr):  # noqa: N803
+def _uniform_rows(keys, out, num_tokens, BLOCK: tl.constexpr):
     row, token_ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + row).to(tl.uint64, bitcast=True)
     tl.store(out + row.to(tl.int64) * num_tokens + token_ids, uniform(key, token_ids), token_ids < num_tokens)
 
 
 @triton.jit
-def _row_keys(seeds, positions, out, num_rows, BLOCK: tl.constexpr):  # noqa: N803
+def _row_keys(seeds, positions, out, num_rows, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed = tl.load(seeds + rows, rows < num_rows, 0)
     position = tl.load(positions + rows, rows < num_rows, 0)

@@ -27,14 +27,14 @@ _NO_ID = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _largest_of(partial, row, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr):  # noqa: N803
+def _largest_of(partial, row, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr):
     """The row's largest logit as (order key << 32 | inverted id)."""
     parts = tl.arange(0, PARTS)
     return tl.max(tl.load(partial + row * NUM_PARTS + parts, parts < NUM_PARTS, -0x8000000000000000), 0)
 
 
 @triton.jit
-def _find_largest(logits, slots, partial, V, NUM_PARTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _find_largest(logits, slots, partial, V, NUM_PARTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     if tl.load(slots + row) >= 0:
         best = tl.full((), -0x8000000000000000, tl.int64)
@@ -47,14 +47,14 @@ def _find_largest(logits, slots, partial, V, NUM_PARTS: tl.constexpr, TOKENS: tl
 
 
 @triton.jit
-def _shifted(logits, row, ids, V, largest, temperature):  # noqa: N803
+def _shifted(logits, row, ids, V, largest, temperature):
     """Logits after temperature, the largest 0; -inf beyond the vocabulary."""
     values = tl.load(logits + row.to(tl.int64) * V + ids, ids < V, float("-inf"))
     return tl.div_rn(values - largest, tl.zeros_like(values) + temperature)
 
 
 @triton.jit
-def _select(logits, row, V, largest, temperature, floor, wanted, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _select(logits, row, V, largest, temperature, floor, wanted, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
     """The largest key such that the tokens at or above it reach `wanted`, and what the tokens above it sum up to.
 
     Each token of at least `floor` counts as one, or by its weight. Keys are unsigned, in an int64.
@@ -84,7 +84,7 @@ def _select(logits, row, V, largest, temperature, floor, wanted, BY_WEIGHT: tl.c
 def _find_floor(
     logits, slots, partial, floors, top_ks, top_ps, temperatures, kept_floor, kept_ties,
     V, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     """Where min-p, top-k and top-p end: the least logit that stays, and the last token id that stays among equal ones."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -126,7 +126,7 @@ def _find_floor(
 def _race(
     logits, slots, positions, partial, temperatures, seeds, kept_floor, kept_ties, scores, winners,
     V, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     """The best score among a part of the vocabulary, and whose it is."""
     row, part = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
@@ -160,7 +160,7 @@ def _race(
 @triton.jit
 def _choose(
     slots, partial, temperatures, scores, winners, token_ids, largest_out, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot >= 0:

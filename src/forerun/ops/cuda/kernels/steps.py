@@ -19,7 +19,7 @@ def _clear_and_count(
     plan_slots, tails, most_drafted, ends, draft_sizes,
     row_tokens, positions, slots, parents, kv_slots, num_linear, first_rows,
     N, T, N_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.arange(0, N_BLOCK)
     slot = tl.load(plan_slots + n, n < N, -1)
     is_there = slot >= 0
@@ -42,7 +42,7 @@ def _clear_and_count(
 
 
 @triton.jit
-def _kv_slot(block_table, place, is_there, BLOCK_SIZE: tl.constexpr):  # noqa: N803
+def _kv_slot(block_table, place, is_there, BLOCK_SIZE: tl.constexpr):
     block = tl.load(block_table + place // BLOCK_SIZE, is_there, 0)
     return block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
 
@@ -52,7 +52,7 @@ def _lay_out(
     plan_slots, tails, tokens, computed, block_table, draft_tokens, draft_parents,
     row_tokens, positions, slots, parents, kv_slots, num_linear, path_slots, first_rows,
     L, B, K, D, T, BLOCK_SIZE: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(plan_slots + n).to(tl.int64)
     first, end = tl.load(first_rows + n), tl.load(first_rows + n + 1)
@@ -129,7 +129,7 @@ def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size:
 def _match(
     plan_slots, tails, ends, draft_tokens, draft_parents, first_rows, sampled,
     accepted, num_accepted, tokens, num_tokens, K, K_BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(plan_slots + n).to(tl.int64)
     nodes = tl.arange(0, K_BLOCK)
@@ -186,7 +186,7 @@ def match(plan: DevicePlan, table: DeviceTable, rows: StepRows, sampled: Tensor,
 def _move(
     plan_slots, tails, kv_slots, first_rows, accepted, num_accepted, entries,
     K, num_slots, width, BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.program_id(0)
     if tl.load(plan_slots + n) >= 0:
         first = tl.load(first_rows + n) + tl.load(tails + n)
@@ -223,7 +223,7 @@ def move(plan: DevicePlan, rows: StepRows, verdicts: Verdicts, entries: Tensor) 
 def _commit(
     plan_slots, tails, ends, tokens, lengths, computed, draft_sizes, counts, num_accepted, committed, num_committed,
     L, V, K, K_BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: N803
+):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(plan_slots + n).to(tl.int64)
     if slot >= 0:
