@@ -152,7 +152,7 @@ def speed(weights: list[Tensor], product: Callable[[Tensor], object]) -> float:
 
 
 @triton.jit
-def _add_one(x, WAITS: tl.constexpr):
+def _add_one(x, WAITS: tl.constexpr):  # noqa: N803
     if WAITS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

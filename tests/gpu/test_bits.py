@@ -62,7 +62,10 @@ class Texts:
         order = torch.randperm(len(self.lengths) * 256, generator=torch.Generator().manual_seed(0))
         self.table.block_table.copy_(order.view(len(self.lengths), 256))
         num_slots = len(self.lengths) * 4096
-        self.keys, self.values = normal(num_slots, num_kv_heads, dim, seed=1), normal(num_slots, num_kv_heads, dim, seed=2)
+        self.keys, self.values = (
+            normal(num_slots, num_kv_heads, dim, seed=1),
+            normal(num_slots, num_kv_heads, dim, seed=2),
+        )
         self.num_heads, self.dim = num_heads, dim
 
     def kv_slots(self, slot, places):
@@ -129,8 +132,9 @@ def test_noise_is_the_hosts():
 def test_ten_thousand_tokens_are_the_hosts():
     """Every rule, on the host by formula and on the device; also the logarithm's last bit decides alike."""
     num_rows, vocab_size = 250, 2000
-    rules, rows = RuleTable.empty(num_rows, vocab_size, device=DEVICE), StepRows.empty(
-        num_rows, 1, longest_path=1, device=DEVICE
+    rules, rows = (
+        RuleTable.empty(num_rows, vocab_size, device=DEVICE),
+        StepRows.empty(num_rows, 1, longest_path=1, device=DEVICE),
     )
     rows.slots.copy_(torch.arange(num_rows))
     slots = torch.arange(num_rows, device=DEVICE)
@@ -142,7 +146,10 @@ def test_ten_thousand_tokens_are_the_hosts():
     for step in range(40):
         rows.positions.fill_(step)
         logits = 4 * normal(num_rows, vocab_size, seed=step, dtype=torch.float32)
-        token_ids, largest = torch.empty(num_rows, dtype=torch.int32, device=DEVICE), torch.empty(num_rows, device=DEVICE)
+        token_ids, largest = (
+            torch.empty(num_rows, dtype=torch.int32, device=DEVICE),
+            torch.empty(num_rows, device=DEVICE),
+        )
         sampling.sample(logits, rows, rules, token_ids, largest)
         expected, host_largest = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows)
         host_rows = StepRows(**{name: getattr(rows, name).cpu() for name in StepRows.__dataclass_fields__})
@@ -159,13 +166,18 @@ def test_a_step_in_a_cuda_graph_writes_what_it_writes_eagerly():
     start.draft_sizes[:4], start.draft_parents[:4, :3] = 3, ints(-1, 0, 0)
     rules = RuleTable.empty(len(texts.lengths), vocab_size, device=DEVICE)
     rules.temperature[1::2] = 1.0
-    plan = DevicePlan(slots=ints(0, 1, 2, 3), tails=ints(1, 1, 1, 1), most_drafted=ints(3, 2, 0, 3), ends=ints(1, 1, 1, 1))
+    plan = DevicePlan(
+        slots=ints(0, 1, 2, 3), tails=ints(1, 1, 1, 1), most_drafted=ints(3, 2, 0, 3), ends=ints(1, 1, 1, 1)
+    )
     embedding, head = normal(vocab_size, 4096, seed=4), normal(vocab_size, 4096, seed=5)
     rows, verdicts = StepRows.empty(num_rows, 4, longest_path=8, device=DEVICE), Verdicts.empty(4, 8, device=DEVICE)
     hidden = torch.empty(num_rows, 4096, device=DEVICE)
     normed = torch.empty(num_rows, 4096, device=DEVICE, dtype=torch.bfloat16)
     attended, logits = torch.empty_like(normed), torch.empty(num_rows, vocab_size, device=DEVICE)
-    sampled, largest = torch.full((num_rows,), -1, dtype=torch.int32, device=DEVICE), torch.zeros(num_rows, device=DEVICE)
+    sampled, largest = (
+        torch.full((num_rows,), -1, dtype=torch.int32, device=DEVICE),
+        torch.zeros(num_rows, device=DEVICE),
+    )
     weight = torch.ones(4096, device=DEVICE)
 
     def step():

@@ -20,9 +20,7 @@ TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=70)
 
 
 def table_of(texts, *, max_length=80):
-    table = DeviceTable.empty(
-        len(texts), max_length=max_length, num_blocks=1, most_drafted=MOST_DRAFTED, device=DEVICE
-    )
+    table = DeviceTable.empty(len(texts), max_length=max_length, num_blocks=1, most_drafted=MOST_DRAFTED, device=DEVICE)
     for slot, text in enumerate(texts):
         table.tokens[slot, : len(text)] = ints(*text)
         table.lengths[slot] = len(text)
@@ -51,7 +49,9 @@ def test_drafts_are_those_of_the_drafter(text, shortest, more, threshold):
     )
     expected = start_and_propose(config.build(TARGET), text, max_tokens=MOST_DRAFTED, max_depth=MOST_DRAFTED)
     most = TARGET.num_speculative_tokens
-    draft_lengths = [confident_length(match, threshold=threshold, most=most) for match in range(1, ngram.LONGEST_MATCH + 1)]
+    draft_lengths = [
+        confident_length(match, threshold=threshold, most=most) for match in range(1, ngram.LONGEST_MATCH + 1)
+    ]
     for module in (ngram, kernels):
         table = table_of([text])
         limits = ints(MOST_DRAFTED)

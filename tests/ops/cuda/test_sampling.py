@@ -33,7 +33,10 @@ def draw(module, logits, requests, seeds, positions):
         rules.floor[slot] = floor_of(params.min_p)
         rules.top_k[slot] = min(max(params.top_k, 0), vocab_size)
         rules.top_p[slot] = params.top_p
-    token_ids, largest = torch.full((num_rows,), -7, dtype=torch.int32, device=DEVICE), torch.zeros(num_rows, device=DEVICE)
+    token_ids, largest = (
+        torch.full((num_rows,), -7, dtype=torch.int32, device=DEVICE),
+        torch.zeros(num_rows, device=DEVICE),
+    )
     module.sample(logits.to(DEVICE), rows, rules, token_ids, largest)
     return token_ids.tolist(), largest.tolist()
 
@@ -41,7 +44,11 @@ def draw(module, logits, requests, seeds, positions):
 def on_the_host(logits, requests, seeds, positions):
     return [
         target_token(
-            SamplingRules(params, prompt_ids=[0], vocab_size=logits.shape[1]), row.cpu(), [], seed=seed, position=position
+            SamplingRules(params, prompt_ids=[0], vocab_size=logits.shape[1]),
+            row.cpu(),
+            [],
+            seed=seed,
+            position=position,
         )
         for row, params, seed, position in zip(logits, requests, seeds, positions, strict=True)
     ]

@@ -27,7 +27,9 @@ def propose(
         if slot < 0:
             continue
         tokens = table.tokens[slot, : int(table.lengths[slot])].tolist()
-        matches = [(min(match, longest), place, match) for place in range(1, len(tokens)) if (match := _match(tokens, place))]
+        matches = [
+            (min(match, longest), place, match) for place in range(1, len(tokens)) if (match := _match(tokens, place))
+        ]
         length, place, match = max(matches, default=(0, 0, 0))
         num_tokens = min(int(draft_lengths[match - 1]), int(limits[n])) if length >= shortest else 0
         for i in range(num_tokens):

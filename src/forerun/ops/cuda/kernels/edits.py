@@ -77,7 +77,9 @@ def _edit(
                 count = _counts(counts + slot * V, ids, in_range, row, tokens, positions, parents, length)
                 touched = _bits(in_prompt + slot * W, ids, in_range) | (count > 0)
                 repetition = tl.load(repetitions + slot)
-                scaled = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
+                scaled = tl.where(
+                    values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition
+                )
                 scaled = scaled - tl.load(frequencies + slot) * count
                 scaled = scaled - tl.where(count > 0, tl.load(presences + slot), 0.0)
                 values = tl.where(touched, scaled, values)

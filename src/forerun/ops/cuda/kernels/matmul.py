@@ -19,8 +19,10 @@ from torch import Tensor
 FEW_ROWS, MANY_ROWS = 16, 32
 """Rows of a tile."""
 
-_WANTED_PROGRAMS = 264  # two for each multiprocessor of an H200; a constant, so that bits are those of any GPU
+_OUTPUTS, _INPUTS = 64, 128  # of a program, of a step
+_WANTED_PROGRAMS = 256  # about two for each multiprocessor of an H200; constant, whatever GPU runs
 _LEAST_INPUTS = 512  # of a part
+_MOST_SPLITS = 8
 _FINISH_BLOCK = 1024
 
 _PLAIN = tl.constexpr(0)
@@ -50,9 +52,10 @@ def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
     if known is not None:
         return known
     splits = 1
-    while 64 * _WANTED_PROGRAMS > num_outputs * splits and splits < 8 and num_inputs >= 2 * splits * _LEAST_INPUTS:
+    wanted = _OUTPUTS * _WANTED_PROGRAMS
+    while num_outputs * splits < wanted and splits < _MOST_SPLITS and num_inputs >= 2 * splits * _LEAST_INPUTS:
         splits *= 2
-    return Tiles(outputs=64, inputs=128, splits=splits)
+    return Tiles(outputs=_OUTPUTS, inputs=_INPUTS, splits=splits)
 
 
 @triton.jit
