@@ -37,7 +37,7 @@ def _capped(scores, SOFT_CAP: tl.constexpr):
     return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _attend_chunks(
     query, keys, values, part_values, part_max, part_sum,
     slots, positions, num_linear, path_slots, block_table,

@@ -49,9 +49,8 @@ def _edit(
     V, W, NUM_STOP: tl.constexpr, NUM_BIAS: tl.constexpr, HAS_ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slots + row)
+    slot = tl.load(slots + row).to(tl.int64)
     if slot >= 0:
-        slot = slot.to(tl.int64)
         flags = tl.load(flags_of + slot)
         is_masked = tl.load(has_row_mask + row) if HAS_ROW_MASKS else 0
         if (flags | is_masked) != 0:

@@ -2,7 +2,7 @@
 
 An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
 from a table by the weight's shape alone (`tiles_of`), never from the number of rows or from timing, so a row's bits do not
-depend on the rows beside it. Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
+depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
 same instruction of the tensor cores (mma.sync m16n8k16). Tiles of 64 rows would run on Hopper's wgmma; whether that sums alike
 is the first thing that `benchmarks.gpu_first_hour` asks.
 """
@@ -58,7 +58,7 @@ def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
     return Tiles(outputs=_OUTPUTS, inputs=_INPUTS, splits=splits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _multiply(
     x, weight, parts, T, N, K, PART: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, STEP: tl.constexpr,
@@ -92,7 +92,7 @@ def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _finish(
     parts, bias, output, scale, T, N, OUT: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
     ENDING: tl.constexpr, BLOCK: tl.constexpr,

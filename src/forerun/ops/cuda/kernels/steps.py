@@ -14,7 +14,7 @@ ENTRIES_PER_PROGRAM = 1024
 _NO_NODE = tl.constexpr(0x7FFFFFFF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "T"])
 def _clear_and_count(
     plan_slots, tails, most_drafted, ends, draft_sizes,
     row_tokens, positions, slots, parents, kv_slots, num_linear, first_rows,
@@ -47,7 +47,7 @@ def _kv_slot(block_table, place, is_there, BLOCK_SIZE: tl.constexpr):
     return block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _lay_out(
     plan_slots, tails, tokens, computed, block_table, draft_tokens, draft_parents,
     row_tokens, positions, slots, parents, kv_slots, num_linear, path_slots, first_rows,
