@@ -20,15 +20,16 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _mend_interpreter():
-    """Two faults of triton 3.6's interpreter, which keeps bf16 as uint16.
+    """What the tests need otherwise in triton's interpreter, which keeps bf16 as uint16.
 
-    For a loop's bounds it calls int() on an array of one element, which NumPy refuses from 2.4 on; and it multiplies matrices
-    of bf16 as the integers that it keeps them as.
+    For a loop's bounds it calls int() on an array of one element, which NumPy refuses from 2.4 on. It multiplies matrices of
+    bf16 as the integers that it keeps them as, and others by BLAS, where a row's sums depend on its place in the matrix;
+    here they run in order, as tensor cores sum every row alike.
     """
     import numpy as np
     from triton.runtime import interpreter
 
-    patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+    patch_tensor = interpreter._patch_lang_tensor
 
     def patched(tensor, scope):
         patch_tensor(tensor, scope)
@@ -36,12 +37,14 @@ def _mend_interpreter():
 
     def widened(handle):
         if handle.dtype.scalar != interpreter.tl.bfloat16:
-            return handle
-        bits = handle.data.view(np.uint16).astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), interpreter.tl.float32)
+            return handle.data
+        return (handle.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
-    def create_dot(self, a, b, *rest):
-        return dot(self, widened(a), widened(b), *rest)
+    def create_dot(self, a, b, total, *options):
+        left, right, sums = widened(a), widened(b), total.data.copy()
+        for k in range(left.shape[1]):
+            sums += left[:, k, None] * right[None, k, :]
+        return interpreter.TensorHandle(sums, total.dtype.scalar)
 
     interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = create_dot

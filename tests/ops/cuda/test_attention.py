@@ -46,7 +46,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(
     random_steps(most_tail=4),
     st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
@@ -79,7 +79,7 @@ def only(rows, kept):
     return alone
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(random_steps(most_tail=3))
 def test_a_row_alone_has_the_bits_that_it_has_among_others(step):
     steps.prepare(step.plan, step.table, step.rows, block_size=step.block_size)
@@ -91,7 +91,7 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(step):
         assert torch.equal(alone[0], together[row])
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(random_steps(most_tail=3))
 def test_a_tree_has_the_bits_of_its_paths_as_chains(step):
     """A node's path is written to the cache as a chain of another slot, block for block elsewhere."""

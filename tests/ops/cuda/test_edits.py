@@ -83,7 +83,7 @@ def requests(draw, vocab_size):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data(), st.sampled_from([7, 33, 1030]), st.integers(1, 3), st.booleans())
 def test_edits_are_those_of_the_rules(data, vocab_size, num_sequences, has_masks):
     ids = st.integers(0, vocab_size - 1)

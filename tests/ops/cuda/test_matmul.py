@@ -12,6 +12,8 @@ from tests.cuda import DEVICE, random
 
 from forerun.ops.cuda.kernels import matmul as kernels  # isort: skip - tests.cuda comes first
 
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of gates far below 0, which are 0
+
 SHAPES = st.sampled_from([(1, 1), (16, 16), (17, 40), (33, 70)])  # outputs, inputs
 ROWS = st.sampled_from([1, 3, 16, 17, 40])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -27,7 +29,7 @@ def assert_close(found, expected):
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=5, deadline=None)
 
 
 @few
@@ -66,7 +68,7 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others():
     x, weight = random(kernels.FEW_ROWS, 70), random(33, 70, seed=1)
     together = torch.empty(len(x), 33, device=DEVICE)
     kernels.linear(x, weight, together)
-    for row in range(len(x)):
+    for row in (0, 7, len(x) - 1):
         alone = torch.empty(1, 33, device=DEVICE)
         kernels.linear(x[row : row + 1], weight, alone)
         assert torch.equal(alone[0], together[row])

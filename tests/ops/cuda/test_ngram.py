@@ -16,7 +16,7 @@ from forerun.ops.cuda.kernels import ngram as kernels  # isort: skip - tests.cud
 
 MOST_DRAFTED = 6
 DRAFT_LENGTHS = [min(2 + match // 2, MOST_DRAFTED) for match in range(ngram.LONGEST_MATCH)]
-TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=70)
+TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
 def table_of(texts, *, max_length=80):
@@ -27,7 +27,7 @@ def table_of(texts, *, max_length=80):
     return table
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, MOST_DRAFTED)), min_size=1, max_size=3), st.data())
 def test_kernels_draft_what_the_formula_drafts(sequences, data):
     longest = data.draw(st.integers(1, 5))
@@ -41,7 +41,7 @@ def test_kernels_draft_what_the_formula_drafts(sequences, data):
     assert_equal_records(found, table)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(TEXTS, st.integers(1, 4), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
 def test_drafts_are_those_of_the_drafter(text, shortest, more, threshold):
     config = drafters.NgramConfig(

@@ -63,7 +63,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.data(),
     st.lists(REQUESTS, min_size=1, max_size=4),
