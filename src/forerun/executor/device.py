@@ -86,7 +86,8 @@ class DeviceExecutor(LocalExecutor):
             (slot if planned.num_tail else -1, planned.num_tail, len(draft), planned.reaches_end)
             for slot, planned, draft in zip(taken, step.sequences, step.drafts, strict=True)
         ]
-        plan = DevicePlan(*self._to_device(np.array(values, dtype=np.int32).T).unbind())
+        planned_slots, tails, most, ends = self._to_device(np.array(values, dtype=np.int32).T).unbind()
+        plan = DevicePlan(slots=planned_slots, tails=tails, most_drafted=most, ends=ends)
         device, most_drafted = self.model.device, slots.table.draft_tokens.shape[1]
         rows = StepRows.empty(len(step.rows.token_ids), len(values), longest_path=most_drafted, device=device)
         verdicts = Verdicts.empty(len(values), most_drafted, device=device)
