@@ -14,6 +14,7 @@ failure of one leaves the others:
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -63,7 +64,7 @@ def microseconds(work: Callable[[], object], *, repeats: int = 20) -> float:
         end.record()
         end.synchronize()
         times.append(1000 * begin.elapsed_time(end))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def bits(_deadline: float) -> dict[str, Any]:
@@ -106,6 +107,14 @@ def multiply(
     )
 
 
+def by_kernel(x: Tensor, output: Tensor, weight: Tensor) -> None:
+    matmul.linear(x, weight, output)
+
+
+def by_cublas(x: Tensor, output: Tensor, weight: Tensor) -> None:
+    torch.mm(x, weight.T, out=output)
+
+
 def products(deadline: float) -> dict[str, Any]:
     """Terabytes of weights per second: the kernels, cuBLAS, then other tiles."""
     found: dict[str, Any] = {}
@@ -116,8 +125,8 @@ def products(deadline: float) -> dict[str, Any]:
         for num_rows in ROWS:
             x, output = normal(num_rows, shape[1]), torch.empty(num_rows, shape[0], device="cuda", dtype=torch.bfloat16)
             found[f"{name}, {num_rows} rows"] = {
-                "kernel TB/s": speed(weights[name], lambda w, x=x, output=output: matmul.linear(x, w, output)),
-                "cuBLAS TB/s": speed(weights[name], lambda w, x=x, output=output: torch.mm(x, w.T, out=output)),
+                "kernel TB/s": speed(weights[name], functools.partial(by_kernel, x, output)),
+                "cuBLAS TB/s": speed(weights[name], functools.partial(by_cublas, x, output)),
             }
     for name, outputs, inputs, splits, warps in itertools.product(
         SHAPES, (32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (4, 8)
@@ -130,12 +139,8 @@ def products(deadline: float) -> dict[str, Any]:
             x, parts = normal(num_rows, shape[1]), torch.empty((splits, num_rows, shape[0]), device="cuda")
             label = f"{name}, {num_rows} rows, {outputs} outputs, {inputs} inputs, {splits} splits, {warps} warps"
             try:
-                found[label] = speed(
-                    weights[name],
-                    lambda w, x=x, parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps: multiply(
-                        x, w, parts, tiles, tile_rows, warps=warps
-                    ),
-                )
+                with_tiles = functools.partial(multiply, x, parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps)
+                found[label] = speed(weights[name], with_tiles)
             except triton.runtime.errors.OutOfResources as error:
                 found[label] = str(error)
     return found
@@ -183,7 +188,7 @@ def stack(_deadline: float) -> dict[str, Any]:
     num_bytes = sum(weight.nbytes for layer in layers for weight in layer) + head.nbytes
     found: dict[str, Any] = {"gigabytes": num_bytes / 1e9}
 
-    def run(num_rows: int, product: Callable[[Tensor, Tensor, Tensor], object]) -> float:
+    def run(num_rows: int, product: Callable[[Tensor, Tensor, Tensor], None]) -> float:
         wide = {size: normal(num_rows, size) for size in (4096, 14336)}
         outputs = {
             size: torch.empty(num_rows, size, device="cuda", dtype=torch.bfloat16)
@@ -192,14 +197,14 @@ def stack(_deadline: float) -> dict[str, Any]:
 
         def step() -> None:
             for weight in (*itertools.chain(*layers), head):
-                product(wide[weight.shape[1]], weight, outputs[weight.shape[0]])
+                product(wide[weight.shape[1]], outputs[weight.shape[0]], weight)
 
         return microseconds(step, repeats=10) / 1000
 
     for num_rows in ROWS:
         found[f"{num_rows} rows"] = {
-            "kernels ms": run(num_rows, lambda x, weight, output: matmul.linear(x, weight, output)),
-            "cuBLAS ms": run(num_rows, lambda x, weight, output: torch.mm(x, weight.T, out=output)),
+            "kernels ms": run(num_rows, by_kernel),
+            "cuBLAS ms": run(num_rows, by_cublas),
         }
     return found
 

@@ -51,8 +51,8 @@ class _DeviceStep(NamedTuple):
 class DeviceExecutor(LocalExecutor):
     """A `LocalExecutor` that lays out rows, draws, matches and commits by the device's own table.
 
-    The host sends the plan and the drafts, and reads accepted nodes and tokens: one copy each way, and never logits.
-    It verifies by matching.
+    The host sends the plan, new blocks and drafts, and reads accepted nodes and tokens in one copy, never logits. It
+    verifies by matching.
 
     Args:
         slots: the table, with a slot for each sequence of a step.

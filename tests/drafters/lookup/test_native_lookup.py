@@ -31,7 +31,7 @@ def state_of(index: TextIndex) -> tuple[object, ...]:
 def state_of_text(text: LiveText) -> tuple[object, ...]:
     struct = text.struct
     copies = [(copy.place, copy.match) for copy in struct.copies]
-    return state_of(text.index), copies, struct.hits, struct.expected
+    return state_of(text.index), copies, struct.lost_place, struct.num_since, struct.hits, struct.expected
 
 
 def table_state(table: RecycleTable, salt: str | None) -> object:
@@ -146,6 +146,25 @@ def test_drafts_and_states_are_equal_along_texts_that_fill_the_ring_of_past_answ
             pair.stop()
     pair.check_states()
     assert drafted > 1000
+
+
+@every_level
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_and_states_are_equal_along_edited_copies(kernels, seed):
+    source = np.random.default_rng(seed)
+    pair = Pair(kernels, vocab_size=4096, pool_bytes=0)
+    text = source.integers(0, 4000, 300).tolist()
+    pair.start(text, None)
+    at, resumed = 0, 0
+    while at < len(text) - 20:
+        length = int(source.integers(3, 16))
+        pair.commit(text[at : at + length], [0.0] * 8)
+        at += length + int(source.integers(0, 3))
+        pair.commit(source.integers(4000, 4096, source.integers(0, 14)).tolist(), [0.0] * 8)
+        resumed += pair.drafters[0]._texts[pair.running[0].seq_id].struct.lost_place > 0
+        pair.propose(16, 12)
+        pair.check_states()
+    assert resumed > 5
 
 
 @every_level

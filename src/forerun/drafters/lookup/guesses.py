@@ -27,6 +27,12 @@ OWN, PAST, TABLE = range(3)
 MAX_CANDIDATES = 4
 """The most candidates of the recycle table that are looked at for one place."""
 
+LEAST_LOST = 4
+"""Tokens of the match that a copy must have had, for it to be looked for again behind an edit."""
+
+LONGEST_EDIT = 8  # tokens of the copied text that an edit leaves out
+LONGEST_INSERTION = 12  # tokens that an edit writes instead
+
 PSEUDO_COUNT = 4.0  # hits, and as many expected ones, that a sequence starts with
 SEQUENCE_DECAY = 0.95  # of a sequence's counts, per token of its text
 HIGHEST_RATE = 0.995
@@ -163,18 +169,48 @@ def take(text: LiveText, token_ids: Sequence[int], rates: HitRates) -> None:
         place = place_at_end(text)
         learn(text, place.guesses(), token_id, rates)
         copies = place.behind(token_id)
+        note_edit(text, place, token_id)
         text.index.extend([token_id])
         settle(text, copies)
 
 
+def note_edit(text: LiveText, place: Place, token_id: int) -> None:
+    """Remember where a long copy of the own text went wrong, until another one goes right, or for a few tokens."""
+    struct, copy = text.struct, place.copies[OWN]
+    is_long = copy.match >= LEAST_LOST and copy.place < text.index.struct.end
+    if is_long and place.predicted[OWN] != token_id:
+        struct.lost_place, struct.num_since = copy.place, 0
+    elif is_long or struct.num_since == LONGEST_INSERTION:
+        struct.lost_place = 0
+    else:
+        struct.num_since += 1
+
+
+def find_behind_edit(text: LiveText, ending: Sequence[int]) -> Copy:
+    """Where the copy that went wrong goes on: behind the first of its next tokens that is the last one of the text."""
+    index, lost = text.index, text.struct.lost_place
+    if lost:
+        for place in range(lost, min(lost + LONGEST_EDIT, index.struct.end - 1)):
+            if index.token_at(place) == ending[-1]:
+                return Copy(place + 1, index.match_length(place + 1, ending))
+    return Copy()
+
+
 def settle(text: LiveText, copies: Sequence[Copy] = (Copy(), Copy())) -> None:
-    """Set where the copies go on at the end of the text: where they did, unless a longer match is found."""
+    """Set where the copies go on at the end of the text: where they did, unless a longer match is found.
+
+    A copy of the own text that an edit broke off is preferred to a match elsewhere of the same length.
+    """
     ending = text.ending()
     for source, index in enumerate((text.index, text.past)):
         kept = copies[source]
         if index is not None:
             found = find_copy(index, ending)
             if found.match > kept.match:
+                kept = found
+        if source == OWN:
+            found = find_behind_edit(text, ending)
+            if found.place and found.match >= kept.match:
                 kept = found
         text.struct.copies[source].place, text.struct.copies[source].match = kept
 

@@ -19,7 +19,8 @@ class LiveText:
     """What is kept of a running sequence; `struct` has what a step changes.
 
     `struct.copies` holds for the own text and for past answers where the copy goes on, and the length of the match
-    before it: a copy is followed while it predicts right. `struct.hits` and `struct.expected` count, discounted, how
+    before it: a copy is followed while it predicts right. `struct.lost_place` is where the last long copy of the own text
+    went wrong (0: none is looked for), and `struct.num_since` how many tokens were written after the first other one. `struct.hits` and `struct.expected` count, discounted, how
     many guesses were right and how many the rates of all sequences had led to expect.
     """
 

@@ -58,7 +58,7 @@ def rotate_and_write(
     num_heads, num_kv_heads = query.shape[1], keys.shape[1]
     wide, at = qkv.float(), rows.positions.long()
     cos, sin = rotation.cos[at].float(), rotation.sin[at].float()
-    heads, key, value = wide.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    heads, key, value = wide[:, :num_heads], wide[:, num_heads:-num_kv_heads], wide[:, -num_kv_heads:]
     heads = heads if query_norm is None else _normed(heads, query_norm, eps)
     key = key if key_norm is None else _normed(key, key_norm, eps)
     query.copy_(rotate(heads, Rotation(cos, sin)).to(query.dtype))

@@ -144,6 +144,8 @@ class LiveTextStruct(Structure):
         ("past", c_void_p),
         ("contexts", c_void_p),
         ("copies", CopyStruct * 2),
+        ("lost_place", c_int64),
+        ("num_since", c_int64),
         ("hits", c_double),
         ("expected", c_double),
     ]

@@ -24,6 +24,8 @@ struct LiveText {
     const TextIndex* past;  // or null
     const SaltContexts* contexts;  // or null
     Copy copies[2];
+    int64_t lost_place;  // where the last long copy of the own text went wrong; 0: none is looked for
+    int64_t num_since;   // tokens written after the first other one
     double hits, expected;
 };
 
@@ -32,6 +34,7 @@ enum Agreement : int32_t { kSame = 0, kAmong = 1, kOther = 2, kNone = 3 };
 
 constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
 constexpr int64_t kMostGuesses = 2 + kMostCandidates;
+constexpr int64_t kLeastLost = 4, kLongestEdit = 8, kLongestInsertion = 12;
 constexpr int64_t kBuckets = 12, kShares = 10;
 constexpr int64_t kCopyClasses = 2 * kBuckets * 4;
 constexpr int64_t kClasses = kCopyClasses + 2 * kShares * 2;
@@ -186,16 +189,42 @@ struct Place {
 // How many of a text's last tokens are compared.
 inline int64_t ending_length(const TextIndex& own) { return std::min(own.end, kLongestMatch); }
 
-// Sets where the copies go on at the end of the text: where they did, unless a longer match is found.
+// Remembers where a long copy of the own text went wrong, until another one goes right, or for a few tokens.
+inline void note_edit(LiveText& text, const Place& place, int32_t token_id) {
+    const Copy& copy = place.copies[kOwnText];
+    const bool is_long = copy.match >= kLeastLost && copy.place < text.own.end;
+    if (is_long && place.predicted[kOwnText] != token_id) {
+        text.lost_place = copy.place;
+        text.num_since = 0;
+    } else if (is_long || text.num_since == kLongestInsertion) {
+        text.lost_place = 0;
+    } else {
+        ++text.num_since;
+    }
+}
+
+// Where the copy that went wrong goes on: behind the first of its next tokens that is the last one of the text.
+inline Copy find_behind_edit(const LiveText& text, const int32_t* ending, int64_t count) {
+    if (text.lost_place)
+        for (int64_t place = text.lost_place; place < std::min(text.lost_place + kLongestEdit, text.own.end - 1); ++place)
+            if (text.own.at(place) == ending[count - 1]) return {place + 1, text.own.match_length(place + 1, ending, count)};
+    return {};
+}
+
+// Sets where the copies go on at the end of the text: where they did, unless a longer match is found. A copy of the own text
+// that an edit broke off is preferred to a match elsewhere of the same length.
 inline void settle(LiveText& text, const Copy (&kept)[2]) {
     const TextIndex* indexes[2] = {&text.own, text.past};
     const int64_t count = ending_length(text.own);
+    const int32_t* ending = text.own.tokens + text.own.end - count;
     for (int32_t source : {kOwnText, kPastAnswers}) {
         text.copies[source] = kept[source];
         if (!indexes[source]) continue;
-        const Copy found = Place::find_copy(*indexes[source], text.own.tokens + text.own.end - count, count);
+        const Copy found = Place::find_copy(*indexes[source], ending, count);
         if (found.match > kept[source].match) text.copies[source] = found;
     }
+    const Copy behind_edit = find_behind_edit(text, ending, count);
+    if (behind_edit.place && behind_edit.match >= text.copies[kOwnText].match) text.copies[kOwnText] = behind_edit;
 }
 
 // Counts the guesses up to the one that was right.
@@ -219,6 +248,7 @@ inline void take(LiveText& text, int32_t token_id, const HitRates& rates) {
     learn(text, place.guesses(rates), token_id, rates);
     Copy kept[2];
     place.behind(token_id, kept);
+    note_edit(text, place, token_id);
     text.own.append(token_id);
     settle(text, kept);
 }
