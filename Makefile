@@ -1,5 +1,5 @@
 # Everything a user or a contributor does:
-# make demo | demo-plan | quick | test | check | sanitize | test-arm | package | wheels | test-slow | soak | bench | format | clean
+# make demo | demo-plan | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-gpu | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo demo-plan quick test sanitize test-arm test-slow soak check package wheels bench format clean
+.PHONY: install demo demo-plan quick test sanitize test-arm test-slow test-gpu soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -43,6 +43,10 @@ test-arm: install
 test-slow: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m pytest -m slow
+
+# One NVIDIA GPU: the kernels against their twins on it, and a row's bits.
+test-gpu: install
+	$(BIN)/python -m pytest -m "not slow" -n 0 tests/ops/cuda tests/gpu
 
 soak: install
 	$(BIN)/forerun models pull smollm2-135m

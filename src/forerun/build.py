@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
+from forerun.executor.device import DeviceExecutor
+from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
 from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, load_sharded_target
@@ -44,6 +47,7 @@ from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
+from forerun.verify.matching import MatchingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +203,8 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     kv = plan_kv(settings, model, drafter)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
-    executor = LocalExecutor(
+    make_executor = _device_executor(settings, target, speculative, kv) if settings.device_step else LocalExecutor
+    executor = make_executor(
         model=model,
         attention=target.attention,
         cache=_make_cache(settings, target, kv, drafter),
@@ -234,6 +239,29 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         files=exporter,
     )
     return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
+
+
+def _device_executor(
+    settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig, kv: KVBudget
+) -> Callable[..., LocalExecutor]:
+    """What makes a `DeviceExecutor` of a local one's parts.
+
+    Raises:
+        ConfigError: another verifier than matching is asked for.
+    """
+    if not isinstance(speculative.verifier, MatchingConfig):
+        raise ConfigError(
+            "rejection_sample_method: with device_step=True it may be matching, which is lossless too; leave one of them out"
+        )
+    slots = DeviceSlots(
+        settings.max_num_seqs,
+        max_length=kv.max_model_len,
+        block_size=settings.block_size,
+        most_drafted=max(speculative.num_speculative_tokens, 1),
+        vocab_size=target.model.vocab_size,
+        device=target.model.device,
+    )
+    return partial(DeviceExecutor, slots)
 
 
 def target_info(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> TargetInfo:

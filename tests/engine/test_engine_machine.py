@@ -67,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.requests = {}
         self.next_id = 0
+        self.settings = {}  # of the engine that is tested
 
     @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
     def start(self, config, limit, caching, delay):
@@ -77,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=caching,
             **TINY,
+            **self.settings,
         )
         self.parts = engine_of(self.llm)
         self.delay = delay
@@ -88,9 +90,12 @@ class EngineMachine(RuleBasedStateMachine):
         for prompt, option, salt in arrivals:
             request_id = str(self.next_id)
             self.next_id += 1
-            sampling = SamplingParams(**option)
+            sampling = self.sampling_of(option)
             self.engine.add_request(request_id, prompt, sampling, cache_salt=salt)
             self.requests[request_id] = (prompt, sampling)
+
+    def sampling_of(self, option):
+        return SamplingParams(**option)
 
     @precondition(lambda self: self.requests)
     @rule(count=st.integers(1, 12))

@@ -37,7 +37,9 @@ class EngineSettings:
     memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
     what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
     requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
-    processes of this machine that compute the target together, on native CPU kernels only.
+    processes of this machine that compute the target together, on native CPU kernels only. device_step: texts,
+    rules and drafts lie in tables on the device, which draws and matches tokens itself, so that no logits come to
+    the host; verification is by matching, and rules that only the host can follow are refused.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -65,6 +67,7 @@ class EngineSettings:
     kv_transfer_config: Mapping[str, Any] | None = None
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
+    device_step: bool = False
     enforce_eager: bool = True
     trust_remote_code: bool = False
 
@@ -85,6 +88,8 @@ class EngineSettings:
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that each sequence gets a row; raise it or lower max_num_seqs"
             )
+        if not isinstance(self.device_step, bool):
+            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True or False")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"

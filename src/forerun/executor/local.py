@@ -62,7 +62,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Step:
+class PreparedStep:
     """A plan with all that its rows depend on."""
 
     sequences: Listing[PlannedSequence]
@@ -216,17 +216,17 @@ class LocalExecutor:
                 times=StepTimes(num_steps=1),
                 num_failed_drafts=self.drafting.num_failures + self._num_failures,
             )
-        batch = self._builder.build(step.sequences, step.rows, step.drafts)
+        batch = self.build_batch(step)
         attend = self.prepare_pass(batch)
         built = clock()
         forward = self.forward(batch, attend)
         logits = forward.logits
         computed = clock()
-        verdicts = self._verify(step, forward)
+        verdicts = self.verify(step, forward)
         results = self._results(step, verdicts, logits)
         self._last_number = plan.number
         self._compact_accepted_paths(step, verdicts)
-        self._commit(step, results)
+        self.commit(step, results)
         verified = clock()
         try:
             if self.drafting.num_candidates and forward.candidates is not None and step.rows.logits_rows:
@@ -251,7 +251,7 @@ class LocalExecutor:
             num_failed_drafts=self.drafting.num_failures + self._num_failures,
         )
 
-    def _settle(self, plan: StepPlan) -> _Step:
+    def _settle(self, plan: StepPlan) -> PreparedStep:
         """The plan as it is, or with the rows that pending sequences really have."""
         if plan.is_pending and plan.number != self._last_number + 1:
             raise RuntimeError("the result of a step was lost while the next was planned; abort the requests in flight")
@@ -268,7 +268,7 @@ class LocalExecutor:
             states.append(state)
             drafts.append(draft)
         if is_as_planned:
-            return _Step(plan.sequences, plan.rows, states, drafts)
+            return PreparedStep(plan.sequences, plan.rows, states, drafts)
         sequences = [
             _settled(planned, state, draft)
             for planned, state, draft in zip(plan.sequences, states, drafts, strict=True)
@@ -278,7 +278,7 @@ class LocalExecutor:
             state.sequence.tokens_between(planned.start, planned.start + planned.num_tail)
             for planned, state in zip(sequences, states, strict=True)
         ]
-        return _Step(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
+        return PreparedStep(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
 
     def _rewind(self, state: _State, num_tokens: int) -> _State:
         """Begin a sequence again at an earlier length: rules and drafters know texts only that grow."""
@@ -293,7 +293,11 @@ class LocalExecutor:
         self.drafting.stop(sequence)
         self._known.stop(sequence)
 
-    def _verify(self, step: _Step, forward: ForwardResult) -> list[Verdict | None]:
+    def build_batch(self, step: PreparedStep) -> ForwardBatch:
+        """The tensors of a step's forward pass."""
+        return self._builder.build(step.sequences, step.rows, step.drafts)
+
+    def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
         """A verdict for each sequence that has something to judge."""
         requests = [
             VerifyRequest(
@@ -310,7 +314,7 @@ class LocalExecutor:
         verdicts = iter(self._verifier.verify(forward.logits, requests, forward.candidates) if requests else ())
         return [next(verdicts) if row >= 0 else None for row in step.rows.first_logits]
 
-    def _results(self, step: _Step, verdicts: Listing[Verdict | None], logits: Tensor) -> list[SequenceResult]:
+    def _results(self, step: PreparedStep, verdicts: Listing[Verdict | None], logits: Tensor) -> list[SequenceResult]:
         """What each sequence gets, before anything here has changed: reading logits for logprobs may fail."""
         results = []
         rows = step.rows
@@ -334,14 +338,14 @@ class LocalExecutor:
             results.append(result)
         return results
 
-    def _prompt_logprobs(self, step: _Step, i: int, logits: Tensor) -> RowLogprobs:
+    def _prompt_logprobs(self, step: PreparedStep, i: int, logits: Tensor) -> RowLogprobs:
         """Of the prompt tokens that the leading rows of sequence `i` predict."""
         planned, spec, first = step.sequences[i], step.states[i].spec, step.rows.first_prompt_logits[i]
         place, count = planned.start + 1, planned.num_prompt_logits
         token_ids = spec.prompt_ids[place : place + count]
         return token_logprobs(logits[first : first + count], token_ids, spec.sampling.prompt_logprobs or 0)
 
-    def _compact_accepted_paths(self, step: _Step, verdicts: Listing[Verdict | None]) -> None:
+    def _compact_accepted_paths(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
         """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
         if all(draft.parents is None for draft in step.drafts):
             return
@@ -358,7 +362,7 @@ class LocalExecutor:
             device = self.cache.layers[0].key.device
             self.cache.move(torch.tensor(sources, device=device), torch.tensor(destinations, device=device))
 
-    def _commit(self, step: _Step, results: Listing[SequenceResult]) -> None:
+    def commit(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
         """Append what was decided to the sequences' tokens."""
         for planned, state, result in zip(step.sequences, step.states, results, strict=True):
             state.num_computed = planned.start + planned.num_tail + len(result.accepted)
@@ -376,7 +380,7 @@ class LocalExecutor:
             if result.error is not None:
                 state.has_ended = True
 
-    def _learn(self, step: _Step, candidates: Candidates) -> None:
+    def _learn(self, step: PreparedStep, candidates: Candidates) -> None:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
         self.drafting.learn(
             verified_rows(
@@ -389,7 +393,7 @@ class LocalExecutor:
             )
         )
 
-    def _draft(self, step: _Step, results: Listing[SequenceResult]) -> None:
+    def _draft(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.
 
         So it keeps nothing for those that only wait, however many they are.

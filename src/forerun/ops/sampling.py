@@ -21,7 +21,7 @@ from forerun.ops.processors import as_processors
 from forerun.ops.race import first_of_weights, race
 from forerun.ops.truncation import KeptTokens, truncate
 
-_GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
+GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
 
 
 class SamplingRules:
@@ -55,7 +55,7 @@ class SamplingRules:
     ) -> None:
         _check_token_ids(params, bad_words_ids, vocab_size=vocab_size)
         self.vocab_size = vocab_size
-        self.is_greedy = params.temperature < _GREEDY_BELOW
+        self.is_greedy = params.temperature < GREEDY_BELOW
         self.grammar = grammar
         self.params = params
         self.in_kernels: object = None  # what `ops.native.sampling` keeps with these rules

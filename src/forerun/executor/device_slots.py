@@ -1,0 +1,220 @@
+"""The host's side of the device's table: who has which slot, and what is written when a sequence gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forerun.core.draft import Draft
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.sequence import Sequence
+from forerun.core.step import NO_BLOCKS, SequenceSpec
+from forerun.errors import RequestError
+from forerun.ops.cuda.table import (
+    HAS_ALLOWED,
+    HAS_BIAS,
+    HAS_MIN_LENGTH,
+    HAS_PENALTIES,
+    DeviceTable,
+    RuleTable,
+)
+from forerun.ops.penalties import penalises
+from forerun.ops.sampling import GREEDY_BELOW
+from forerun.ops.truncation import floor_of
+
+MOST_STOP_IDS = 64
+MOST_BIASES = 320  # OpenAI allows 300
+
+
+def check_device_rules(spec: SequenceSpec) -> None:
+    """Refuse what the device's tables have no room for.
+
+    Raises:
+        RequestError: a sampling value that only the host can follow.
+    """
+    sampling = spec.sampling
+    for name, is_set in (
+        ("logits_processors", bool(sampling.logits_processors)),
+        ("structured_outputs", sampling.constraint is not None),
+        ("bad_words", bool(spec.bad_words_ids)),
+    ):
+        if is_set:
+            raise RequestError(f"{name}: an engine with device_step=True cannot follow it; leave one of them out")
+    if sampling.logit_bias and len(sampling.logit_bias) > MOST_BIASES:
+        raise RequestError(
+            f"logit_bias: got {len(sampling.logit_bias)} tokens; with device_step=True there may be {MOST_BIASES}; name fewer"
+        )
+    if sampling.min_tokens and len(spec.stop_token_ids) > MOST_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids: got {len(spec.stop_token_ids)}, those of the model included; with min_tokens and "
+            f"device_step=True there may be {MOST_STOP_IDS}; name fewer"
+        )
+
+
+@dataclass(slots=True)
+class _Holder:
+    """Who has a slot, and what the table holds of it."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_computed: int
+    blocks: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
+
+
+class DeviceSlots:
+    """Gives sequences slots of the table, and writes there what the device cannot know.
+
+    A slot holds nothing that the host does not know too, so a sequence that is not in a step may lose its own to
+    one that is: it gets another when it runs again.
+
+    Args:
+        num_slots: at least as many as a step has sequences.
+        max_length: tokens of the longest text.
+        block_size: places in a block of the cache.
+        most_drafted: nodes of the largest draft.
+        vocab_size: width of the logits.
+        device: where the table lies.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        max_length: int,
+        block_size: int,
+        most_drafted: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.table = DeviceTable.empty(
+            num_slots,
+            max_length=max_length,
+            num_blocks=-(-(max_length + most_drafted) // block_size) + 1,
+            most_drafted=most_drafted,
+            device=device,
+        )
+        self.rules = RuleTable.empty(
+            num_slots, vocab_size, device=device, most_stop_ids=MOST_STOP_IDS, most_biases=MOST_BIASES
+        )
+        self._vocab_size = vocab_size
+        self._device = device
+        self._free = list(range(num_slots))
+        self._slot_of: dict[int, int] = {}  # seq_id -> slot, those that ran longest ago first
+        self._holders: dict[int, _Holder] = {}  # by seq_id
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence has."""
+        return len(self._free)
+
+    def take(self, sequences: Listing[tuple[Sequence, SequenceSpec]]) -> list[int]:
+        """The slots of a step's sequences, whose texts and rules lie there afterwards."""
+        running = {sequence.seq_id for sequence, _ in sequences}
+        for sequence, spec in sequences:
+            seq_id = sequence.seq_id
+            slot = self._slot_of.pop(seq_id, None)
+            if slot is None:
+                slot = self._free.pop() if self._free else self._take_from_one_that_waits(running)
+            self._slot_of[seq_id] = slot
+            holder = self._holders.get(seq_id)
+            if holder is None or holder.sequence is not sequence or holder.num_tokens != len(sequence):
+                self._holders.pop(seq_id, None)
+                self._write(slot, sequence, spec)
+                self._holders[seq_id] = _Holder(sequence, len(sequence), -1)
+        return [self._slot_of[sequence.seq_id] for sequence, _ in sequences]
+
+    def place(self, seq_id: int, *, start: int, blocks: npt.NDArray[np.int32], draft: Draft) -> None:
+        """Tell the device of a sequence what the plan says: where its rows begin, its blocks, and its draft."""
+        slot, holder, table = self._slot_of[seq_id], self._holders[seq_id], self.table
+        if holder.num_computed != start:
+            table.computed[slot] = holder.num_computed = start
+        blocks = blocks[: table.block_table.shape[1]]
+        if not np.array_equal(holder.blocks, blocks):
+            table.block_table[slot, : len(blocks)] = self._ints(blocks)
+            holder.blocks = blocks.copy()
+        num_nodes = len(draft)
+        table.draft_sizes[slot] = num_nodes
+        if num_nodes:
+            table.draft_tokens[slot, :num_nodes] = self._ints(draft.token_ids)
+            parents = range(-1, num_nodes - 1) if draft.parents is None else draft.parents
+            table.draft_parents[slot, :num_nodes] = self._ints(parents)
+
+    def forget_texts(self, seq_ids: Listing[int]) -> list[_Holder]:
+        """Before the device changes these sequences: were it interrupted, their texts would be written again."""
+        return [self._holders.pop(seq_id) for seq_id in seq_ids]
+
+    def know_texts(self, holders: Listing[_Holder], *, num_computed: Listing[int]) -> None:
+        """After the device has changed the sequences as the host has."""
+        for holder, computed in zip(holders, num_computed, strict=True):
+            holder.num_tokens, holder.num_computed = len(holder.sequence), computed
+            self._holders[holder.sequence.seq_id] = holder
+
+    def release(self, seq_id: int) -> None:
+        """Free the slot of a sequence that has ended; it may have none."""
+        self._holders.pop(seq_id, None)
+        slot = self._slot_of.pop(seq_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def _take_from_one_that_waits(self, running: set[int]) -> int:
+        seq_id = next(seq_id for seq_id in self._slot_of if seq_id not in running)
+        self._holders.pop(seq_id, None)
+        return self._slot_of.pop(seq_id)
+
+    def _write(self, slot: int, sequence: Sequence, spec: SequenceSpec) -> None:
+        table, rules, sampling = self.table, self.rules, spec.sampling
+        table.tokens[slot, : len(sequence)] = self._ints(sequence.tokens_from(0))
+        table.lengths[slot] = len(sequence)
+        table.draft_sizes[slot] = 0
+        seed = spec.seed & ((1 << 64) - 1)
+        rules.seeds[slot] = seed - (seed >> 63 << 64)
+        rules.temperature[slot] = 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature
+        rules.floor[slot] = floor_of(sampling.min_p)
+        rules.top_k[slot] = max(sampling.top_k, 0)
+        rules.top_p[slot] = sampling.top_p
+        rules.repetition[slot] = sampling.repetition_penalty
+        rules.frequency[slot] = sampling.frequency_penalty
+        rules.presence[slot] = sampling.presence_penalty
+        rules.min_length[slot] = len(spec.prompt_ids) + sampling.min_tokens
+        rules.flags[slot] = self._write_edits(slot, sequence, spec, sampling)
+
+    def _write_edits(self, slot: int, sequence: Sequence, spec: SequenceSpec, sampling: SamplingParams) -> int:
+        """What the edits of a sequence need; returns its flags."""
+        rules, flags = self.rules, 0
+        rules.counts[slot] = torch.bincount(
+            torch.tensor(sequence.output_ids, dtype=torch.int64), minlength=self._vocab_size
+        ).to(self._device, torch.int32)
+        if penalises(sampling):
+            flags |= HAS_PENALTIES
+            # Frequency and presence count the output alone.
+            rules.in_prompt[slot] = self._mask(spec.prompt_ids if sampling.repetition_penalty != 1.0 else ())
+        if sampling.logit_bias:
+            flags |= HAS_BIAS
+            self._fill(rules.bias_ids, slot, list(sampling.logit_bias), -1)
+            self._fill(rules.bias_values, slot, list(sampling.logit_bias.values()), 0.0)
+        if sampling.allowed_token_ids is not None:
+            flags |= HAS_ALLOWED
+            rules.allowed[slot] = self._mask(sampling.allowed_token_ids)
+        stop_ids = sorted(token_id for token_id in spec.stop_token_ids if 0 <= token_id < self._vocab_size)
+        if sampling.min_tokens and stop_ids:
+            flags |= HAS_MIN_LENGTH
+            self._fill(rules.stop_ids, slot, stop_ids, -1)
+        return flags
+
+    def _fill(self, padded: Tensor, slot: int, values: Listing[int] | Listing[float], padding: float) -> None:
+        padded[slot] = padding
+        padded[slot, : len(values)] = torch.tensor(values, dtype=padded.dtype).to(self._device)
+
+    def _mask(self, token_ids: Listing[int]) -> Tensor:
+        """[W] int32: bit t % 32 of word t // 32 for each token t."""
+        bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
+        bits[[t for t in token_ids if t < self._vocab_size]] = 1
+        return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").copy()).to(self._device)
+
+    def _ints(self, values: Listing[int] | range | npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.int32)).to(self._device)

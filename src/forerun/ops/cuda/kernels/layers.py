@@ -1,0 +1,149 @@
+"""Norms, rotary embedding, KV writes, embeddings; `ops.cuda.layers` is the twin and says what is computed.
+
+A program computes one row, or one head of a row, whole: the order of its sums is that of its width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.ops.cuda.table import StepRows
+from forerun.ops.rotary import Rotation
+
+WIDTH_PER_PROGRAM = 1024
+
+
+@triton.jit
+def _embed(tokens, table, residual, scale, W, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + row).to(tl.int64)
+    entry = tl.load(table + token * W + at, at < W, 0.0).to(tl.float32)
+    tl.store(residual + row * W + at, entry * scale, at < W)
+
+
+def embed(rows: StepRows, table: Tensor, residual: Tensor, *, scale: float = 1.0) -> None:
+    """Write the embedding of each row's token: table [V, W] -> residual [T, W] fp32; see `ops.cuda.layers.embed`."""
+    num_rows, width = residual.shape
+    grid = (num_rows, triton.cdiv(width, WIDTH_PER_PROGRAM))
+    _embed[grid](rows.tokens, table, residual, scale, width, BLOCK=WIDTH_PER_PROGRAM)
+
+
+@triton.jit
+def _norm(x, update, weight, output, eps, scale, W, HAS_UPDATE: tl.constexpr, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    values = tl.load(x + row * W + at, at < W, 0.0).to(tl.float32)
+    if HAS_UPDATE:
+        values = values + tl.load(update + row * W + at, at < W, 0.0).to(tl.float32) * scale
+        tl.store(x + row * W + at, values, at < W)
+    normed = values * tl.rsqrt(tl.sum(values * values, 0) / W + eps)
+    normed = normed * tl.load(weight + at, at < W, 0.0).to(tl.float32)
+    tl.store(output + row * W + at, normed.to(output.dtype.element_ty), at < W)
+
+
+def rms_norm(x: Tensor, weight: Tensor, output: Tensor, *, eps: float) -> None:
+    """Write x / rms(x) * weight: x [T, W] contiguous, weight [W] -> output [T, W]; see `ops.cuda.layers.rms_norm`."""
+    num_rows, width = x.shape
+    block = triton.next_power_of_2(width)
+    _norm[(num_rows,)](x, x, weight, output, eps, 1.0, width, HAS_UPDATE=False, BLOCK=block)
+
+
+def add_rms_norm(
+    residual: Tensor, update: Tensor, weight: Tensor, output: Tensor, *, eps: float, scale: float = 1.0
+) -> None:
+    """Add `update` times `scale` to `residual` [T, W] fp32 in place, and write the norm of the sum to `output`."""
+    num_rows, width = residual.shape
+    block = triton.next_power_of_2(width)
+    _norm[(num_rows,)](residual, update, weight, output, eps, scale, width, HAS_UPDATE=True, BLOCK=block)
+
+
+@triton.jit
+def _rotate_and_write(
+    qkv, query, keys, values, positions, kv_slots, cos, sin, query_norm, key_norm, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    HAS_QUERY_NORM: tl.constexpr, HAS_KEY_NORM: tl.constexpr, QUERY_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr,
+):  # fmt: skip
+    row, head, dims = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, DIM_BLOCK)
+    # Dimension i pairs with i + HALF; those from 2 * HALF on stay.
+    pair = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
+    source = qkv + (row * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * DIM
+    x = tl.load(source + dims, dims < DIM, 0.0).to(tl.float32)
+    paired = tl.load(source + pair, dims < DIM, 0.0).to(tl.float32)
+    slot = tl.load(kv_slots + row)
+    if head >= NUM_HEADS + NUM_KV_HEADS:
+        at = (slot * NUM_KV_HEADS + head - NUM_HEADS - NUM_KV_HEADS) * DIM
+        tl.store(values + at + dims, x.to(values.dtype.element_ty), (dims < DIM) & (slot >= 0))
+    else:
+        is_query = head < NUM_HEADS
+        if HAS_QUERY_NORM:
+            if is_query:
+                weight = query_norm + head * QUERY_STRIDE
+                scale = tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)
+                x = x * scale * tl.load(weight + dims, dims < DIM, 0.0).to(tl.float32)
+                paired = paired * scale * tl.load(weight + pair, dims < DIM, 0.0).to(tl.float32)
+        if HAS_KEY_NORM:
+            if head >= NUM_HEADS:
+                weight = key_norm + (head - NUM_HEADS) * KEY_STRIDE
+                scale = tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)
+                x = x * scale * tl.load(weight + dims, dims < DIM, 0.0).to(tl.float32)
+                paired = paired * scale * tl.load(weight + pair, dims < DIM, 0.0).to(tl.float32)
+        angle = tl.load(positions + row).to(tl.int64) * HALF + tl.where(dims < HALF, dims, dims - HALF)
+        is_rotated = dims < 2 * HALF
+        c = tl.load(cos + angle, is_rotated, 1.0).to(tl.float32)
+        s = tl.load(sin + angle, is_rotated, 0.0).to(tl.float32)
+        rotated = x * c + paired * tl.where(dims < HALF, -s, s)
+        rotated = tl.where(is_rotated, rotated, x)
+        if is_query:
+            at = (row * NUM_HEADS + head) * DIM
+            tl.store(query + at + dims, rotated.to(query.dtype.element_ty), dims < DIM)
+        else:
+            at = (slot * NUM_KV_HEADS + head - NUM_HEADS) * DIM
+            tl.store(keys + at + dims, rotated.to(keys.dtype.element_ty), (dims < DIM) & (slot >= 0))
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: StepRows,
+    rotation: Rotation,
+    *,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Norm and rotate each row's queries and keys, and write its keys and values to the cache.
+
+    Args:
+        qkv: [T, num_heads + 2 * num_kv_heads, head_dim] contiguous: queries, keys, values.
+        query: [T, num_heads, head_dim] contiguous, written.
+        keys: [num_slots, num_kv_heads, head_dim] contiguous, written at the rows' `kv_slots`.
+        values: [num_slots, num_kv_heads, head_dim] contiguous, likewise.
+        rows: positions and kv_slots are read; nothing of a padding row is written to the cache.
+        rotation: cosine and sine of every position, [L, 1, half] each, fp32, contiguous.
+        query_norm: [head_dim], or [num_heads, head_dim], weight of an RMSNorm over each query head; None: no norm.
+        key_norm: the same for key heads.
+        eps: of the norms.
+    """
+    num_heads, dim = query.shape[1:]
+    num_kv_heads = keys.shape[1]
+    _rotate_and_write[(len(query), num_heads + 2 * num_kv_heads)](
+        *(qkv, query, keys, values, rows.positions, rows.kv_slots, rotation.cos, rotation.sin),
+        *(qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        DIM=dim,
+        HALF=rotation.cos.shape[-1],
+        DIM_BLOCK=triton.next_power_of_2(dim),
+        HAS_QUERY_NORM=query_norm is not None,
+        HAS_KEY_NORM=key_norm is not None,
+        QUERY_STRIDE=_stride(query_norm),
+        KEY_STRIDE=_stride(key_norm),
+    )
+
+
+def _stride(weight: Tensor | None) -> int:
+    """From one head's weight to the next's: 0 where all share one."""
+    return weight.shape[1] if weight is not None and weight.ndim == 2 else 0

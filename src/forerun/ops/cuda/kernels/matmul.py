@@ -1,0 +1,168 @@
+"""Matrix products of a step's rows with a layer's weights, which are read once; `ops.cuda.matmul` is the twin.
+
+An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
+from a table by the weight's shape alone (`tiles_of`), never from the number of rows or from timing, so a row's bits do not
+depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
+same instruction of the tensor cores (mma.sync m16n8k16). Tiles of 64 rows would run on Hopper's wgmma; whether that sums alike
+is the first thing that `benchmarks.gpu_first_hour` asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FEW_ROWS, MANY_ROWS = 16, 32
+"""Rows of a tile."""
+
+_OUTPUTS, _INPUTS = 64, 128  # of a program, of a step
+_WANTED_PROGRAMS = 256  # about two for each multiprocessor of an H200; constant, whatever GPU runs
+_LEAST_INPUTS = 512  # of a part
+_MOST_SPLITS = 8
+_FINISH_BLOCK = 1024
+
+_PLAIN = tl.constexpr(0)
+_ADDS = tl.constexpr(1)
+_SILU = tl.constexpr(2)
+_GELU = tl.constexpr(3)
+_GELU_TANH = tl.constexpr(4)
+_ENDINGS = {"silu": 2, "gelu": 3, "gelu_pytorch_tanh": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a weight's product is cut: outputs of a program, inputs of a step, parts of the inputs."""
+
+    outputs: int
+    inputs: int
+    splits: int
+
+
+TILES: dict[tuple[int, int], Tiles] = {}
+"""Weights [outputs, inputs] for which a GPU showed something better than `tiles_of`'s rule; none so far."""
+
+
+def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
+    """The tiles of a weight [num_outputs, num_inputs]: a function of its shape alone."""
+    known = TILES.get((num_outputs, num_inputs))
+    if known is not None:
+        return known
+    splits = 1
+    wanted = _OUTPUTS * _WANTED_PROGRAMS
+    while num_outputs * splits < wanted and splits < _MOST_SPLITS and num_inputs >= 2 * splits * _LEAST_INPUTS:
+        splits *= 2
+    return Tiles(outputs=_OUTPUTS, inputs=_INPUTS, splits=splits)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _multiply(
+    x, weight, parts, T, N, K, PART: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    first = tl.program_id(1) * PART
+    step = tl.arange(0, STEP)
+    x_at = x + row[:, None].to(tl.int64) * K + step[None, :]
+    weight_at = weight + output[None, :].to(tl.int64) * K + step[:, None]
+    total = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+    for begin in range(first, first + PART, STEP):
+        left = K - begin
+        a = tl.load(x_at + begin, (row[:, None] < T) & (step[None, :] < left), 0.0)
+        b = tl.load(
+            weight_at + begin,
+            (output[None, :] < N) & (step[:, None] < left),
+            0.0,
+            eviction_policy="evict_first",
+        )
+        total = tl.dot(a, b, total, input_precision="ieee")
+    at = (tl.program_id(1).to(tl.int64) * T + row[:, None]) * N + output[None, :]
+    tl.store(parts + at, total.to(parts.dtype.element_ty), (row[:, None] < T) & (output[None, :] < N))
+
+
+@triton.jit
+def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):
+    total = tl.load(parts + row * N + at, in_range, 0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(parts + (split * T + row) * N + at, in_range, 0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["T"])
+def _finish(
+    parts, bias, output, scale, T, N, OUT: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    in_range = at < OUT
+    result = _joined(parts, row, at, in_range, T, N, SPLITS)
+    if HAS_BIAS:
+        result += tl.load(bias + at, in_range, 0.0).to(tl.float32)
+    if ENDING == _ADDS:
+        result = tl.load(output + row * OUT + at, in_range, 0.0) + result * scale
+    if ENDING == _SILU:
+        result = result / (1.0 + tl.exp(-result))
+    if ENDING == _GELU:
+        result = 0.5 * result * (1.0 + tl.erf(result * 0.7071067811865476))
+    if ENDING == _GELU_TANH:
+        inner = 1.5957691216057308 * (result + 0.044715 * result * result * result)  # twice tanh's argument
+        result = result / (1.0 + tl.exp(-inner))
+    if ENDING >= _SILU:
+        result = result * _joined(parts, row, at + OUT, in_range, T, N, SPLITS)
+    tl.store(output + row * OUT + at, result.to(output.dtype.element_ty), in_range)
+
+
+def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
+    """Write the parts' sums: [splits, T, N]."""
+    num_rows, num_inputs = x.shape
+    tile_rows = FEW_ROWS if num_rows <= FEW_ROWS else MANY_ROWS
+    num_tiles = triton.cdiv(len(weight), tiles.outputs)
+    _multiply[(num_tiles, tiles.splits, triton.cdiv(num_rows, tile_rows))](
+        *(x, weight, parts, num_rows, len(weight), num_inputs),
+        PART=triton.cdiv(triton.cdiv(num_inputs, tiles.inputs), tiles.splits) * tiles.inputs,
+        TILE_ROWS=tile_rows,
+        TILE_OUTPUTS=tiles.outputs,
+        STEP=tiles.inputs,
+        num_warps=4,
+        num_stages=4,
+    )
+
+
+def _compute(x: Tensor, weight: Tensor, output: Tensor, bias: Tensor | None, scale: float, ending: int) -> None:
+    tiles = tiles_of(*weight.shape)
+    if tiles.splits == 1 and ending == 0 and bias is None:
+        _parts(x, weight, tiles, output)
+        return
+    parts = torch.empty((tiles.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
+    _parts(x, weight, tiles, parts)
+    num_rows, num_outputs = output.shape
+    _finish[(num_rows, triton.cdiv(num_outputs, _FINISH_BLOCK))](
+        *(parts, parts if bias is None else bias, output, scale, num_rows, len(weight)),
+        OUT=num_outputs,
+        SPLITS=tiles.splits,
+        HAS_BIAS=bias is not None,
+        ENDING=ending,
+        BLOCK=_FINISH_BLOCK,
+    )
+
+
+def linear(x: Tensor, weight: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
+    """Write x @ weight.T + bias: x [T, K], weight [N, K], bias [N] or None -> output [T, N]; all contiguous."""
+    _compute(x, weight, output, bias, 1.0, 0)
+
+
+def add_linear(x: Tensor, weight: Tensor, residual: Tensor, *, bias: Tensor | None = None, scale: float = 1.0) -> None:
+    """Add (x @ weight.T + bias) * scale to `residual` [T, N] fp32 in place; all contiguous."""
+    _compute(x, weight, residual, bias, scale, 1)
+
+
+def gated_linear(x: Tensor, gate_up: Tensor, output: Tensor, *, activation: str) -> None:
+    """Write activation(gate) * up: x [T, K], gate_up [2 * N, K], gates first -> output [T, N]; all contiguous.
+
+    `activation` is a name of `ops.layers.ACTIVATIONS`.
+    """
+    _compute(x, gate_up, output, None, 1.0, _ENDINGS[activation])

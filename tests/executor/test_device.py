@@ -1,0 +1,177 @@
+"""With device_step=True texts, rules and drafts lie in tables; by formula on the CPU, the text is the ordinary engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, run_state_machine_as_test
+
+from forerun import SamplingParams
+from forerun.core.sequence import Sequence
+from forerun.core.step import SequenceSpec
+from forerun.errors import ConfigError, RequestError
+from forerun.executor.device import DeviceExecutor
+from forerun.executor.device_slots import DeviceSlots
+from tests.contract.drafters import CASES, oracle
+from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
+from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
+from tests.engines import VOCAB_SIZE, tiny_llm
+
+SAMPLING = [
+    {"temperature": 0},
+    {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    {"temperature": 1.2, "logit_bias": {3: 2.0, 4: -3.0}, "min_tokens": 6, "stop_token_ids": [1, 2, 3]},
+    {"temperature": 0.7, "allowed_token_ids": [*range(1, 60, 3)], "presence_penalty": 0.8},
+]
+
+
+def requests(count):
+    """Requests of every kind in turn."""
+    return [
+        SamplingParams(seed=2**63 + i, max_tokens=14, logprobs=1, **SAMPLING[i % len(SAMPLING)]) for i in range(count)
+    ]
+
+
+def texts(llm, count):
+    outputs = llm.generate(PROMPTS[:count], requests(count), use_tqdm=False)
+    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain_texts():
+    return texts(tiny_llm(enable_prefix_caching=False), 20)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
+    llm = tiny_llm(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
+    count = 20 if case in ("plain", "ngram") else 6
+    assert texts(llm, count) == plain_texts[:count]
+    assert_nothing_is_held(llm)
+    assert llm.executor.slots.num_free == TIGHT["max_num_seqs"]
+
+
+def test_trees_that_are_mostly_right_give_the_text_of_plain_decoding(plain_texts):
+    answers = {tuple(prompt): ids for prompt, (ids, _) in zip(PROMPTS, plain_texts, strict=False)}
+    llm = tiny_llm({"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}, device_step=True)
+    assert texts(llm, 20) == plain_texts
+    assert llm.stats.speculation.num_accepted_tokens > 50
+
+
+class DeviceMachine(EngineMachine):
+    """The engine's random machine over a `DeviceExecutor`."""
+
+    @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
+    def start(self, config, limit, caching, delay):
+        self.settings = {"device_step": True}
+        super().start(config=config, limit=limit, caching=caching, delay=delay)
+
+    def sampling_of(self, option):
+        return SamplingParams(**{name: value for name, value in option.items() if name != "logits_processors"})
+
+
+def test_whatever_happens_each_request_gives_what_it_gives_alone():
+    DeviceMachine.num_preemptions = DeviceMachine.num_accepted = 0
+    run_state_machine_as_test(
+        DeviceMachine,
+        settings=settings(
+            max_examples=8,
+            stateful_step_count=12,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert DeviceMachine.num_preemptions > 0, "the memory was meant to be too small"
+    assert DeviceMachine.num_accepted > 0, "some drafts were meant to be right"
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ({"logits_processors": [lambda _, logits: logits]}, "logits_processors"),
+        ({"logit_bias": dict.fromkeys(range(321), 1.0)}, "logit_bias"),
+        ({"stop_token_ids": list(range(65)), "min_tokens": 1}, "stop_token_ids"),
+    ],
+)
+def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name):
+    llm = tiny_llm(device_step=True, **TINY)
+    with pytest.raises(RequestError, match=f"{name}: .*device_step"):
+        llm.generate([[1, 2]], SamplingParams(**setting), use_tqdm=False)
+
+
+def test_another_verifier_is_refused():
+    with pytest.raises(ConfigError, match=r"rejection_sample_method: .*device_step"):
+        tiny_llm(CASES["ngram"] | {"rejection_sample_method": "standard"}, device_step=True)
+
+
+def test_a_switch_is_true_or_false():
+    with pytest.raises(ConfigError, match="device_step: got 'yes'"):
+        tiny_llm(device_step="yes")
+
+
+@pytest.mark.parametrize(("logit", "says"), [(torch.nan, "largest is nan"), (torch.inf, "largest is inf")])
+def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeypatch):
+    llm = tiny_llm(device_step=True, **TINY)
+    assert isinstance(llm.executor, DeviceExecutor)
+    forward = llm.executor.forward
+
+    def spoiled(batch, attend):
+        result = forward(batch, attend)
+        logits = result.logits.clone()
+        logits[-1, 3] = logit
+        return dataclasses.replace(result, logits=logits)
+
+    monkeypatch.setattr(llm.executor, "forward", spoiled)
+    good, bad = llm.generate([[1, 2], [3, 4]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    assert good.error is None
+    assert says in bad.error
+
+
+def slots_of(num_slots):
+    return DeviceSlots(
+        num_slots,
+        max_length=16,
+        block_size=4,
+        most_drafted=2,
+        vocab_size=VOCAB_SIZE,
+        device=torch.device("cpu"),
+    )
+
+
+def sequence(seq_id, output_ids=()):
+    sampling = SamplingParams()
+    prompt_ids = [seq_id, seq_id + 1]
+    return (
+        Sequence(seq_id=seq_id, prompt_ids=prompt_ids, output_ids=list(output_ids), sampling=sampling, seed=1),
+        SequenceSpec(seq_id=seq_id, prompt_ids=prompt_ids, sampling=sampling, seed=1, max_length=16),
+    )
+
+
+def test_a_sequence_that_waits_loses_its_slot_and_gets_another_with_its_whole_text():
+    slots, first, second, third = slots_of(2), sequence(1), sequence(2), sequence(3)
+    slots.take([first, second])
+    [taken_by_third] = slots.take([third])
+    first[0].output_ids.append(9)
+    again, _ = slots.take([first, third])
+    assert again != taken_by_third
+    assert slots.table.tokens[again, :3].tolist() == [1, 2, 9]
+    assert slots.rules.counts[again].nonzero().flatten().tolist() == [9]
+    slots.release(1)
+    slots.release(2)
+    slots.release(3)
+    assert slots.num_free == 2
+
+
+def test_a_text_that_the_device_may_have_changed_alone_is_written_again():
+    slots, one = slots_of(1), sequence(1, [7])
+    [slot] = slots.take([one])
+    slots.forget_texts([1])
+    slots.table.tokens[slot] = 0
+    slots.take([one])
+    assert slots.table.tokens[slot, :3].tolist() == [1, 2, 7]

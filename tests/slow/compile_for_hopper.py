@@ -1,0 +1,108 @@
+"""Compiles every Triton kernel for an H100 or H200 on a machine without a GPU; prints a line for each as JSON.
+
+Run by `tests/slow/test_gpu_kernels.py` in a process of its own: triton decides when it is imported whether it interprets.
+The launchers are called as an engine would call them, with a driver that names the GPU and launches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from forerun.ops.cuda.kernels import attention, edits, layers, matmul, ngram, noise, sampling, steps
+from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
+from forerun.ops.rotary import Rotation
+
+CPU = torch.device("cpu")
+NUM_ROWS, NUM_SLOTS, VOCAB_SIZE, MAX_LENGTH, MOST_DRAFTED = 64, 8, 128256, 4096, 8
+HEADS, KV_HEADS, DIM, WIDTH = 32, 8, 128, 4096
+
+
+class Hopper:
+    """A driver of a GPU that is not there."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_only(self, grid):
+    """Stands in for `kernel[grid]`."""
+
+    def compiled(*args, **options):
+        kernel = self.run(*args, grid=grid, warmup=True, **options)
+        ptx = kernel.asm["ptx"]
+        record = {
+            "kernel": self.fn.__name__,
+            "instructions": [name for name in ("wgmma.mma", "mma.sync", "fma.rn.f64", "fma.rn.f32") if name in ptx],
+            "shared": kernel.metadata.shared,
+            "cubin": len(kernel.asm["cubin"]),
+        }
+        print(json.dumps(record), flush=True)
+        return kernel
+
+    return compiled
+
+
+def bf16(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def ints(*shape):
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def call_launchers():
+    table = DeviceTable.empty(NUM_SLOTS, max_length=MAX_LENGTH, num_blocks=256, most_drafted=MOST_DRAFTED, device=CPU)
+    rules = RuleTable.empty(NUM_SLOTS, VOCAB_SIZE, device=CPU)
+    rows = StepRows.empty(NUM_ROWS, NUM_SLOTS, longest_path=MOST_DRAFTED, device=CPU)
+    verdicts = Verdicts.empty(NUM_SLOTS, MOST_DRAFTED, device=CPU)
+    plan = DevicePlan(slots=ints(NUM_SLOTS), tails=ints(NUM_SLOTS), most_drafted=ints(NUM_SLOTS), ends=ints(NUM_SLOTS))
+    logits, sampled = torch.empty(NUM_ROWS, VOCAB_SIZE), ints(NUM_ROWS)
+    noise.uniform_rows(torch.empty(2, dtype=torch.int64), torch.empty(2, 64, dtype=torch.float64))
+    masks = ints(NUM_ROWS, VOCAB_SIZE // 32)
+    edits.edit(logits, rows, table, rules)
+    edits.edit(logits, rows, table, rules, row_masks=masks, has_row_mask=sampled)
+    sampling.sample(logits, rows, rules, sampled, torch.empty(NUM_ROWS))
+    steps.prepare(plan, table, rows, block_size=16)
+    steps.match(plan, table, rows, sampled, verdicts)
+    steps.move(plan, rows, verdicts, bf16(2, 64, KV_HEADS, DIM))
+    steps.commit(plan, table, rules, verdicts)
+    ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
+    keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
+    shape = {"block_size": 16, "scale": 0.1}
+    attention.attend(query, keys, keys, query, rows, table, **shape)
+    options = {"window": 512, "soft_cap": 50.0, "sinks": torch.empty(HEADS), "num_hidden": 1}
+    attention.attend(query, keys, keys, query, rows, table, **shape, **options)
+    residual, normed, weight = torch.empty(NUM_ROWS, WIDTH), bf16(NUM_ROWS, WIDTH), bf16(WIDTH)
+    layers.embed(rows, bf16(256, WIDTH), residual)
+    layers.rms_norm(residual, weight, normed, eps=1e-5)
+    layers.add_rms_norm(residual, normed, weight, normed, eps=1e-5)
+    angles = torch.empty(MAX_LENGTH, 1, DIM // 2)
+    qkv = bf16(NUM_ROWS, HEADS + 2 * KV_HEADS, DIM)
+    layers.rotate_and_write(qkv, query, keys, keys, rows, Rotation(angles, angles))
+    norms = {"query_norm": bf16(DIM), "key_norm": bf16(DIM), "eps": 1e-5}
+    layers.rotate_and_write(qkv, query, keys, keys, rows, Rotation(angles, angles), **norms)
+    for num_rows in (1, NUM_ROWS):
+        x = bf16(num_rows, WIDTH)
+        matmul.linear(x, bf16(VOCAB_SIZE // 8, WIDTH), torch.empty(num_rows, VOCAB_SIZE // 8))
+        matmul.linear(x, bf16(WIDTH, WIDTH), bf16(num_rows, WIDTH), bias=weight)
+        matmul.add_linear(x, bf16(WIDTH, WIDTH), torch.empty(num_rows, WIDTH))
+        matmul.gated_linear(x, bf16(2 * WIDTH, WIDTH), bf16(num_rows, WIDTH), activation="silu")
+    for activation in ("gelu", "gelu_pytorch_tanh"):
+        matmul.gated_linear(normed, bf16(2 * WIDTH, WIDTH), normed, activation=activation)
+
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(Hopper())
+    JITFunction.__getitem__ = compile_only
+    call_launchers()

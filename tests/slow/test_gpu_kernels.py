@@ -1,0 +1,48 @@
+"""Triton's compiler takes every kernel for Hopper, without a GPU; what runs there is still to be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
+
+EXACT = {"_uniform_rows", "_edit", "_find_floor", "_race"}  # defined to the bit: each operation rounds once
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What was compiled: the kernel, instructions that it uses, bytes of shared memory."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.slow.compile_for_hopper"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_products_of_few_and_many_rows_run_on_the_same_instruction(compiled):
+    found = [one["instructions"] for one in compiled if one["kernel"] in ("_multiply", "_attend_chunks")]
+    assert found
+    assert all("mma.sync" in instructions and "wgmma.mma" not in instructions for instructions in found)
+
+
+def test_kernels_that_are_defined_to_the_bit_fuse_nothing(compiled):
+    found = {one["kernel"]: one["instructions"] for one in compiled}
+    assert found.keys() >= EXACT
+    for kernel in EXACT:
+        assert not {"fma.rn.f32", "fma.rn.f64"} & {*found[kernel]}, kernel
+
+
+def test_shared_memory_is_what_a_multiprocessor_has(compiled):
+    assert max(one["shared"] for one in compiled) <= 227 * 1024
