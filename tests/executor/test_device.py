@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from forerun import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import SequenceSpec
 from forerun.errors import ConfigError, RequestError
-from forerun.executor.device import DeviceExecutor
+from forerun.executor.device import DeviceExecutor, DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
@@ -108,6 +109,12 @@ def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name
 def test_another_verifier_is_refused():
     with pytest.raises(ConfigError, match=r"rejection_sample_method: .*device_step"):
         tiny_llm(CASES["ngram"] | {"rejection_sample_method": "standard"}, device_step=True)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "forerun.ops.cuda.kernels", None)
+    with pytest.raises(ConfigError, match=r"device_step: .*forerun\[cuda\]"):
+        DeviceFunctions.choose(torch.device("cuda"))
 
 
 def test_a_switch_is_true_or_false():

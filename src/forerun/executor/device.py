@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.core.step import EndedSequence, SequenceResult, SequenceSpec
-from forerun.errors import ForerunError
+from forerun.errors import ConfigError, ForerunError
 from forerun.executor.device_slots import DeviceSlots, check_device_rules
 from forerun.executor.local import LocalExecutor, PreparedStep
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
@@ -32,9 +32,18 @@ class DeviceFunctions(NamedTuple):
 
     @classmethod
     def choose(cls, device: torch.device) -> DeviceFunctions:
-        """The kernels on a GPU, the formulas elsewhere."""
+        """The kernels on a GPU, the formulas elsewhere.
+
+        Raises:
+            ConfigError: triton is not installed.
+        """
         if device.type == "cuda":
-            from forerun.ops.cuda.kernels import edits, sampling, steps
+            try:
+                from forerun.ops.cuda.kernels import edits, sampling, steps
+            except ImportError as error:
+                raise ConfigError(
+                    f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or leave it out"
+                ) from None
         else:
             from forerun.ops.cuda import edits, sampling, steps  # type: ignore[no-redef]
         return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.commit)
