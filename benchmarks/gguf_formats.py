@@ -1,11 +1,12 @@
-"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights.
+"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, or files.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
+    python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --json FILE
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
-Prints, for each format, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others, and of
-the first token after a prompt of 512. Both engines hold the same file, and one is stopped while the other is measured, in turn
-in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+Prints, for each format or file, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others,
+of the first token after a prompt of 512, and of each of 64 tokens written after it. `--beside` measures forerun on another model
+too. All engines hold their model, and all but one are stopped while that one is measured, in turn in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ CONFIG = Path(__file__).parent / "configs" / "random-llama-1b" / "config.json"
 TOKENIZER = "smollm2-135m"  # of as many tokens
 ENVIRONMENT = Path("~/.cache/forerun/peers/llama_cpp").expanduser()
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
-ROWS, CONTEXT, PROMPT = (1, 8), 256, 512
+ROWS, CONTEXT, PROMPT, NUM_WRITTEN = (1, 8), 256, 512, 65
+MEASURES = (*(f"T({rows})" for rows in ROWS), "prompt", "token")
+OWN, PEER = "forerun", "llama_cpp"
 SIXTEEN_BIT = {  # where a block has fp16 numbers
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -116,28 +119,30 @@ def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
     unfinished.rename(file)
 
 
-def measure(file: Path, *, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each measure and engine, round by round, and what each took to load."""
-    pythons = {"forerun": sys.executable, "llama_cpp": str(ENVIRONMENT / "bin" / "python")}
+def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each measure and engine, round by round, and what each took to load.
+
+    Args:
+        models: a row's name -> what it loads; PEER's is loaded by llama.cpp, all others by forerun.
+        logs: a folder.
+        threads: of each engine.
+        rounds: how often each is measured.
+    """
     bound = {name: value.format(threads=threads) for name, value in BOUND.items()}
-    environments = {"forerun": {"OMP_NUM_THREADS": str(threads)}, "llama_cpp": bound}
-    found: dict[str, Any] = {name: {f"T({rows})": [] for rows in ROWS} | {"prompt": []} for name in pythons}
+    found: dict[str, Any] = {name: {measure: [] for measure in MEASURES} for name in models}
     prompt = [1000 + i % 40000 for i in range(0, 7 * PROMPT, 7)]
     with ExitStack() as stack:
-        workers = {
-            name: stack.enter_context(
-                closing(
-                    WorkerProcess(
-                        [python, "-m", f"benchmarks.peers.workers.{name}"],
-                        environment=environments[name],
-                        log=file.with_suffix(f".{name}.log"),
-                    )
-                )
+        workers = {}
+        for name, model in models.items():
+            engine = PEER if name == PEER else OWN
+            python = str(ENVIRONMENT / "bin" / "python") if engine == PEER else sys.executable
+            worker = WorkerProcess(
+                [python, "-m", f"benchmarks.peers.workers.{engine}"],
+                environment=bound if engine == PEER else {"OMP_NUM_THREADS": str(threads)},
+                log=logs / f"{Path(name).name}.log",
             )
-            for name, python in pythons.items()
-        }
-        for name, worker in workers.items():
-            loaded = worker.ask("load", model=str(file), max_model_len=1024, num_threads=threads, speculation=None)
+            workers[name] = stack.enter_context(closing(worker))
+            loaded = worker.ask("load", model=model, max_model_len=1024, num_threads=threads, speculation=None)
             found[name] |= {
                 "load_seconds": loaded["seconds"],
                 "peak_bytes": loaded["peak_bytes"],
@@ -146,52 +151,68 @@ def measure(file: Path, *, threads: int, rounds: int) -> dict[str, Any]:
         for index in range(rounds + 1):  # the first warms up
             for name, worker in workers.items():
                 curve = worker.ask("curve", rows=list(ROWS), context=CONTEXT, repeats=3)["seconds"]
-                first = worker.ask("generate", prompts=[prompt], max_tokens=1)["first_token_seconds"]
+                written = worker.ask("generate", prompts=[prompt], max_tokens=NUM_WRITTEN)
                 if index:
                     for rows in ROWS:
                         found[name][f"T({rows})"].append(statistics.median(curve[str(rows)]))
+                    first = written["first_token_seconds"]
                     found[name]["prompt"].append(first)
+                    found[name]["token"].append((written["seconds"] - first) / (NUM_WRITTEN - 1))
     return found
 
 
-def print_ratios(kind: str, found: dict[str, Any]) -> None:
-    """One line for each measure."""
-    for measure_name in (*(f"T({rows})" for rows in ROWS), "prompt"):
-        own, other = found["forerun"][measure_name], found["llama_cpp"][measure_name]
-        ratio = statistics.median(a / b for a, b in zip(own, other, strict=True))
-        print(
-            f"{kind:8} {measure_name:7} forerun {1e3 * statistics.median(own):9.1f} ms  "
-            f"llama.cpp {1e3 * statistics.median(other):9.1f} ms  ratio {ratio:.2f}",
-            flush=True,
-        )
-    print(
-        f"{kind:8} load    " + ", ".join(f"{name} {of['load_seconds']:.1f} s" for name, of in found.items()), flush=True
-    )
+def print_ratios(title: str, found: dict[str, Any]) -> None:
+    """One line for each measure and each engine that forerun is compared with."""
+    for measure_name in MEASURES:
+        own = found[OWN][measure_name]
+        for name in found:
+            if name == OWN:
+                continue
+            other = found[name][measure_name]
+            ratio = statistics.median(a / b for a, b in zip(own, other, strict=True))
+            print(
+                f"{title:8} {measure_name:7} forerun {1e3 * statistics.median(own):9.1f} ms  "
+                f"{name} {1e3 * statistics.median(other):9.1f} ms  ratio {ratio:.2f}",
+                flush=True,
+            )
+    loads = (f"{name} {of['load_seconds']:.1f} s" for name, of in found.items())
+    print(f"{title:8} load    {', '.join(loads)}", flush=True)
 
 
 def main() -> None:
     """Write what files are missing, measure each, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = [*SIXTEEN_BIT, *MIXES]
-    parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_K_M", "Q8_0"], choices=kinds, metavar="FORMAT")
+    parser.add_argument("--formats", nargs="+", default=[], choices=kinds, metavar="FORMAT", help="random weights")
+    parser.add_argument("--files", nargs="+", default=[], metavar="FILE", help="models that exist")
+    parser.add_argument("--beside", metavar="MODEL", help="forerun is measured on this model too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--layers", type=int, help="of the model, if not as many as it has")
-    parser.add_argument("--folder", type=Path, required=True, help="for the files, of about a gigabyte each")
+    parser.add_argument("--layers", type=int, help="of the random model, if not as many as it has")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="for random models of about a gigabyte each, and logs"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if not arguments.formats and not arguments.files:
+        parser.error("--formats: is missing, and so are --files; give one of them")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     config = json.loads(CONFIG.read_text())
     name = "random-llama-1b"
     if arguments.layers:
         config["num_hidden_layers"], name = arguments.layers, f"{name}-{arguments.layers}-layers"
-    for kind in arguments.formats:
-        file = arguments.folder / f"{name}-{kind}.gguf"
+    files = {kind: arguments.folder / f"{name}-{kind}.gguf" for kind in arguments.formats}
+    for kind, file in files.items():
         if not file.exists():
             write_random(file, kind, config)
-        results[kind] = measure(file, threads=arguments.threads, rounds=arguments.rounds)
-        print_ratios(kind, results[kind])
+    files |= {Path(file).name: Path(file) for file in arguments.files}
+    for title, file in files.items():
+        models = {OWN: str(file), PEER: str(file)}
+        if arguments.beside:
+            models[arguments.beside] = arguments.beside
+        results[title] = measure(models, logs=arguments.folder, threads=arguments.threads, rounds=arguments.rounds)
+        print_ratios(title, results[title])
     if arguments.json:
         report = {
             "machine": describe_machine(torch.device("cpu")),

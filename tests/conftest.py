@@ -10,6 +10,10 @@ from forerun.ops.native import library
 
 torch.set_num_threads(1)
 
+# triton reads it where it is first imported, by whichever test comes first; tests/cuda.py says what for.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # `make sanitize` and `make test-arm` test kernels that they have built into a folder of their own.
 if folder := os.environ.get("FORERUN_TEST_KERNELS"):
     library.library_file = lambda level: Path(folder, f"libforerun_{level}.so")

@@ -1,6 +1,7 @@
 """What the tests of Triton kernels share: a GPU's kernels where there is a GPU, else triton's interpreter on the CPU.
 
-triton reads TRITON_INTERPRET where a kernel is defined, so this is imported before `forerun.ops.cuda.kernels`.
+triton reads TRITON_INTERPRET where a kernel is defined, its own library of kernels included: conftest.py sets it before anything
+imports triton, and this module does so where there is no conftest.py.
 """
 
 from __future__ import annotations

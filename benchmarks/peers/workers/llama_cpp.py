@@ -9,6 +9,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from benchmarks.peers.workers.protocol import Load, Prompts, Worker, Written, seconds_of, serve
@@ -52,9 +53,19 @@ class Context:
 
     def best_tokens(self, num_sequences: int) -> list[int]:
         """The most likely next token of each sequence."""
+        return [int(row.argmax()) for row in self.logits(num_sequences)]
+
+    def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """The logits of the last pass [rows, vocabulary], which the next one overwrites."""
         logits = llama_cpp.llama_get_logits(self._context)
-        rows = np.ctypeslib.as_array(logits, shape=(num_sequences, self._vocab_size))
-        return [int(row.argmax()) for row in rows]
+        return np.ctypeslib.as_array(logits, shape=(num_rows, self._vocab_size))
+
+
+def load_model(load: Load) -> Any:
+    """llama.cpp's model of a file."""
+    llama_cpp.llama_backend_init()
+    settings = llama_cpp.llama_model_default_params()
+    return llama_cpp.llama_model_load_from_file(load.model.encode(), settings)
 
 
 class Plain:
@@ -62,9 +73,7 @@ class Plain:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        llama_cpp.llama_backend_init()
-        settings = llama_cpp.llama_model_default_params()
-        self._model = llama_cpp.llama_model_load_from_file(load.model.encode(), settings)
+        self._model = load_model(load)
         self._contexts: dict[int, Context] = {}
 
     def _context(self, num_sequences: int) -> Context:
