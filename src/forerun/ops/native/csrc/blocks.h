@@ -193,6 +193,10 @@ inline void keep_in_register(const bf16*& address) {
 #endif
 }
 
+// Rows of a register tile where codes are widened once for many: as few as keep both multipliers busy, since each group's totals
+// go through memory.
+constexpr int kWidenedBlockRows = kMaxRows < 8 ? kMaxRows : 8;
+
 // One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
 // which processors add up as they read.)
 template <int Group, bool has_offsets, int Rows, class Reader>
@@ -336,7 +340,9 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
-    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows, steps = inputs / 2;
+    const bool is_widened = num_rows > kMaxRows;
+    const int64_t most_rows = is_widened ? kWidenedBlockRows : kMaxRows;  // of a register tile
+    const int64_t parts = (num_rows + most_rows - 1) / most_rows, steps = inputs / 2;
     if (layout.has_offsets && first < last)
         for (int64_t row = 0; row < num_rows; ++row)
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
@@ -352,7 +358,6 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
                 if (parts == 1)
                     for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
             });
-            const bool is_widened = parts > 1;
             if (is_widened) widen_codes(reader, units, inputs, scratch.wide);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
