@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import uuid
@@ -80,6 +81,28 @@ def test_a_forked_child_computes_what_its_parent_does(kernels, num_threads):
         child.join(30)
         assert child.exitcode == 0
         assert torch.equal(linear(x), expected), "the parent's threads go on"
+
+
+@contextlib.contextmanager
+def busy_cores():
+    """Two processes for each core that compute for as long as the block lasts."""
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@needs_kernels
+def test_members_that_the_system_stops_change_no_bit():
+    kernels = load_kernels()
+    linear, x = packed_linear(kernels, torch.randn(2000, 300), weight_format=BF16), torch.randn(24, 300)
+    expected = linear(x)
+    with busy_cores(), threads(kernels, 3):  # more members than cores take part, then fewer, then all again
+        assert all(torch.equal(linear(x), expected) for _ in range(300))
 
 
 # --- torch's threads ------------------------------------------------------------------------------

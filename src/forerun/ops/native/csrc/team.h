@@ -2,7 +2,9 @@
 // member.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -24,63 +26,115 @@ inline void pause_briefly() {
 #endif
 }
 
+// Waits until `word` is no longer `seen`, or so many spins are over; returns it.
+inline uint32_t spin_for_change(const std::atomic<uint32_t>& word, uint32_t seen, int spins) {
+    uint32_t now = word.load(std::memory_order_acquire);
+    for (int i = 0; i < spins && now == seen; ++i) {
+        pause_briefly();
+        now = word.load(std::memory_order_acquire);
+    }
+    return now;
+}
+
 // Waits until `word` is no longer `seen`: spins as long as a wait usually takes, then sleeps.
 inline uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t seen, int spins) {
-    for (int i = 0; i < spins; ++i) {
-        const uint32_t now = word.load(std::memory_order_acquire);
-        if (now != seen) return now;
-        pause_briefly();
-    }
+    const uint32_t now = spin_for_change(word, seen, spins);
+    if (now != seen) return now;
     word.wait(seen, std::memory_order_acquire);
     return word.load(std::memory_order_acquire);
 }
 
+using Nanoseconds = int64_t;
+
+inline Nanoseconds nanoseconds_now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// How many members take part. Where others compute on the same cores, the system stops a member for a few milliseconds now and
+// then, and all others wait for it at each barrier: two threads are then many times slower than one. So whoever waited long
+// goes on with a member less for a while, in which what was lost is little, and then tries all of them again.
+class TeamSize {
+  public:
+    explicit TeamSize(int most) : most_(most), fewer_(most) {}
+
+    int at(Nanoseconds now) const { return now < until_ ? fewer_ : most_; }
+
+    // A run of `members` took so long, and they waited for each other's, slept, so long in all.
+    void note(int members, Nanoseconds taken, Nanoseconds slept, Nanoseconds now) {
+        if (taken < kShortest || slept < kShare * static_cast<double>(taken) * members) return;
+        fewer_ = std::max(1, members - 1);
+        until_ = now + std::min(kTimesLost * taken, kLongest);
+    }
+
+  private:
+    static constexpr Nanoseconds kShortest = 1'000'000, kLongest = 5'000'000'000;
+    static constexpr double kShare = 0.25;  // of all members' time
+    static constexpr int kTimesLost = 20;
+
+    const int most_;
+    int fewer_;
+    Nanoseconds until_ = 0;
+};
+
 class Team {
   public:
     // `cpus` empty: as many threads, none of them bound.
-    Team(int num_threads, std::vector<int> cpus) : cpus_(std::move(cpus)), num_threads_(num_threads) {}
+    Team(int num_threads, std::vector<int> cpus)
+        : cpus_(std::move(cpus)), num_threads_(num_threads), team_size_(num_threads) {}
 
     ~Team() { stop_workers(); }
 
     int size() const { return num_threads_; }
 
-    // Runs work(member) on every member at once and returns when all are done; one caller at a time. Work must not throw:
-    // the other members would wait for ever.
+    // Runs work(member) on every member that takes part, at once, and returns when all are done; one caller at a time. Work
+    // must not throw: the other members would wait for ever.
     //
     // Throws std::system_error and std::bad_alloc where the system gives no more threads; the next call tries again.
     template <class Work>
     void run(const Work& work) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (num_threads_ == 1) return work(0);
+        const Nanoseconds begin = nanoseconds_now();
+        taking_part_ = team_size_.at(begin);
+        if (taking_part_ == 1) return work(0);
         if (workers_.empty()) start_workers();
         leave_workers_cores();
         job_ = [](const void* context, int member) noexcept { (*static_cast<const Work*>(context))(member); };
         context_ = &work;
-        start_.fetch_add(1, std::memory_order_release);
+        slept_.store(0, std::memory_order_relaxed);
+        start_.store(turn_of(start_.load(std::memory_order_relaxed)) + kTurn + taking_part_, std::memory_order_release);
         start_.notify_all();
         work(0);
         barrier();
+        const Nanoseconds end = nanoseconds_now();
+        team_size_.note(taking_part_, end - begin, slept_.load(std::memory_order_relaxed), end);
     }
 
-    // Waits for all members; to be called by each of them the same number of times.
+    // Waits for all members that take part; to be called by each of them the same number of times.
     void barrier() {
-        if (num_threads_ == 1) return;
+        const int members = taking_part_;  // read before the last one arrives and the caller goes on to another run
+        if (members == 1) return;
         const uint32_t turn = turn_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
             arrived_.store(0, std::memory_order_relaxed);
             turn_.store(turn + 1, std::memory_order_release);
             turn_.notify_all();
-        } else {
-            wait_for_change(turn_, turn, kBarrierSpins);
+        } else if (spin_for_change(turn_, turn, kBarrierSpins) == turn) {
+            const Nanoseconds begin = nanoseconds_now();
+            turn_.wait(turn, std::memory_order_acquire);
+            slept_.fetch_add(nanoseconds_now() - begin, std::memory_order_relaxed);
         }
     }
 
     // The first of `count` items, shared out evenly, that belongs to `member`; its last is the next one's first.
-    int64_t share(int64_t count, int member) const { return count * member / num_threads_; }
+    int64_t share(int64_t count, int member) const { return count * member / taking_part_; }
 
   private:
     static constexpr int kBarrierSpins = 1 << 14;  // some 0.3 ms
     static constexpr int kIdleSpins = 1 << 13;     // between the calls of one pass
+    static constexpr uint32_t kTurn = 1 << 13;     // more than there can be members
+
+    static uint32_t turn_of(uint32_t start) { return start / kTurn * kTurn; }
 
     void start_workers() {
         workers_.reserve(num_threads_ - 1);
@@ -98,6 +152,7 @@ class Team {
         for (;;) {
             seen = wait_for_change(start_, seen, kIdleSpins);
             if (closing_) return;
+            if (member >= static_cast<int>(seen % kTurn)) continue;
             job_(context_, member);
             barrier();
         }
@@ -105,7 +160,7 @@ class Team {
 
     void stop_workers() {
         closing_ = true;
-        start_.fetch_add(1, std::memory_order_release);
+        start_.fetch_add(kTurn, std::memory_order_release);
         start_.notify_all();
         for (auto& worker : workers_) worker.join();
         workers_.clear();
@@ -146,9 +201,12 @@ class Team {
     bool closing_ = false;
     void (*job_)(const void*, int) noexcept = nullptr;
     const void* context_ = nullptr;
-    alignas(64) std::atomic<uint32_t> start_{0};
+    TeamSize team_size_;
+    int taking_part_ = 1;  // members, in the run that goes on or was the last
+    alignas(64) std::atomic<uint32_t> start_{0};  // a number of turns, and how many members take part in the last
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> turn_{0};
+    alignas(64) std::atomic<Nanoseconds> slept_{0};  // of all members in this run
 };
 
 }  // namespace forerun
