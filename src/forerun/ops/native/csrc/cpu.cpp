@@ -556,9 +556,21 @@ EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* tota
 EXPORT int32_t forerun_find_merges(const uint32_t* codes, const int64_t* ends, const double* scores, int64_t count, int32_t* parts) {
     return guarded([&] {
         require(is_size(count) && count < std::numeric_limits<int32_t>::max(), "the number of words is out of range");
-        for (int64_t word = 0; word < count; ++word)
-            require(ends[word] >= (word ? ends[word - 1] : 0), "the words are not one after the other");
-        merging::find_last_merges({codes, ends, scores, count}, parts);
+        int64_t longest = 0;
+        for (int64_t word = 0; word < count; ++word) {
+            const int64_t length = ends[word] - (word ? ends[word - 1] : 0);
+            require(length >= 0, "the words are not one after the other");
+            longest = std::max(longest, length);
+        }
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        Team& team = *process->team;
+        const merging::Words words{codes, ends, scores, count};
+        const merging::WordTable table(words);
+        std::vector<merging::Parts> of_member;
+        for (int member = 0; member < team.size(); ++member) of_member.emplace_back(words, table, longest);
+        team.run([&](int member) {
+            merging::find_last_merges(words, of_member[member], team.share(count, member), team.share(count, member + 1), parts);
+        });
     });
 }
 

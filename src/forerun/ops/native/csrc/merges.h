@@ -24,47 +24,63 @@ struct Words {
 // Finds words by what they spell.
 class WordTable {
   public:
-    explicit WordTable(const Words& words) : words_(words) {
+    explicit WordTable(const Words& words) : words_(words), characters_(kCharacters, -1) {
         uint64_t size = 2;
         for (shift_ = 63; size < 2 * static_cast<uint64_t>(words.count); size *= 2) --shift_;
-        slots_.assign(size, -1);
+        slots_.assign(size, {0, -1});
         for (int32_t word = 0; word < words.count; ++word) {
-            uint64_t slot = slot_of(words.codes + words.begin(word), words.length(word));
-            while (slots_[slot] >= 0) slot = next(slot);
-            slots_[slot] = word;
+            const uint32_t* codes = words.codes + words.begin(word);
+            const uint64_t hash = hash_of(codes, words.length(word));
+            uint64_t slot = hash >> shift_;
+            while (slots_[slot].word >= 0) slot = next(slot);
+            slots_[slot] = {static_cast<uint32_t>(hash), word};
+            if (words.length(word) == 1 && *codes < kCharacters) characters_[*codes] = word;
         }
     }
 
     // The word that these codes spell, or -1.
     int32_t find(const uint32_t* codes, int64_t length) const {
-        for (uint64_t slot = slot_of(codes, length); slots_[slot] >= 0; slot = next(slot)) {
-            const int32_t word = slots_[slot];
-            if (words_.length(word) == length && std::equal(codes, codes + length, words_.codes + words_.begin(word)))
+        if (length == 1 && *codes < kCharacters) return characters_[*codes];
+        const uint64_t hash = hash_of(codes, length);
+        for (uint64_t slot = hash >> shift_; slots_[slot].word >= 0; slot = next(slot)) {
+            const auto [low_bits, word] = slots_[slot];
+            if (low_bits == static_cast<uint32_t>(hash) && words_.length(word) == length &&
+                std::equal(codes, codes + length, words_.codes + words_.begin(word)))
                 return word;
         }
         return -1;
     }
 
   private:
-    uint64_t slot_of(const uint32_t* codes, int64_t length) const {
+    static constexpr uint32_t kCharacters = 1 << 16;  // that are found without a search
+
+    struct Slot {
+        uint32_t low_bits;  // of the hash
+        int32_t word;       // -1: the slot is free
+    };
+
+    static uint64_t hash_of(const uint32_t* codes, int64_t length) {
         uint64_t mixed = static_cast<uint64_t>(length);
-        for (int64_t i = 0; i < length; ++i) mixed = (mixed ^ codes[i]) * 0x9e3779b97f4a7c15u ^ mixed >> 29;
-        return mixed * 0x9e3779b97f4a7c15u >> shift_;
+        for (int64_t i = 0; i < length; ++i) mixed = ((mixed ^ codes[i]) * 0x9e3779b97f4a7c15u) ^ mixed >> 29;
+        return (mixed ^ mixed >> 32) * 0x9e3779b97f4a7c15u;
     }
     uint64_t next(uint64_t slot) const { return (slot + 1) & (slots_.size() - 1); }
 
     Words words_;
     int shift_;
-    std::vector<int32_t> slots_;
+    std::vector<Slot> slots_;
+    std::vector<int32_t> characters_;  // the word of each character
 };
 
 // A word while it is put together: its parts in order, and what each and the next one make.
 class Parts {
   public:
-    Parts(const Words& words, const WordTable& table) : words_(words), table_(table) {}
+    Parts(const Words& words, const WordTable& table, int64_t longest) : words_(words), table_(table) {
+        parts_.reserve(static_cast<size_t>(longest) + 1);  // now, since a worker never asks for memory
+    }
 
     // The parts that are merged last into a word, as {first, second}, or {-1, -1} if BPE does not arrive at it.
-    std::pair<int32_t, int32_t> last_of(int32_t word) {
+    std::pair<int32_t, int32_t> last_of(int64_t word) {
         parts_.clear();
         const uint32_t* codes = words_.codes + words_.begin(word);
         for (int64_t i = 0; i < words_.length(word); ++i) parts_.push_back({i, table_.find(codes + i, 1), -1});
@@ -118,14 +134,12 @@ class Parts {
     std::vector<Part> parts_;
 };
 
-// parts [count, 2]: of each word the two that are merged last into it, -1 where there are none.
-inline void find_last_merges(const Words& words, int32_t* parts) {
-    const WordTable table(words);
-    Parts word_parts(words, table);
-    for (int32_t word = 0; word < words.count; ++word) {
-        const auto [first, second] = words.length(word) > 1 ? word_parts.last_of(word) : std::pair{-1, -1};
-        parts[2 * word] = first;
-        parts[2 * word + 1] = second;
+// parts [count, 2]: of each word from `first` up to `last` the two that are merged last into it, -1 where there are none.
+inline void find_last_merges(const Words& words, Parts& of_word, int64_t first, int64_t last, int32_t* parts) {
+    for (int64_t word = first; word < last; ++word) {
+        const auto [begin, rest] = words.length(word) > 1 ? of_word.last_of(word) : std::pair{-1, -1};
+        parts[2 * word] = begin;
+        parts[2 * word + 1] = rest;
     }
 }
 
