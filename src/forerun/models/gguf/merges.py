@@ -39,8 +39,8 @@ def used_merges_of(
     (whole,) = np.nonzero(parts[:, 0] >= 0)
     first, second = parts[whole].T
     order = np.lexsort((-lengths[second], -lengths[first], -own_scores[whole]))
-    begins, rests = (map(words.__getitem__, part[order].tolist()) for part in (first, second))
-    return list(zip(begins, rests, strict=True))
+    pieces = np.array(words, dtype=object)  # whose parts need no numbers as Python's objects
+    return list(zip(pieces[first[order]].tolist(), pieces[second[order]].tolist(), strict=True))
 
 
 def used_merges_one_by_one(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:

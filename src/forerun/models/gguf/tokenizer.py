@@ -19,6 +19,7 @@ from forerun.models.gguf.merges import used_merges_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from forerun.ops.native.library import best_kernels
+from forerun.ops.native.memory import give_back_freed_memory
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
@@ -134,6 +135,7 @@ def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) ->
         if "merges" in metadata
         else used_merges_of(vocabulary, scores, kernels=best_kernels(), given=[*BYTES, *([unknown] if unknown else [])])
     )
+    give_back_freed_memory()  # of what found the merges, before they are copied
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
     decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     adds_space = not is_gemma and metadata.flag("add_space_prefix", True)
