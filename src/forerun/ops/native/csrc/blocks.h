@@ -193,6 +193,18 @@ inline void keep_in_register(const bf16*& address) {
 #endif
 }
 
+// Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
+// the totals of more rows than this.
+constexpr int kRowsInRegisters = 6;
+
+inline void keep_in_memory(float* values) {
+#if defined(__GNUC__)
+    asm volatile("" : : "r"(values) : "memory");
+#else
+    (void)values;
+#endif
+}
+
 // One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
 // which processors add up as they read.)
 template <int Group, bool has_offsets, int Rows, class Reader>
@@ -230,17 +242,25 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
                 }
                 ahead.data += kQuadSteps * ahead.bytes;
             }
+            F16 own_scale[2], own_offset[2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                own_scale[half] = load(scale + half * kLanes);
+                if (has_offsets) own_offset[half] = load(offset + half * kLanes);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
+                F16 group_sum;
+                if (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
-                    F16 total = fma(own[r][half], load(scale + half * kLanes), load(sum));
-                    if (has_offsets)
-                        total = fma(splat(group_sums[r * (inputs / Group)]), load(offset + half * kLanes), total);
+                    F16 total = fma(own[r][half], own_scale[half], load(sum));
+                    if (has_offsets) total = fma(group_sum, own_offset[half], total);
                     store(sum, total);
                 }
             }
+            if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
             scale += kTile;
             offset += kTile;
             ++group_sums;
@@ -272,6 +292,10 @@ void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16
         }
     }
 }
+
+// Rows of a register tile where there are more than one tile's. With more, what ends a group, a sum for each row, takes longer
+// than it takes the processor to multiply all that it can look ahead to.
+constexpr int kRowsOfMany = kMaxRows < 8 ? kMaxRows : 8;
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
@@ -336,7 +360,7 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
-    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows, steps = inputs / 2;
+    const int64_t parts = num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany, steps = inputs / 2;
     if (layout.has_offsets && first < last)
         for (int64_t row = 0; row < num_rows; ++row)
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
