@@ -246,17 +246,17 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 own_scale[half] = load(scale + half * kLanes);
-                if (has_offsets) own_offset[half] = load(offset + half * kLanes);
+                if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
             }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
                 F16 group_sum;
-                if (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
+                if constexpr (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
                     F16 total = fma(own[r][half], own_scale[half], load(sum));
-                    if (has_offsets) total = fma(group_sum, own_offset[half], total);
+                    if constexpr (has_offsets) total = fma(group_sum, own_offset[half], total);
                     store(sum, total);
                 }
             }
