@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from tokenizers.models import BPE
 
 from forerun.models.gguf import merges
