@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    with _without_collections(), ThreadPoolExecutor(max_workers=1) as thread:
         tokenizer = _begin_tokenizer(path, settings, thread)
         model: TargetModel
         make_cache: Callable[..., KVCache] = KVCache
@@ -103,6 +104,18 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         kernels=kernels,
         make_cache=make_cache,
     )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from walking, again and again, the vocabulary that is being built."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | None:

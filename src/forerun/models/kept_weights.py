@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "FORERUN_PACKED_CACHE_GB"
 """Environment variable: the most gigabytes that all kept weights may take together; 0 keeps and uses none."""
+
+MOST_WAITING_BYTES = 512 << 20
+"""Of weights that are packed and not yet written."""
 
 
 class KeptWeights(Protocol):
@@ -65,6 +70,7 @@ class MappedWeights:
 class NewWeights(Unkept):
     """Weights that are packed now, and written to a file that gets its name when all of them are in it.
 
+    A thread writes them while the next ones are packed: a disk that cannot keep up would hold all cores.
     The file is of this process alone until then, so of two processes that pack at once each writes one, and the last
     name stands. Where writing fails, that is said once, and nothing is kept.
     """
@@ -73,6 +79,8 @@ class NewWeights(Unkept):
         self._path, self._most_bytes = path, most_bytes
         self._work = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         self._is_writing = True
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._waiting: deque[tuple[Future[None], int]] = deque()  # to be written, and the bytes of each
         with self._giving_up():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._work.open("xb")
@@ -80,17 +88,29 @@ class NewWeights(Unkept):
 
     def add(self, name: str, weight: PackedWeight) -> None:
         """See `KeptWeights`."""
+        self._wait(MOST_WAITING_BYTES - weight.num_bytes)
+        if self._is_writing:
+            self._waiting.append((self._thread.submit(self._write, name, weight), weight.num_bytes))
+
+    def _write(self, name: str, weight: PackedWeight) -> None:
         if self._is_writing:
             with self._giving_up():
                 self._writer.add(name, weight)
                 if self._writer.num_bytes > self._most_bytes:
                     raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {VARIABLE}")
 
+    def _wait(self, most_bytes: int = 0) -> None:
+        """Wait until no more than so many bytes are to be written, or nothing is."""
+        while self._waiting and (most_bytes <= 0 or sum(num_bytes for _, num_bytes in self._waiting) > most_bytes):
+            self._waiting.popleft()[0].result()
+
     def finish(self, about: Mapping[str, Any]) -> bool:
         """Give the file its name, once it is on the disk; return whether there is one.
 
         A model that the kernels cannot compute has added nothing, and gets no file.
         """
+        self._wait()
+        self._thread.shutdown()
         if self._is_writing and not self._writer.num_bytes:
             self.abandon()
         if self._is_writing:
@@ -103,7 +123,13 @@ class NewWeights(Unkept):
         return self._is_writing
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Write no more, and remove what was written."""
+        self._is_writing = False
+        self._wait()
+        self._thread.shutdown()
+        self._remove()
+
+    def _remove(self) -> None:
         self._is_writing = False
         if hasattr(self, "_stream"):
             with suppress(OSError):
@@ -116,7 +142,7 @@ class NewWeights(Unkept):
         try:
             yield
         except OSError as error:
-            self.abandon()
+            self._remove()
             logger.warning(
                 "packed weights are not kept, so the next start packs them again: %s; "
                 "set FORERUN_CACHE to a folder with space that you may write, or turn the cache off with %s=0",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,14 @@ class BlockWeight:
     """A weight [outputs, inputs] in blocks along its inputs.
 
     format: a name of `BLOCK_FORMATS`. data: uint8 [outputs, bytes of an output], the blocks as GGUF defines them, one
-    after the other; it may be a view of a mapped file, and is never written to.
+    after the other; it may be a view of a mapped file, and is never written to. forget: where they are all of a mapped
+    tensor, gives back the memory of bytes [begin, end), which are read again where they are needed again.
     """
 
     format: str
     shape: tuple[int, int]
     data: Tensor
+    forget: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check that the data are blocks of such a weight.

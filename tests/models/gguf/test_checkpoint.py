@@ -1,6 +1,7 @@
 """Weights of GGUF files under the decoder's names."""
 
 import contextlib
+import mmap
 import sys
 
 import gguf
@@ -12,6 +13,9 @@ from forerun.errors import ModelError
 from forerun.models.checkpoint import WeightReader, open_checkpoint
 from forerun.models.gguf import tensors as tensors_module
 from forerun.models.gguf.checkpoint import firsts_before_seconds
+from forerun.models.gguf.header import TensorPlace
+from forerun.models.gguf.tensors import load_tensor
+from forerun.models.gguf.types import TENSOR_TYPES
 from forerun.ops.block_weight import BlockWeight
 from tests.tiny_gguf import HEADS, save_tiny_gguf
 
@@ -61,6 +65,18 @@ def test_matrices_stay_in_blocks(in_blocks):
     assert (found.format, found.shape) == ("Q8_0", checkpoint.shape(DOWN))
     packed = gguf.quantize(tensors["blk.1.ffn_down.weight"], gguf.GGMLQuantizationType.Q8_0)
     assert np.array_equal(found.data.numpy(), packed)
+
+
+def test_blocks_that_were_forgotten_are_read_again(tmp_path):
+    row, pages = 34 * 8, 3 * mmap.PAGESIZE  # bytes of an output; of the whole tensor, at least
+    content = np.random.default_rng(0).integers(0, 256, (-(-pages // row), row), dtype=np.uint8)
+    file = tmp_path / "tensor"
+    file.write_bytes(b"header" * 1000 + content.tobytes())
+    place = TensorPlace("x", (len(content), 256), TENSOR_TYPES[8], file, 6000, content.nbytes)
+    found = load_tensor(place)
+    for begin, end in [(0, content.nbytes), (100, 200), (0, 1), (mmap.PAGESIZE, 2 * mmap.PAGESIZE)]:
+        found.forget(begin, end)
+        assert np.array_equal(found.data.numpy(), content)
 
 
 def test_rows_of_blocks_are_ordered_as_rows_of_floats_are(in_blocks):

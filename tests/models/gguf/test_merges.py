@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers.models import BPE
 
 from forerun.models.gguf import merges
-from forerun.models.gguf.merges import merges_of, pairs_by_hash, pairs_one_by_one
+from forerun.models.gguf.merges import (
+    LONGEST_WORD,
+    merges_of,
+    pairs_by_hash,
+    pairs_one_by_one,
+    used_merges_of,
+    used_merges_one_by_one,
+)
+from tests.native import every_level
 
 WORDS = st.lists(st.text("ab▁é🙂\x00", max_size=8), min_size=1, max_size=40, unique=True)
 
@@ -60,3 +69,38 @@ def test_words_made_to_have_the_same_hash_are_told_apart(length):
     word, other = ("".join("ab"[bit ^ flip] for bit in ones) for flip in (0, 1))
     words = [word, other, "a", word + "a", other + "a"]
     assert merges_of({w: index for index, w in enumerate(words)}, np.zeros(5)) == [(word, "a"), (other, "a")]
+
+
+SCORES = st.integers(0, 2**20)
+LETTERS = st.text("ab▁é🙂", max_size=12)
+
+
+def scored(words, seed):
+    scores = np.random.default_rng(seed).integers(-3, 0, len(words)).astype(np.float64)
+    return {word: index for index, word in enumerate(words)}, scores
+
+
+@every_level
+@given(words=WORDS, seed=SCORES)
+def test_used_merges_are_the_last_ones_of_each_piece_alone(kernels, words, seed):
+    vocabulary, scores = scored(words, seed)
+    expected = used_merges_one_by_one(vocabulary, scores)
+    assert used_merges_of(vocabulary, scores, kernels=kernels) == expected
+
+
+@given(words=st.lists(LETTERS.filter(bool), min_size=1, max_size=40, unique=True), seed=SCORES, texts=st.lists(LETTERS))
+def test_texts_have_the_same_tokens_with_all_merges_and_with_used_ones(words, seed, texts):
+    words = [*dict.fromkeys([*"ab▁é🙂", *words])]
+    vocabulary, scores = scored(words, seed)
+    both = [BPE(vocab=vocabulary, merges=find(vocabulary, scores)) for find in (merges_of, used_merges_one_by_one)]
+    for text in [*texts, *words]:
+        all_merges, used_merges = ([token.id for token in model.tokenize(text)] for model in both)
+        assert all_merges == used_merges
+
+
+@every_level
+@pytest.mark.parametrize("words", [["a", "b", "ab", "abb", "bb"], ["a" * (LONGEST_WORD + 1), "a", "aa"]])
+def test_pieces_that_come_about_without_merges_leave_all_merges(kernels, words):
+    vocabulary, scores = scored(words, 0)
+    found = used_merges_of(vocabulary, scores, kernels=kernels, given=["ab"])
+    assert found == merges_of(vocabulary, scores)

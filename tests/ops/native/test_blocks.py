@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import join_weights
 from forerun.ops.native.formats import WEIGHT_FORMATS, pack_weight
+from forerun.ops.native.formats import blocks as blocks_module
 from forerun.ops.native.formats.base import read_outputs
 from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.layers import PackedHead, PackedLinear
@@ -159,6 +162,17 @@ def test_a_head_in_blocks_finds_candidates(kernels):
     x = torch.randn(5, 256, generator=generator(0))
     logits, candidates = head.with_candidates(x, 3)
     assert torch.equal(candidates.logits, logits.topk(3).values)
+
+
+@every_level
+def test_a_weight_is_packed_part_by_part_and_each_part_forgotten(kernels, monkeypatch):
+    weight, forgotten = tame_blocks("Q4_K", 70, 256), []
+    expected = packed(kernels, weight).weight.data
+    monkeypatch.setattr(blocks_module, "PACKED_AT_ONCE", 1)
+    found = packed(kernels, replace(weight, forget=lambda begin, end: forgotten.append((begin, end)))).weight.data
+    assert torch.equal(found, expected)
+    row = weight.data.shape[1]
+    assert forgotten == [(0, 32 * row), (32 * row, 64 * row), (64 * row, 70 * row)]
 
 
 @needs_kernels

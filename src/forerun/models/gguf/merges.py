@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from forerun.ops.native.library import Kernels
 
 Merges = list[tuple[str, str]]
 
 BASE = 0x9E3779B97F4A7C15  # of powers modulo 2^64; any odd number with many bits
 INVERSE = pow(BASE, -1, 1 << 64)
 TABLE_BITS = 24  # of a hash: a hundred places for each word
+LONGEST_WORD = 128  # characters; the time for a word grows with their square
+
+
+def used_merges_of(
+    vocabulary: dict[str, int], scores: np.ndarray, *, kernels: Kernels | None, given: Iterable[str] = ()
+) -> Merges:
+    """Return the merges of `merges_of` that BPE ever makes, in their order; all of them where that cannot be told.
+
+    As long as no merge crosses the border of some characters, those between them are merged as they would be alone. So
+    whatever text it is in, a piece comes about in one way: its last merge is the last one of that piece alone, and any other
+    pair of the same characters is never merged. This halves the merges, the time that a tokenizer takes to build, and its
+    memory. `given` are pieces that need not come about by merges, such as single bytes: where a piece begins or ends with
+    one, or is very long, all pairs are returned.
+    """
+    words = list(vocabulary)
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    if kernels is None or lengths.max(initial=0) > LONGEST_WORD or _any_at_an_end(words, given):
+        return merges_of(vocabulary, scores)
+    own_scores = np.ascontiguousarray(scores[np.fromiter(vocabulary.values(), np.int64, len(words))], dtype=np.float64)
+    codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
+    ends = np.cumsum(lengths)
+    parts = np.empty((len(words), 2), np.int32)
+    kernels.find_merges(codes.ctypes.data, ends.ctypes.data, own_scores.ctypes.data, len(words), parts.ctypes.data)
+    (whole,) = np.nonzero(parts[:, 0] >= 0)
+    first, second = parts[whole].T
+    order = np.lexsort((-lengths[second], -lengths[first], -own_scores[whole]))
+    pieces = np.array(words, dtype=object)  # whose parts need no numbers as Python's objects
+    return list(zip(pieces[first[order]].tolist(), pieces[second[order]].tolist(), strict=True))
+
+
+def used_merges_one_by_one(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
+    """The twin of `used_merges_of` in plain Python: merges each piece from its characters on, and keeps the last merge."""
+    merges = merges_of(vocabulary, scores)
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    used: set[tuple[str, str]] = set()
+    for word in vocabulary:
+        parts, last = list(word), None
+        while len(parts) > 1:
+            pairs = list(zip(parts, parts[1:], strict=False))
+            place = min(range(len(pairs)), key=lambda i: ranks.get(pairs[i], len(ranks)))
+            if (last := pairs[place]) not in ranks:
+                break
+            parts[place : place + 2] = [last[0] + last[1]]
+        else:
+            used |= {last} if last else set()
+    return [pair for pair in merges if pair in used]
+
+
+def _any_at_an_end(words: Sequence[str], given: Iterable[str]) -> bool:
+    """Whether a longer word begins or ends with one of the given."""
+    names = tuple(given)
+    first_characters = {name[0] for name in names}
+    may = {word for character in first_characters for word in words if character in word}
+    return any(word.startswith(names) or word.endswith(names) for word in may.difference(names))
 
 
 def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import mmap
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -36,22 +37,50 @@ def load_tensor(place: TensorPlace) -> Tensor | BlockWeight:
         return _mapped(place).view(FLOATS[kind]).view(place.shape)
     outputs, inputs = (1, *place.shape)[-2:]
     if kind in BLOCK_FORMATS and len(place.shape) <= 2:
-        blocks = BlockWeight(format=kind, shape=(outputs, inputs), data=_mapped(place).view(outputs, -1))
+        mapped = _MappedBytes(place)
+        data = mapped.tensor.view(outputs, -1)
+        blocks = BlockWeight(format=kind, shape=(outputs, inputs), data=data, forget=mapped.forget)
         return blocks if len(place.shape) == 2 else blocks.dequantize().view(place.shape)
     return _widened(place)
 
 
 def _mapped(place: TensorPlace) -> Tensor:
     """[bytes] uint8, which must not be written to."""
-    try:
-        content = np.memmap(place.file, np.uint8, "r", offset=place.start, shape=(place.num_bytes,))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{place.file}: tensor {place.name!r} cannot be read ({one_line(error)}); download it again"
-        ) from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it must not be written to
-        return torch.from_numpy(content)
+    return _MappedBytes(place).tensor
+
+
+class _MappedBytes:
+    """The bytes of a tensor, mapped from its file.
+
+    Raises:
+        ModelError: the file cannot be read any more.
+    """
+
+    def __init__(self, place: TensorPlace) -> None:
+        self._before = place.start % mmap.ALLOCATIONGRANULARITY  # bytes that are mapped before the tensor's
+        try:
+            with place.file.open("rb") as stream:
+                self._map = mmap.mmap(
+                    stream.fileno(),
+                    self._before + place.num_bytes,
+                    access=mmap.ACCESS_READ,
+                    offset=place.start - self._before,
+                )
+            content = np.frombuffer(self._map, np.uint8, place.num_bytes, offset=self._before)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"{place.file}: tensor {place.name!r} cannot be read ({one_line(error)}); download it again"
+            ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it must not be written to
+            self.tensor = torch.from_numpy(content)
+
+    def forget(self, begin: int, end: int) -> None:
+        """Give back the memory of the pages that lie within bytes [begin, end), where the system does so."""
+        first = -(-(self._before + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (self._before + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _widened(place: TensorPlace) -> Tensor:

@@ -15,14 +15,17 @@ from tokenizers.models import BPE
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
-from forerun.models.gguf.merges import merges_of
+from forerun.models.gguf.merges import used_merges_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from forerun.ops.native.library import best_kernels
+from forerun.ops.native.memory import give_back_freed_memory
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 GEMMA = ("gemma", "gemma2", "gemma3")
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # tokens of bytes that no other token spells
 
 
 def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
@@ -126,12 +129,13 @@ def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) ->
     if len(scores) != len(words):
         raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
     vocabulary = {word: index for index, word in enumerate(words)}
+    unknown = words[metadata.integer("unknown_token_id", 0)] if is_gemma else None
     merges = (
         [_pair(merge) for merge in metadata.strings("merges")]
         if "merges" in metadata
-        else merges_of(vocabulary, scores)
+        else used_merges_of(vocabulary, scores, kernels=best_kernels(), given=[*BYTES, *([unknown] if unknown else [])])
     )
-    unknown = words[metadata.integer("unknown_token_id", 0)] if is_gemma else None
+    give_back_freed_memory()  # of what found the merges, before they are copied
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
     decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     adds_space = not is_gemma and metadata.flag("add_space_prefix", True)

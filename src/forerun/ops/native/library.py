@@ -76,6 +76,7 @@ PROTOTYPES: dict[str, list[type]] = {
     ],
     "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
+    "find_merges": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
     "settle_text": [POINTER(LiveTextStruct)],
     "take_tokens": [c_void_p, c_int64, *[c_void_p] * 4],
@@ -116,6 +117,7 @@ class Kernels:
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
         self.sample = functions["sample"]
+        self.find_merges = functions["find_merges"]
         self.extend_text = functions["extend_text"]
         self.settle_text = functions["settle_text"]
         self.take_tokens = functions["take_tokens"]

@@ -193,9 +193,17 @@ inline void keep_in_register(const bf16*& address) {
 #endif
 }
 
-// Rows of a register tile where codes are widened once for many: as few as keep both multipliers busy, since each group's totals
-// go through memory.
-constexpr int kWidenedBlockRows = kMaxRows < 8 ? kMaxRows : 8;
+// Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
+// the totals of more rows than this.
+constexpr int kRowsInRegisters = 6;
+
+inline void keep_in_memory(float* values) {
+#if defined(__GNUC__)
+    asm volatile("" : : "r"(values) : "memory");
+#else
+    (void)values;
+#endif
+}
 
 // One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
 // which processors add up as they read.)
@@ -234,17 +242,25 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
                 }
                 ahead.data += kQuadSteps * ahead.bytes;
             }
+            F16 own_scale[2], own_offset[2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                own_scale[half] = load(scale + half * kLanes);
+                if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
+                F16 group_sum;
+                if constexpr (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
-                    F16 total = fma(own[r][half], load(scale + half * kLanes), load(sum));
-                    if (has_offsets)
-                        total = fma(splat(group_sums[r * (inputs / Group)]), load(offset + half * kLanes), total);
+                    F16 total = fma(own[r][half], own_scale[half], load(sum));
+                    if constexpr (has_offsets) total = fma(group_sum, own_offset[half], total);
                     store(sum, total);
                 }
             }
+            if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
             scale += kTile;
             offset += kTile;
             ++group_sums;
@@ -276,6 +292,10 @@ void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16
         }
     }
 }
+
+// Rows of a register tile where there are more than one tile's. With more, what ends a group, a sum for each row, takes longer
+// than it takes the processor to multiply all that it can look ahead to.
+constexpr int kRowsOfMany = kMaxRows < 8 ? kMaxRows : 8;
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
@@ -340,9 +360,7 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
-    const bool is_widened = num_rows > kMaxRows;
-    const int64_t most_rows = is_widened ? kWidenedBlockRows : kMaxRows;  // of a register tile
-    const int64_t parts = (num_rows + most_rows - 1) / most_rows, steps = inputs / 2;
+    const int64_t parts = num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany, steps = inputs / 2;
     if (layout.has_offsets && first < last)
         for (int64_t row = 0; row < num_rows; ++row)
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
@@ -358,6 +376,7 @@ void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows
                 if (parts == 1)
                     for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
             });
+            const bool is_widened = parts > 1;
             if (is_widened) widen_codes(reader, units, inputs, scratch.wide);
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;

@@ -3,6 +3,7 @@
 //
 // Pointers are to contiguous rows unless a comment says otherwise; `storage` says what they hold: 0 fp32, 1 bf16.
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <system_error>
@@ -10,6 +11,7 @@
 #include "checks.h"
 #include "level.h"
 #include "lookup.h"
+#include "merges.h"
 #include "sharded_head.h"
 #include "sharded_layer.h"
 
@@ -23,7 +25,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 10;
+constexpr int32_t kInterfaceVersion = 11;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
@@ -547,6 +549,28 @@ EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* tota
             for (uint64_t sum : sums) all ^= sum;
         });
         *total = all;
+    });
+}
+
+// parts [count, 2] = the two words that BPE merges last into each word, or -1; see merges.h.
+EXPORT int32_t forerun_find_merges(const uint32_t* codes, const int64_t* ends, const double* scores, int64_t count, int32_t* parts) {
+    return guarded([&] {
+        require(is_size(count) && count < std::numeric_limits<int32_t>::max(), "the number of words is out of range");
+        int64_t longest = 0;
+        for (int64_t word = 0; word < count; ++word) {
+            const int64_t length = ends[word] - (word ? ends[word - 1] : 0);
+            require(length >= 0, "the words are not one after the other");
+            longest = std::max(longest, length);
+        }
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        Team& team = *process->team;
+        const merging::Words words{codes, ends, scores, count};
+        const merging::WordTable table(words);
+        std::vector<merging::Parts> of_member;
+        for (int member = 0; member < team.size(); ++member) of_member.emplace_back(words, table, longest);
+        team.run([&](int member) {
+            merging::find_last_merges(words, of_member[member], team.share(count, member), team.share(count, member + 1), parts);
+        });
     });
 }
 

@@ -20,6 +20,9 @@ WHOLE = 256
 
 SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 UNIT = 32  # inputs
+PACKED_AT_ONCE = 1 << 25
+"""Bytes; of a mapped file so many, and no whole matrix, are in memory beside what they become."""
+
 QUADS = 4  # of a unit
 
 
@@ -49,7 +52,13 @@ class BlockTiles(StoredFormat):
         sizes = [count * TILE * size for count, size in self._sections(inputs)]
         data = arena.empty((-(-outputs // TILE), sum(sizes)), torch.uint8)
         blocks = weight.data.contiguous()
-        kernels.pack_blocks(self.kernel_id, blocks.data_ptr(), outputs, inputs, data.shape[1], data.data_ptr())
+        step = max(1, PACKED_AT_ONCE // data.shape[1])  # tiles
+        for first in range(0, len(data), step):
+            some, tiles = blocks[first * TILE : (first + step) * TILE], data[first : first + step]
+            kernels.pack_blocks(self.kernel_id, some.data_ptr(), len(some), inputs, data.shape[1], tiles.data_ptr())
+            if weight.forget is not None:
+                begin = first * TILE * blocks.shape[1]
+                weight.forget(begin, begin + some.nbytes)
         return PackedWeight(
             format=self,
             data=data,
