@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from forerun import SamplingParams
 from forerun.config.settings import EngineSettings
 from forerun.executor.tensor_parallel.target import PassLimits, load_sharded_target
 from forerun.models.base import LoadedTarget
@@ -16,7 +17,8 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.native.attention import NativeAttention
-from tests.engines import EOS
+from tests.contract.test_contract import PROMPTS
+from tests.engines import EOS, engine_of
 from tests.native import KERNELS
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -86,4 +88,20 @@ def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, num_t
         sharded = load_sharded_target(
             path, load_format="auto", dtype=dtype, packing=packing, num_ranks=num_ranks, limits=limits
         )
-    return replace(target, model=sharded.model, make_cache=sharded.make_cache)
+    return replace(target, model=sharded.model, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
+
+
+def texts_and_drafts(llm, *, count):
+    """What `count` requests get, and all that was drafted for them."""
+    drafter, drafts = engine_of(llm).drafting.drafter, []
+    propose = drafter.propose
+
+    def recording(context):
+        found = propose(context)
+        drafts.append([(draft.token_ids, draft.parents) for draft in found])
+        return found
+
+    drafter.propose = recording
+    sampling = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=12, ignore_eos=True) for i in range(count)]
+    outputs = llm.generate(PROMPTS[:count], sampling, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs], drafts

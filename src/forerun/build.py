@@ -35,7 +35,7 @@ from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, l
 from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
-from forerun.models.base import LoadedTarget, TargetModel, choose_attention
+from forerun.models.base import LoadedTarget, TargetModel, check_draft_ranks, choose_attention
 from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.fingerprint import fingerprint
@@ -75,6 +75,7 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
         ),
         settings.kv_transfer_config,
     )
+    check_draft_ranks(speculative.num_draft_ranks, settings.tensor_parallel_size)
     device = settings.torch_device
     path = resolve_model(settings.model)
     return assemble(settings, load_target(path, settings, device), speculative)
@@ -89,9 +90,10 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         tokenizer = _begin_tokenizer(path, settings, thread)
         model: TargetModel
         make_cache: Callable[..., KVCache] = KVCache
+        ranks = None
         if settings.tensor_parallel_size > 1:
             sharded = _load_sharded(path, settings, dtype, packing)
-            model, make_cache = sharded.model, sharded.make_cache
+            model, make_cache, ranks = sharded.model, sharded.make_cache, sharded.drafter_ranks
         else:
             model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
         loaded_tokenizer = tokenizer()
@@ -103,6 +105,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         path=path,
         kernels=kernels,
         make_cache=make_cache,
+        ranks=ranks,
     )
 
 
@@ -213,7 +216,8 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         logger.warning("this configuration is lossy (%s): texts differ from the target's own", speculative.describe())
     model = target.model
     drafter = speculative.drafter.build(target_info(settings, target, speculative))
-    kv = plan_kv(settings, model, drafter)
+    num_kv_heads = None if target.ranks is None else target.ranks.num_kv_heads
+    kv = plan_kv(settings, model, drafter, num_kv_heads=num_kv_heads)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
     make_executor = _device_executor(settings, target, speculative, kv) if settings.device_step else LocalExecutor

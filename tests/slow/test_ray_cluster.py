@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -123,11 +126,42 @@ def test_a_tensor_parallel_replica_is_placed_as_one_group_and_replaced_when_one_
 
 def ranks():
     """The processes on this machine that are ranks beside a replica."""
-    return [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if "forerun.executor.tensor_parallel.worker" in (one.info["cmdline"] or [])
-    ]
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            is_rank = "forerun.executor.tensor_parallel.worker" in (one.info["cmdline"] or [])
+            if is_rank and one.parent().cmdline()[0].startswith("ray::"):
+                found.append(one)
+    return found
+
+
+@needs_two_cores
+def test_a_port_that_is_taken_is_named_and_another_one_serves(cluster, variables):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = ["--address", cluster, "--replicas", 1, "--max-model-len", 512, "--port"]
+        refused = subprocess.run(
+            command("deploy", "ray", MODEL, *words, taken.getsockname()[1]),
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert refused.returncode == 2
+        assert re.search(r"--port \d+: Ray's HTTP proxy cannot listen there", refused.stderr.splitlines()[-1])
+        port = free_port()
+        done = subprocess.run(
+            command("deploy", "ray", MODEL, *words, port),
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert Service(port, None).complete("The sea is", max_tokens=4)
 
 
 def test_where_no_cluster_answers_it_is_said():

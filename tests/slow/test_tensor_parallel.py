@@ -29,7 +29,7 @@ from tests.engines import tiny_llm
 from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.heads_mtp import add_mtp_layers
 from tests.native import needs_kernels
-from tests.tensor_parallel import cores, save_model, target_of, worker_ids
+from tests.tensor_parallel import cores, save_model, target_of, texts_and_drafts, worker_ids
 from tests.tiny_models import SPECIAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_kernels]
@@ -97,6 +97,35 @@ def test_every_drafter_gives_the_bits_of_one_process(name, dtype, num_ranks):
     assert run(llm, COUNT) == plainly("LlamaForCausalLM", dtype)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.startswith(("draft-model", "pard", "eagle", "peagle", "mtp"))]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@both_sizes
+def test_every_drafter_with_layers_drafts_on_all_ranks_what_it_drafts_on_one(name, dtype, num_ranks):
+    target = replace(shared_target(dtype, num_ranks), path=mtp_folder() if name == "mtp" else None)
+    found = [
+        texts_and_drafts(tiny_llm(CASES[name] | {"draft_tensor_parallel_size": size}, target=target), count=20)
+        for size in (1, num_ranks)
+    ]
+    assert found[0] == found[1]
+    assert any(token_ids for step in found[0][1] for token_ids, _ in step)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_default_model_drafts_for_itself_on_two_ranks_what_it_drafts_on_one(quantization):
+    found = []
+    with cores(2):
+        for size in (1, 2):
+            config = {"method": "self", "quantization": quantization, "num_speculative_tokens": 4}
+            config["draft_tensor_parallel_size"] = size
+            llm = LLM("smollm2-135m", tensor_parallel_size=2, max_model_len=512, speculative_config=config)
+            found.append(texts_and_drafts(llm, count=4))
+            del llm
+            gc.collect()
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("settings", [{}, {"dtype": "float32"}, {"quantization": "int8"}], ids=str)
 def test_the_default_model_gives_the_bits_of_one_process(settings):
     messages = [[{"role": "user", "content": text}] for texts in WORKLOADS.values() for text in texts]
@@ -104,7 +133,7 @@ def test_the_default_model_gives_the_bits_of_one_process(settings):
         SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=24, logprobs=5, prompt_logprobs=2)
         for i in range(len(messages))
     ]
-    found = []
+    found, before = [], set(worker_ids())
     with cores(3):
         for num_ranks in (1, 2, 3):
             llm = LLM("smollm2-135m", tensor_parallel_size=num_ranks, max_model_len=1024, **settings)
@@ -113,7 +142,7 @@ def test_the_default_model_gives_the_bits_of_one_process(settings):
             del llm
             gc.collect()
     assert found[0] == found[1] == found[2]
-    assert not worker_ids()
+    assert set(worker_ids()) <= before
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILY_GGUFS))
@@ -140,17 +169,19 @@ time.sleep(100)
 
 
 def test_a_worker_that_finds_other_weights_refuses_to_start(monkeypatch):
+    before = set(worker_ids())
     monkeypatch.setattr("forerun.executor.tensor_parallel.target.identity_of", lambda *_, **__: json.dumps("other"))
     with pytest.raises(WorkerError, match="finds other weights or another version of forerun than rank 0"):
         target_of(folder_of("LlamaForCausalLM"), 2)
-    assert not worker_ids()
+    assert set(worker_ids()) <= before
 
 
 def test_a_worker_that_dies_while_it_loads_is_named(monkeypatch):
-    spec = worker.WorkerSpec.to_json
+    spec, before = worker.WorkerSpec.to_json, set(worker_ids())
 
     def killing(self):
-        os.kill(worker_ids()[0], signal.SIGKILL)
+        (started,) = set(worker_ids()) - before
+        os.kill(started, signal.SIGKILL)
         return spec(self)
 
     monkeypatch.setattr(worker.WorkerSpec, "to_json", killing)

@@ -31,6 +31,8 @@ REMOVED_KEYS = {
 }
 """Spellings that vLLM once had -> today's, so that an error can say the new one."""
 
+DRAFT_RANKS = "draft_tensor_parallel_size"
+
 NEEDLESS_KEYS = {
     "disable_padded_drafter_batch": "drafts of any lengths share a batch without padding",
     "enforce_eager": "drafters run eagerly",
@@ -74,11 +76,8 @@ def read_keys(given: Any) -> dict[str, Any]:
         if key in keys:
             logger.warning("speculative_config: %s has no effect: %s; leave it out", key, why)
             del keys[key]
-    if (size := keys.pop("draft_tensor_parallel_size", None)) not in (None, 1):
-        raise ConfigError(
-            f"draft_tensor_parallel_size: got {size!r}; must be 1, whatever tensor_parallel_size is: draft models and heads "
-            "are computed by one process; leave it out"
-        )
+    if keys.get(DRAFT_RANKS) in (None, 1):
+        keys.pop(DRAFT_RANKS, None)
     return keys
 
 
@@ -109,6 +108,11 @@ def resolve_drafter(
     """
     method, config_class = _method(keys)
     own_keys = () if isinstance(config_class, CustomConfig) else field_names(config_class)
+    if DRAFT_RANKS in keys and DRAFT_RANKS not in own_keys:
+        raise ConfigError(
+            f"{DRAFT_RANKS}: got {keys[DRAFT_RANKS]!r}; must be 1 with method {method!r}, which has no layers of its own to "
+            "share out; leave it out"
+        )
     allowed = ("method", "model", *other_keys, *own_keys)
     for key in keys:
         if key not in allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,8 +28,12 @@ class KVBudget:
     max_model_len: int
 
 
-def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> KVBudget:
+def plan_kv(
+    settings: EngineSettings, model: TargetModel, drafter: Drafter, *, num_kv_heads: int | None = None
+) -> KVBudget:
     """Fit the KV cache, the drafter's entries included, into memory.
+
+    `num_kv_heads` are those that all of the target's processes hold; None: the model's own.
 
     Raises:
         ConfigError: max_model_len is above what the model was made for.
@@ -39,7 +43,9 @@ def plan_kv(settings: EngineSettings, model: TargetModel, drafter: Drafter) -> K
     if wanted is not None and wanted > model.max_model_len:
         raise ConfigError(f"max_model_len: got {wanted}; the model allows at most {model.max_model_len}; lower it")
     block_bytes = bytes_per_block(
-        model.kv_specs,
+        model.kv_specs
+        if num_kv_heads is None
+        else [replace(spec, num_kv_heads=num_kv_heads) for spec in model.kv_specs],
         block_size=settings.block_size,
         dtype=model.dtype,
         feature_widths=feature_widths(model, drafter.needs),

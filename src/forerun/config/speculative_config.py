@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
 from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
-from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig
+from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig, RunsOnRanks
 from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean, refuse_unknown_keys
@@ -65,6 +65,11 @@ class SpeculativeConfig:
     def exported(self) -> tuple[str, ...]:
         """The hidden states that are saved when a sequence ends."""
         return self.drafter.exported if isinstance(self.drafter, ExportsHiddenStates) else ()
+
+    @property
+    def num_draft_ranks(self) -> int:
+        """The processes that compute the drafter."""
+        return self.drafter.draft_tensor_parallel_size if isinstance(self.drafter, RunsOnRanks) else 1
 
     def control(self, profile: CostProfile = NOTHING_KEPT) -> SpeculationControl:
         """The rule that says how many tokens are drafted and verified; an adaptive one begins with the profile's costs."""

@@ -58,6 +58,13 @@ class DrafterConfig(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsOnRanks(Protocol):
+    """Settings of a drafter that several processes may compute."""
+
+    draft_tensor_parallel_size: int
+
+
 class DrafterResolver(Protocol):
     """Resolves a user's keys into drafters' settings, for settings that hold those of other drafters."""
 

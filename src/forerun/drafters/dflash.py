@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ class DFlashConfig(TrainedHeadConfig):
 
     model: str
     max_model_len: int | None = None
+
+    may_be_shared_out: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         TrainedHeadConfig.__post_init__(self)

@@ -13,8 +13,9 @@ from forerun.drafters.neural.parallel import MaskWriter, check_parallel_drafting
 from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.errors import ConfigError
-from forerun.models.base import CausalModel, LoadedTarget, MaskToken, TargetModel
+from forerun.models.base import CausalModel, LoadedTarget, MaskToken, SharesOut, TargetModel
 from forerun.models.config_file import read_config, read_mask_token
+from forerun.models.decoder import Decoder
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
@@ -22,6 +23,7 @@ from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
 from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 from forerun.ops.native.formats import check_quantization
+from forerun.ops.native.layers import NativeLayers, PackedHead
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,9 @@ class DraftModelConfig(DraftSamplingConfig):
             ModelError: it cannot be loaded, or drafts in parallel and names no mask token.
         """
         path = resolve_model(str(self.model))
-        own = load_beside(target.itself, path, quantization=self.quantization)
+        own = load_beside(
+            target.itself.for_drafter(self.draft_tensor_parallel_size), path, quantization=self.quantization
+        )
         model = _with_vocabulary_of(target.itself, own, path, use_heterogeneous_vocab=self.use_heterogeneous_vocab)
         max_model_len = resolve_max_model_len(self.max_model_len, allowed=model.max_model_len)
         predictor = ModelPredictor(model)
@@ -91,7 +95,7 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     """Load a drafter's model on the target's device and on its kernels, in its dtype or, quantized, in bf16.
 
     Raises:
-        ConfigError: int8 is asked for where there are no native kernels.
+        ConfigError: int8 is asked for where there are no native kernels, or several processes shall compute what they cannot.
         ModelError: it cannot be loaded.
     """
     packing, dtype = None, target.model.dtype
@@ -103,7 +107,26 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "
             "the target does not run on them; leave it out"
         )
-    return load_model(path, dtype=dtype, device=target.model.device, packing=packing)
+    model = load_model(path, dtype=dtype, device=target.model.device, packing=packing)
+    return model if target.drafter_ranks is None else _shared_out(model, target.drafter_ranks, path)
+
+
+def _shared_out(model: TargetModel, ranks: SharesOut, path: Path) -> Decoder:
+    """The same model with layers and a head that all of a target's processes compute.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if (
+        not isinstance(model, Decoder)
+        or not isinstance(model.layers, NativeLayers)
+        or not isinstance(model.head, PackedHead)
+    ):
+        raise ConfigError(
+            f"draft_tensor_parallel_size: got {ranks.num_ranks}, but {path} does not run on the native kernels as a whole, "
+            "which alone compute in parts; set it to 1"
+        )
+    return model.with_parts(layers=ranks.layers(model.layers, model.config), head=ranks.head(model.head))
 
 
 def _read_mask(path: Path, own: CausalModel, model: CausalModel) -> MaskToken:

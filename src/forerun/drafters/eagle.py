@@ -55,7 +55,8 @@ class EagleConfig(TrainedHeadConfig):
                 quantization is asked for where the target does not compute on the kernels in bfloat16.
             ModelError: the head cannot be loaded or was not made for this target.
         """
-        head = type(self).load(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
+        shared = target.itself.for_drafter(self.draft_tensor_parallel_size)
+        head = type(self).load(resolve_model(str(self.model)), shared, quantization=self.quantization)
         predictor = HeadPredictor(head)
         return self._drafter(target, predictor, make_writer(self.sampling, target, predictor))
 
@@ -80,7 +81,8 @@ class Eagle3Config(EagleConfig):
         """Load the head; see `EagleConfig.build`."""
         if not self.parallel_drafting:
             return EagleConfig.build(self, target)
-        head = load_peagle(resolve_model(str(self.model)), target.itself, quantization=self.quantization)
+        shared = target.itself.for_drafter(self.draft_tensor_parallel_size)
+        head = load_peagle(resolve_model(str(self.model)), shared, quantization=self.quantization)
         predictor = HeadPredictor(head)
         builder = make_tree_builder(self.sampling, target, predictor)
         if head.num_trained is not None and builder.depth > head.num_trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
@@ -23,6 +24,8 @@ class MedusaConfig(TrainedHeadConfig):
     """
 
     model: str
+
+    may_be_shared_out: ClassVar[bool] = False
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the heads.

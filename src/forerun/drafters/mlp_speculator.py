@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class MLPSpeculatorConfig(TrainedHeadConfig):
     """
 
     model: str
+
+    may_be_shared_out: ClassVar[bool] = False
 
     def build(self, target: TargetInfo) -> Drafter:
         """Load the speculator.

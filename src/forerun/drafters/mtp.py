@@ -27,7 +27,7 @@ class MTPConfig(TrainedHeadConfig):
             ConfigError: the tree is too large, or the target has no safetensors.
             ModelError: it has no such layer, or the layer is damaged.
         """
-        head = load_mtp(target.itself, quantization=self.quantization)
+        head = load_mtp(target.itself.for_drafter(self.draft_tensor_parallel_size), quantization=self.quantization)
         predictor = HeadPredictor(head)
         writer = make_writer(self.sampling, target, predictor)
         return KVDrafter(predictor, target, writer, max_model_len=head.max_model_len)

@@ -43,6 +43,11 @@ class SelfConfig(DraftSamplingConfig):
                 f"{self.exit_layer!r}; give one of them: quantization='int4' or 'int8', or the number of layers to compute"
             )
         check_quantization(self.quantization, setting="quantization (of the drafter)")
+        if self.exit_layer is not None and self.draft_tensor_parallel_size != 1:
+            raise ConfigError(
+                f"draft_tensor_parallel_size: got {self.draft_tensor_parallel_size} with exit_layer; the target's layers are "
+                "computed by all of its processes anyway; leave it out"
+            )
         if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
             raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
 
@@ -58,7 +63,11 @@ class SelfConfig(DraftSamplingConfig):
             raise ConfigError(
                 f"speculative_config: method 'self' in {self.quantization} loads the target's files again; it has none"
             )
-        model = load_beside(target.itself, target.itself.path, quantization=self.quantization)
+        model = load_beside(
+            target.itself.for_drafter(self.draft_tensor_parallel_size),
+            target.itself.path,
+            quantization=self.quantization,
+        )
         predictor = ModelPredictor(model)
         writer = make_writer(self.sampling, target, predictor)
         return KVDrafter(predictor, target, writer, max_model_len=model.max_model_len)

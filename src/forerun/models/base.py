@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
+from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
+from forerun.models.config import DecoderConfig
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.chains import NativeChains
+from forerun.ops.native.layers import NativeLayers, PackedHead
 from forerun.ops.native.library import Kernels
 
 
@@ -95,6 +98,29 @@ class DraftHead(Protocol):
         ...
 
 
+class SharesOut(Protocol):
+    """The processes that compute a target, which can compute a drafter's layers and head as well."""
+
+    num_ranks: int
+    num_kv_heads: int  # of the target, in all processes together: one that two of them hold counts twice
+
+    def target(self, model: Any) -> Any:
+        """The target, a `Decoder`, as such a drafter calls it: with logits that all processes compute."""
+        ...
+
+    def layers(self, layers: NativeLayers, config: DecoderConfig) -> NativeLayers:
+        """Hand out a drafter's layers; what is returned has all processes compute them, to the bits of `layers`.
+
+        Raises:
+            ConfigError: they cannot be shared out among so many processes.
+        """
+        ...
+
+    def head(self, head: PackedHead) -> PackedHead:
+        """Hand out a drafter's head, like `layers`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MaskToken:
     """The token that drafters which predict several tokens in one pass read in place of tokens not known yet.
@@ -120,6 +146,8 @@ class LoadedTarget:
         path: the folder or file that it was loaded from, or None if it was made in memory.
         kernels: the native kernels that its weights are packed for, or None if torch computes.
         make_cache: makes its KV caches, as `KVCache` does; other processes may hold a part of them.
+        ranks: the processes that compute it, where there are several.
+        drafter_ranks: where a drafter is loaded, the processes that compute it; None: this one alone.
     """
 
     model: TargetModel
@@ -129,6 +157,29 @@ class LoadedTarget:
     path: Path | None = None
     kernels: Kernels | None = None
     make_cache: Callable[..., KVCache] = KVCache
+    ranks: SharesOut | None = None
+    drafter_ranks: SharesOut | None = None
+
+    def for_drafter(self, num_ranks: int) -> LoadedTarget:
+        """The target as a drafter gets it that `num_ranks` processes compute.
+
+        Raises:
+            ConfigError: it may be 1 or as many as compute the target.
+        """
+        if num_ranks == 1:
+            return self
+        check_draft_ranks(num_ranks, 1 if self.ranks is None else self.ranks.num_ranks)
+        assert self.ranks is not None
+        return replace(self, model=self.ranks.target(self.model), drafter_ranks=self.ranks)
+
+
+def check_draft_ranks(num_ranks: int, most: int) -> None:
+    """Raise `ConfigError` where a drafter shall be computed by another number of processes than 1 or the target's `most`."""
+    if num_ranks not in (1, most):
+        raise ConfigError(
+            f"draft_tensor_parallel_size: got {num_ranks}; may be "
+            + ("1, as tensor_parallel_size is 1" if most == 1 else f"1 or {most}, which is tensor_parallel_size")
+        )
 
 
 def choose_attention(kv_specs: Iterable[LayerKVSpec], kernels: Kernels | None) -> Attention:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
-from forerun.models.sharding import Shard
+from forerun.models.sharding import Shard, part_of_head, part_of_layer
 from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
@@ -30,7 +30,6 @@ from forerun.ops.native.layers import (
 )
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena, give_back_freed_memory
-from forerun.ops.native.sharded.weights import take_outputs, take_tiles
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
 
 LANES = 16  # gates that lie beside their ups
@@ -159,29 +158,24 @@ class Packing:
             "gate_up": lambda: _interleaved(mlp),
             "down": lambda: _stored(mlp.down),
         }
-        shard = Shard(config, self.rank, self.num_ranks)
         weights = {
             part: self._kept_or_packed(
                 f"{name}.{part}", read, None if importance is None else getattr(importance, part)
             )
             for part, read in reads.items()
         }
-        if self.num_ranks > 1:
-            weights = self._part_of_layer(weights, shard)
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
             places["beside_in"] = layer.beside_in
         norms: dict[str, Tensor] = {
             name: norm.weight.float() for name, norm in places.items() if isinstance(norm, RMSNorm)
         }
-        norms |= _query_key_norms(attention.qk_norm, shard)
+        norms |= _query_key_norms(attention.qk_norm, config)
         per_head = isinstance(attention.qk_norm, RMSNorm)
         struct = LayerStruct(
-            **{name: weight.struct for name, weight in weights.items()},
-            **{name: weight.data_ptr() for name, weight in norms.items()},
             attention=AttentionStruct(
-                num_heads=len(shard.heads),
-                num_kv_heads=len(shard.kv_heads),
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
                 key_dim=config.head_dim,
                 value_dim=config.head_dim,
                 scale=attention.scale,
@@ -197,18 +191,14 @@ class Packing:
             activation=ACTIVATION_CODES[config.activation],
             starts_normed=isinstance(layer, WideLayer) and layer.starts_normed,
         )
-        kept = (*weights.values(), *norms.values())
-        return NativeLayer(struct=struct, tensors=kept, num_bytes=sum(weight.num_bytes for weight in weights.values()))
-
-    def _part_of_layer(self, weights: Mapping[str, PackedWeight], shard: Shard) -> dict[str, PackedWeight]:
-        """This rank's outputs of a layer's weights."""
-        tiles = {"output": shard.output_tiles, "gate_up": shard.gate_tiles, "down": shard.output_tiles}
-        qkv = take_outputs(self.kernels, weights["qkv"], shard.qkv_outputs, self._arena)
-        return {"qkv": qkv} | {name: take_tiles(weights[name], [part], self._arena) for name, part in tiles.items()}
+        whole = NativeLayer(struct=struct, weights=weights, norms=norms)
+        if self.num_ranks == 1:
+            return whole
+        return part_of_layer(self.kernels, whole, Shard(config, self.rank, self.num_ranks), self._arena)
 
     def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedLinear:
         """This rank's outputs of a head."""
-        return PackedLinear(self.kernels, take_tiles(head.weight, [shard.head_tiles], self._arena))
+        return part_of_head(self.kernels, head, shard, self._arena)
 
     def _kept_or_packed(
         self, name: str, read: Callable[[], Linear | BlockLinear], importance: Tensor | None = None
@@ -260,17 +250,13 @@ def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
-def _query_key_norms(norm: Norm, shard: Shard) -> dict[str, Tensor]:
-    """Weights on the shard's query heads and key heads, or on all of them for a norm over all; empty: there is no norm."""
+def _query_key_norms(norm: Norm, config: DecoderConfig) -> dict[str, Tensor]:
+    """Weights on all query heads and key heads; empty: there is no norm."""
     if isinstance(norm, ProjectionNorm):
         return {"query_norm": norm.query.weight.float(), "key_norm": norm.key.weight.float()}
     if isinstance(norm, RMSNorm):
-        query, key = torch.split(norm.weight.float(), [shard.config.num_heads, shard.config.num_kv_heads])
-        own = {
-            "query_norm": query[shard.heads.start : shard.heads.stop],
-            "key_norm": key[shard.kv_heads.start : shard.kv_heads.stop],
-        }
-        return {name: weight.contiguous() for name, weight in own.items()}
+        query, key = torch.split(norm.weight.float(), [config.num_heads, config.num_kv_heads])
+        return {"query_norm": query.contiguous(), "key_norm": key.contiguous()}
     return {}
 
 

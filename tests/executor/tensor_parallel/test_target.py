@@ -82,6 +82,13 @@ def test_text_and_logprobs_are_those_of_one_process_with_any_drafter(three_ranks
     assert_nothing_is_held(llm)
 
 
+def test_ranks_that_share_a_key_head_give_the_logits_of_one_process(tmp_path):
+    path = save_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=2)  # six query heads, one norm over all keys
+    prompts = [[7, 8, 9], list(range(20, 80)), [5] * 17]
+    four = target_of(path, 4)  # of two, two, one and one
+    assert with_logits_of(four, prompts) == with_logits_of(target_of(path, 1), prompts)
+
+
 def test_kv_that_lies_in_several_processes_is_not_handed_over(three_ranks):
     llm = tiny_llm(target=three_ranks)
     llm.generate([list(range(5, 25))], SamplingParams(max_tokens=2), use_tqdm=False)
@@ -96,7 +103,7 @@ def test_the_caches_of_engines_that_are_gone_are_dropped(three_ranks):
         llm.generate([[5, 6]], SamplingParams(max_tokens=2), use_tqdm=False)
         del llm
         gc.collect()
-    waiting = len(three_ranks.make_cache._dropped)
+    waiting = len(three_ranks.make_cache._leader._dropped)
     assert waiting <= 1, "the next cache tells the other ranks which are no longer used"
 
 
@@ -150,11 +157,9 @@ def load(path, **settings):
         return load_target(path, EngineSettings(model=str(path), **settings), CPU)
 
 
-def test_more_processes_than_key_value_heads_are_refused_with_how_many_may_be(path):
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel_size: got 4; this model has 3 key-value heads.*may be 1 to 3"
-    ):
-        load(path, tensor_parallel_size=4)
+def test_more_processes_than_query_heads_are_refused_with_how_many_may_be(path):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: got 7; this model has 6 query heads.*may be 1 to 6"):
+        load(path, tensor_parallel_size=7)
 
 
 def test_more_processes_than_cores_are_refused(path):

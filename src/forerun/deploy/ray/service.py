@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import forerun.errors
 from forerun.deploy.ray.installation import check_ray
 from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica, usable_cores
 from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
@@ -186,14 +188,26 @@ class RayService:
         self._has_ray = True
 
     def start_serve(self, *, host: str, port: int, proxies: str = "HeadOnly") -> None:
-        """Start Ray Serve; where it runs already, its address stays as it is, and Ray says so."""
-        from ray import serve
+        """Start Ray Serve; where it runs already, its address stays as it is, and Ray says so.
 
-        serve.start(
-            proxy_location=proxies,
-            http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S},
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
-        )
+        Raises:
+            ConfigError: its HTTP proxy cannot listen there.
+        """
+        from ray import serve
+        from ray.exceptions import RayError
+
+        try:
+            serve.start(
+                proxy_location=proxies,
+                http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S},
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
+        except RayError as error:
+            serve.shutdown()  # its proxy would try for ever
+            raise ConfigError(
+                f"--host {host} --port {port}: Ray's HTTP proxy cannot listen there ({_reason(str(error))}); stop what does, "
+                "or give another --port"
+            ) from None
 
     def deploy(
         self,
@@ -301,7 +315,7 @@ def serve_here(spec: ReplicaSpec, options: ReplicaOptions, *, report: Callable[[
         service.start_ray(num_cpus=num_cores)
         stopped = _when_stopped()  # after Ray, which puts a handler of its own there
         service.start_serve(host=spec.options.host, port=port)
-        report(f"Ray is up; {options.replicas} replicas load {spec.settings['model']}, {threads} threads each")
+        report(f"Ray is up; {_replicas(options)} {spec.settings['model']}, {threads} threads each")
         service.deploy(spec, settings, timeout=options.replica_start_timeout, stopped=stopped)
         if not stopped.is_set():
             report(f"ready: http://{spec.options.host}:{port} (Ctrl-C stops)")
@@ -332,7 +346,7 @@ def deploy_on_cluster(
     try:
         service.join_ray(address)
         service.start_serve(host=spec.options.host, port=spec.options.port, proxies=proxies)
-        report(f"{options.replicas} replicas load {spec.settings['model']}")
+        report(f"{_replicas(options)} {spec.settings['model']}")
         service.deploy(
             spec, settings, route_prefix=route_prefix, timeout=options.replica_start_timeout, stopped=threading.Event()
         )
@@ -396,8 +410,12 @@ def _fingerprint(spec: ReplicaSpec, settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def _replicas(options: ReplicaOptions) -> str:
+    return "1 replica loads" if options.replicas == 1 else f"{options.replicas} replicas load"
+
+
 def _reason(message: str) -> str:
-    """The last line of what Ray says, which is the error; the rest is where it was raised."""
+    """The last line of what Ray says, which is the error; the rest is where it was raised. Of our own errors the text alone."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
-    return (errors or lines or [""])[-1]
+    return re.sub(rf"^{forerun.errors.__name__}\.\w+: ", "", (errors or lines or [""])[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -181,7 +181,7 @@ class DraftSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSamplingConfig:
-    """The keys of a `DraftSampling`; the base of the settings of neural drafters.
+    """The keys of a `DraftSampling`, and how many processes compute the drafter; the base of the settings of neural drafters.
 
     Raises:
         ConfigError: a value is out of range.
@@ -189,9 +189,20 @@ class DraftSamplingConfig:
 
     draft_sample_method: str = "greedy"
     draft_tree: Any = None
+    draft_tensor_parallel_size: int = 1
+
+    may_be_shared_out: ClassVar[bool] = True
+    """Whether several processes can compute the drafter."""
 
     def __post_init__(self) -> None:
         _ = self.sampling
+        size = self.draft_tensor_parallel_size
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"draft_tensor_parallel_size: got {size!r}; must be 1 or tensor_parallel_size")
+        if size > 1 and not self.may_be_shared_out:
+            raise ConfigError(
+                f"draft_tensor_parallel_size: got {size}; must be 1 with this method, which one process computes; leave it out"
+            )
 
     @property
     def sampling(self) -> DraftSampling:

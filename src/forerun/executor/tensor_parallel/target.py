@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError, ModelError
 from forerun.executor.tensor_parallel import group
+from forerun.executor.tensor_parallel.drafter_ranks import DrafterRanks
 from forerun.executor.tensor_parallel.group import WorkerProcess
 from forerun.executor.tensor_parallel.worker import WorkerSpec, identity_of, local_specs
 from forerun.kv.cache import KVCache
@@ -25,13 +24,14 @@ from forerun.models.families import decoder_config, supports
 from forerun.models.loader import LOADERS
 from forerun.models.packing import Packing, can_pack
 from forerun.models.sharding import Shard
-from forerun.ops.native.layers import PackedHead
+from forerun.ops.native.layers import NativeLayers, PackedHead
 from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes, Leader, make_shared_memory
 from forerun.ops.native.sharded.layers import HeadPart, ShardedHead, ShardedKVCache, ShardedLayers
-from forerun.ops.native.sharded.messages import DropCache, NewCache
+from forerun.ops.native.sharded.messages import TARGET_HEAD, TARGET_LAYERS, NewCache
 from forerun.ops.native.threads import RankThreads, lease_cores, threads_of_ranks
 
 HEAD_ROWS = 32  # of logits that are gathered at once
+DRAFT_VOCABULARY = 1 << 18  # of drafters that several processes compute; memory is taken as it is used
 MESSAGE_BYTES = 16 << 20  # beside what grows with a pass's rows and tables; memory is taken as it is used
 
 
@@ -46,13 +46,11 @@ class PassLimits:
 
 
 class ShardedCaches:
-    """Makes KV caches of which each rank holds its own heads, under the same blocks."""
+    """Makes the target's KV caches, of which each rank holds its own heads, under the same blocks."""
 
     def __init__(self, leader: Leader, shard: Shard) -> None:
         self._leader = leader
         self._shard = shard
-        self._numbers = itertools.count()
-        self._dropped: deque[int] = deque()
 
     def __call__(
         self,
@@ -70,29 +68,28 @@ class ShardedCaches:
             WorkerError: another rank has ended.
         """
         local = KVCache(
-            local_specs(list(specs), self._shard),
+            local_specs(specs, self._shard),
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=dtype,
             device=device,
             feature_widths=feature_widths,
         )
-        number = next(self._numbers)
+        number = self._leader.new_number()
         with self._leader as exchange:
-            while self._dropped:
-                exchange.post(DropCache(self._dropped.popleft()))
-            exchange.post(NewCache(number, num_blocks, block_size))
+            exchange.post(NewCache(number, TARGET_LAYERS, num_blocks, block_size, dtype))
         cache = ShardedKVCache(self._leader, number, local)
-        weakref.finalize(cache, self._dropped.append, number)
+        weakref.finalize(cache, self._leader.drop, number)
         return cache
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedTarget:
-    """A decoder whose layers and head all ranks compute, and what makes its KV caches."""
+    """A decoder whose layers and head all ranks compute, what makes its KV caches, and what hands drafters to the ranks."""
 
     model: Decoder
     make_cache: ShardedCaches
+    drafter_ranks: DrafterRanks
 
 
 def load_sharded_target(
@@ -137,7 +134,11 @@ def load_sharded_target(
     leader = Leader(exchange)
     group.watch(leader, workers)
     shard = Shard(model.config, 0, num_ranks)
-    return ShardedTarget(_with_leader(model, own, shard, leader), ShardedCaches(leader, shard))
+    return ShardedTarget(
+        _with_leader(model, own, shard, leader),
+        ShardedCaches(leader, shard),
+        DrafterRanks(leader, packing.kernels, model.config, num_ranks),
+    )
 
 
 def checked_config(path: Path, num_ranks: int) -> DecoderConfig:
@@ -171,11 +172,11 @@ def exchange_sizes(config: DecoderConfig, packing: Packing, num_ranks: int, limi
     return ExchangeSizes(
         num_ranks=num_ranks,
         max_rows=rows,
-        width=config.hidden_size,
+        input_width=2 * config.hidden_size,  # heads read an embedding and a state
         attended_width=config.num_heads * config.head_dim,
         gated_width=config.intermediate_size,
         heads_width=(config.num_heads + config.num_kv_heads) * config.head_dim if shard.norms_all_heads else 0,
-        vocab_size=config.vocab_size,
+        vocab_size=max(config.vocab_size, DRAFT_VOCABULARY),
         head_rows=HEAD_ROWS,
         element_bytes=packing.format.activations.itemsize,
         message_bytes=MESSAGE_BYTES
@@ -218,10 +219,13 @@ def _load_workers(
 
 def _with_leader(model: Decoder, packing: Packing, shard: Shard, leader: Leader) -> Decoder:
     """The decoder with layers and a head that ask the other ranks; its embedding and its whole head are rank 0's."""
-    head = model.head
+    head, layers = model.head, model.layers
     assert isinstance(head, PackedHead)
+    assert isinstance(layers, NativeLayers)
     part = HeadPart.of(head, packing.part_of_head(head.linear, shard), shard.head_tiles.start)
     return model.with_parts(
-        layers=ShardedLayers.of(model.layers, shard.struct(), leader),
-        head=ShardedHead(linear=head.linear, scale=head.scale, soft_cap=head.soft_cap, part=part, leader=leader),
+        layers=ShardedLayers(layers, shard.struct(), leader, number=TARGET_LAYERS),
+        head=ShardedHead(
+            linear=head.linear, scale=head.scale, soft_cap=head.soft_cap, part=part, leader=leader, number=TARGET_HEAD
+        ),
     )

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as changed
 from pathlib import Path
@@ -27,13 +28,26 @@ from forerun.models.loader import LOADERS
 from forerun.models.packed_cache import PackedModel
 from forerun.models.packing import Packing
 from forerun.models.sharding import Shard
-from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.attention import CacheAddresses
 from forerun.ops.native.formats import WEIGHT_FORMATS
-from forerun.ops.native.layers import PackedHead
+from forerun.ops.native.layers import NativeLayers, PackedHead
 from forerun.ops.native.library import Kernels, kernels_of_level
+from forerun.ops.native.memory import Arena
+from forerun.ops.native.sharded.contents import HeadContent, LayersContent, from_bytes
 from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes
 from forerun.ops.native.sharded.layers import HeadPart, LayersPart
-from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, DropCache, Message, MoveKV, NewCache
+from forerun.ops.native.sharded.messages import (
+    TARGET_HEAD,
+    TARGET_LAYERS,
+    ComputeHead,
+    ComputeLayers,
+    Drop,
+    Message,
+    MoveKV,
+    NewCache,
+    TakeHead,
+    TakeLayers,
+)
 from forerun.ops.native.threads import lease_cores
 
 LAST_CALL_S = 1.0  # that a call in progress has to notice that rank 0 is gone
@@ -74,19 +88,38 @@ def identity_of(path: Path, *, weight_format: str, level: str, dtype: torch.dtyp
     return json.dumps(key, sort_keys=True)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLayers:
+    """A rank's part of some layers, and the KV of its heads."""
+
+    part: LayersPart
+    kv_specs: Sequence[LayerKVSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCache:
+    """A KV cache and the layers that it is for."""
+
+    kv: KVCache
+    addresses: CacheAddresses
+    part: LayersPart
+
+
 class Worker:
-    """One rank's part of the target, its KV caches, and what it does with them."""
+    """One rank's parts of the target and of drafters, its KV caches, and what it does with them."""
 
     def __init__(self, exchange: Exchange, decoder: Decoder, packing: Packing) -> None:
         shard = Shard(decoder.config, packing.rank, packing.num_ranks)
         assert isinstance(decoder.head, PackedHead)
+        assert isinstance(decoder.layers, NativeLayers)
         self._exchange = exchange
-        self._layers = LayersPart.of(decoder.layers, shard.struct())
-        self._head = HeadPart.of(decoder.head, packing.part_of_head(decoder.head.linear, shard), shard.head_tiles.start)
-        self._specs = local_specs(decoder.kv_specs, shard)
-        self._dtype, self._device = decoder.dtype, decoder.device
-        self._attention = NativeAttention(packing.kernels)
-        self._caches: dict[int, KVCache] = {}
+        part = LayersPart(decoder.layers, shard.struct())
+        own_head = packing.part_of_head(decoder.head.linear, shard)
+        self._layers = {TARGET_LAYERS: OwnLayers(part, local_specs(decoder.kv_specs, shard))}
+        self._heads = {TARGET_HEAD: HeadPart.of(decoder.head, own_head, shard.head_tiles.start)}
+        self._caches: dict[int, OwnCache] = {}
+        self._device = decoder.device
+        self._kernels = packing.kernels
 
     def run(self) -> None:
         """Do what rank 0 asks until the group ends.
@@ -103,28 +136,51 @@ class Worker:
     def _obey(self, message: Message) -> None:
         match message:
             case ComputeLayers():
-                attend = self._attention.begin(message.batch(), self._caches[message.cache])
-                self._layers.compute(
-                    self._exchange, message.rotations_of_pass(), attend, message.first, message.last, kept=0
+                own, rows = self._caches[message.cache], message.rows.struct()
+                own.part.compute(
+                    self._exchange,
+                    message.rotations_of_pass(),
+                    rows,
+                    own.addresses,
+                    message.first,
+                    message.last,
+                    kept=0,
                 )
             case ComputeHead():
-                self._head.compute(self._exchange, message.num_rows, count=message.num_candidates)
+                head = self._heads[message.head]
+                head.compute(self._exchange, message.num_rows, count=message.num_candidates)
             case MoveKV():
                 sources, destinations = torch.from_numpy(message.sources), torch.from_numpy(message.destinations)
-                self._caches[message.cache].move(sources, destinations)
+                self._caches[message.cache].kv.move(sources, destinations)
             case NewCache():
-                self._caches[message.number] = KVCache(
-                    self._specs,
-                    num_blocks=message.num_blocks,
-                    block_size=message.block_size,
-                    dtype=self._dtype,
-                    device=self._device,
-                )
-            case DropCache():
-                del self._caches[message.number]
+                self._caches[message.number] = self._new_cache(message)
+            case TakeLayers():
+                content: LayersContent = self._borrowed(message.places)
+                self._layers[message.number] = OwnLayers(content.part(self._kernels), content.kv_specs)
+            case TakeHead():
+                head_content: HeadContent = self._borrowed(message.places)
+                self._heads[message.number] = head_content.part(self._kernels)
+            case Drop():
+                for held in (self._layers, self._heads, self._caches):
+                    held.pop(message.number, None)
+
+    def _new_cache(self, message: NewCache) -> OwnCache:
+        own = self._layers[message.layers]
+        cache = KVCache(
+            own.kv_specs,
+            num_blocks=message.num_blocks,
+            block_size=message.block_size,
+            dtype=message.dtype,
+            device=self._device,
+        )
+        return OwnCache(cache, CacheAddresses(cache), own.part)
+
+    def _borrowed(self, places: Sequence[range]) -> Any:
+        """What rank 0 has lent to this rank, copied."""
+        return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), Arena())
 
 
-def local_specs(specs: list[LayerKVSpec], shard: Shard) -> list[LayerKVSpec]:
+def local_specs(specs: Sequence[LayerKVSpec], shard: Shard) -> list[LayerKVSpec]:
     """The KV specs of a shard's heads."""
     return [changed(spec, num_kv_heads=len(shard.kv_heads)) for spec in specs]
 

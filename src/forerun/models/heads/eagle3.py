@@ -186,6 +186,7 @@ class Eagle3Head:
         native_norms = [norm for norm in norms if isinstance(norm, NativeRMSNorm)]
         if (
             kernels is None
+            or reader.target.drafter_ranks is not None  # one process drafts a chain in one call, several pass by pass
             or not isinstance(embedding, (PackedEmbedding, Embedding))
             or not isinstance(head, PackedHead)
             or not isinstance(self._layers, NativeLayers)

@@ -93,8 +93,15 @@ class HeadReader:
 
     def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
         """Stack layers, packed if there are kernels."""
+        ranks = self.target.drafter_ranks
         if self._packing and can_pack(config):
-            return self._packing.layers(layers, config, rotation_of(config))
+            packed = self._packing.layers(layers, config, rotation_of(config))
+            return packed if ranks is None else ranks.layers(packed, config)
+        if ranks is not None:
+            raise ConfigError(
+                f"draft_tensor_parallel_size: got {ranks.num_ranks}, but the native kernels need even widths for the head's "
+                "layers; set it to 1"
+            )
         return TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
 
     def rotations(self, config: DecoderConfig) -> Rotations:
@@ -139,7 +146,10 @@ class HeadReader:
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
         """Make a head of these weights [outputs, width], on the kernels if there are any."""
-        return PackedHead(self._packing.head(weight)) if self._packing else Head(Linear(weight))
+        if self._packing is None:
+            return Head(Linear(weight))
+        head, ranks = PackedHead(self._packing.head(weight)), self.target.drafter_ranks
+        return head if ranks is None else ranks.head(head)
 
     def finish(self) -> None:
         """Check that every tensor was read.

@@ -78,23 +78,26 @@ class NativeAttention:
 
 
 class NativePass:
-    """`Attend` for one pass of `batch` over `cache`; `struct` and `addresses` are what a call of whole layers reads."""
+    """`Attend` for one pass of `batch` over `cache`; `struct` and `addresses` are what a call of whole layers reads.
+
+    `sequences` [S, SEQUENCE_WORDS] int64 is in `struct`, and has the addresses of each sequence's `tables` and `masks`.
+    """
 
     def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: CacheAddresses) -> None:
         self.cache = cache
         self.addresses = addresses
         self._kernels = kernels
         self.batch = batch  # keeps the tensors alive whose addresses are in the struct
-        self._masks = [
+        self.masks = [
             None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
         ]
-        self._tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
-        self._sequences = np.empty(
+        self.tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
+        self.sequences = np.empty(
             (len(batch.sequences), SEQUENCE_WORDS), dtype=np.int64
         )  # `Sequence` of csrc/attention.h
         first_row = 0
-        for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self._tables, self._masks, strict=True)):
-            self._sequences[i] = (
+        for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self.tables, self.masks, strict=True)):
+            self.sequences[i] = (
                 first_row,
                 sequence.num_context,
                 sequence.num_rows,
@@ -110,7 +113,7 @@ class NativePass:
             num_rows=first_row,
             slots=batch.slot_mapping.data_ptr(),
             num_sequences=len(batch.sequences),
-            sequences=self._sequences.ctypes.data,
+            sequences=self.sequences.ctypes.data,
             block_size=batch.block_size,
         )
 

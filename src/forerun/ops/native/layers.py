@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import addressof
 from dataclasses import dataclass
 
@@ -152,11 +152,23 @@ class NativeRMSNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
-    """A decoder layer's packed weights; `tensors` are those whose addresses are in `struct`."""
+    """A decoder layer's packed weights and fp32 norms, by their names in `LayerStruct`; their addresses are in `struct`."""
 
     struct: LayerStruct
-    tensors: tuple[object, ...]
-    num_bytes: int  # of all matrices
+    weights: Mapping[str, PackedWeight]
+    norms: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        """Write the addresses to `struct`, whose sizes and rules are given."""
+        for name, weight in self.weights.items():
+            setattr(self.struct, name, weight.struct)
+        for name, norm in self.norms.items():
+            setattr(self.struct, name, norm.data_ptr())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(weight.num_bytes for weight in self.weights.values())
 
 
 class NativeLayers:
@@ -169,7 +181,7 @@ class NativeLayers:
         self.rotation_of = rotation_of
         self._structs = np.array([addressof(layer.struct) for layer in layers], dtype=np.int64)
         self._rotation_of = np.array(rotation_of, dtype=np.int32)
-        self._width = layers[0].struct.width
+        self.width = layers[0].struct.width
         self._widths = [layer.struct.beside_width + layer.struct.width for layer in layers]
         self.places = (self._structs.ctypes.data, self._rotation_of.ctypes.data)  # of both arrays
 
@@ -198,7 +210,7 @@ class NativeLayers:
                 f"the pass has {attend.struct.num_rows} rows, the decoder {len(self.layers)} layers"
             )
         rows = _rows_of(hidden, self._widths[first])
-        out = torch.empty(len(rows), self._width, dtype=torch.float32)
+        out = torch.empty(len(rows), self.width, dtype=torch.float32)
         structs, rotation_of = self.places_from(first)
         keys, values = attend.addresses.arrays(first)
         self.kernels.decoder_layers(

@@ -253,6 +253,8 @@ class LayerShardStruct(Structure):
         ("first_head", c_int64),
         ("first_kv_head", c_int64),
         ("num_kv_heads", c_int64),
+        ("first_part", c_int64),
+        ("end_part", c_int64),
         ("first_output", c_int64),
         ("first_gate", c_int64),
     ]

@@ -12,13 +12,14 @@ import torch
 from forerun.errors import ConfigError, WorkerError
 from forerun.ops.native.sharded import exchange as exchanges
 from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes, Leader, make_shared_memory
+from forerun.ops.native.sharded.messages import Drop
 from tests.native import KERNELS, needs_kernels
 
 pytestmark = [needs_kernels, pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux shares memory so")]
 SIZES = ExchangeSizes(
     num_ranks=3,
     max_rows=8,
-    width=16,
+    input_width=16,
     attended_width=16,
     gated_width=32,
     heads_width=0,
@@ -102,11 +103,43 @@ def test_a_message_without_room_is_refused(ranks):
 
 
 def test_rows_go_with_a_message(ranks):
-    rows = torch.randn(4, SIZES.width)
+    rows = torch.randn(4, SIZES.input_width)
     ranks[0].post("rows", rows)
     address = ranks[1].struct.update - ranks[1].struct.flags
     found = torch.frombuffer(ranks[1]._memory, dtype=torch.float32, count=rows.numel(), offset=address)
     assert torch.equal(found.view_as(rows), rows)
+
+
+def test_what_is_lent_is_borrowed_whole_and_taken_back(ranks):
+    contents = [os.urandom(3 << 20), b"", b"short"]
+    places = ranks[0].lend(contents)
+    assert [ranks[1 + i % 2].borrow(place) for i, place in enumerate(places)] == contents
+    before = os.fstat(ranks[0]._descriptor).st_size
+    ranks[0].take_back()
+    assert os.fstat(ranks[0]._descriptor).st_size == SIZES.offsets()[1] < before
+
+
+def test_what_is_dropped_is_told_before_the_next_call(ranks):
+    leader = Leader(ranks[0])
+    number = leader.new_number()
+    assert leader.new_number() != number
+    leader.drop(number)
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(received, rank, 2) for rank in ranks[1:]]
+        with leader as exchange:
+            exchange.post("next")
+        assert [other.result(20) for other in others] == [[Drop(number), "next"]] * 2
+
+
+def test_a_rank_that_ended_meanwhile_fails_the_next_call_and_leaves_the_leader_free(ranks):
+    leader = Leader(ranks[0])
+    leader.drop(7)
+    leader.exchange.end(1)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="load the model again"), leader:
+            ranks[0].post("more")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(leader.lock.acquire, timeout=5).result(20), "no call holds the lock"
 
 
 def test_buffers_neither_overlap_nor_share_a_cache_line():
@@ -114,7 +147,7 @@ def test_buffers_neither_overlap_nor_share_a_cache_line():
     assert all(offset % exchanges.ALIGNMENT == 0 for offset in offsets.values())
     bounds = [*offsets.values(), num_bytes]
     assert bounds == sorted(bounds)
-    assert offsets["attended"] - offsets["update"] == SIZES.max_rows * SIZES.width * 4
+    assert offsets["attended"] - offsets["update"] == SIZES.max_rows * SIZES.input_width * 4
 
 
 def test_a_failed_call_ends_the_group_and_says_why_later_ones_fail(ranks):

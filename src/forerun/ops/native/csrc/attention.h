@@ -76,10 +76,22 @@ struct AttentionItem {
     int32_t first_head, num_heads;
 };
 
-// Rows share the keys they read as far as there is work enough for every member of the team.
-inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, int num_members) {
+// Which items a process computes. Processes that have the same key head take turns with its items: of each `num_ranks` of them
+// those before `first_part` of the first key head are others', and those from `end_part` on of the last one.
+struct ItemShare {
+    int64_t num_kv_heads;  // of all processes
+    int64_t num_ranks;
+    int64_t first_part;
+    int64_t end_part;
+};
+
+// The share of a process that computes alone.
+inline ItemShare all_items(const AttentionShape& shape) { return {shape.num_kv_heads, 1, 0, 1}; }
+
+// Rows share the keys they read as far as there is work enough for every member of all teams.
+inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, const ItemShare& share, int num_members) {
     const int64_t most = std::max(1, kMaxMembers / shape.group());
-    const int64_t wanted_items = 2 * num_members, heads = pass.num_sequences * shape.num_kv_heads;
+    const int64_t wanted_items = 2 * num_members * share.num_ranks, heads = pass.num_sequences * share.num_kv_heads;
     const int64_t parts = std::max<int64_t>(1, (wanted_items + heads - 1) / std::max<int64_t>(1, heads));
     const int64_t rows_each = pass.num_sequences ? (pass.num_rows + pass.num_sequences - 1) / pass.num_sequences : 1;
     return std::clamp<int64_t>((rows_each + parts - 1) / parts, 1, most);
@@ -106,21 +118,27 @@ struct AttentionScratch {
 };
 
 // Lists the items of a pass and makes the scratch memory of each member of the team large enough for all of them.
-inline void plan_attention(const Pass& pass, const AttentionShape& shape, std::vector<AttentionScratch>& members,
-                           std::vector<AttentionItem>& items) {
+inline void plan_attention(const Pass& pass, const AttentionShape& shape, const ItemShare& share,
+                           std::vector<AttentionScratch>& members, std::vector<AttentionItem>& items) {
     items.clear();
-    int64_t mask_width = 0;
+    int64_t mask_width = 0, number = 0;
     const int num_members = static_cast<int>(members.size());
-    const int64_t together = rows_together(pass, shape, num_members);
+    const int64_t together = rows_together(pass, shape, share, num_members);
     const int32_t heads = std::min(shape.group(), kMaxMembers);
     for (int64_t s = 0; s < pass.num_sequences; ++s) {
         const Sequence& sequence = pass.sequences[s];
         mask_width = std::max(mask_width, sequence.mask_width);
         // The last rows see the most keys: begun first, they do not keep the others waiting at the end.
-        for (int64_t last = sequence.num_rows; last > 0; last -= together)
-            for (int32_t head = 0; head < shape.num_heads; head += std::min(heads, shape.group() - head % shape.group()))
-                items.push_back({&sequence, std::max<int64_t>(0, last - together), last, head / shape.group(), head,
-                                 std::min(heads, shape.group() - head % shape.group())});
+        for (int64_t last = sequence.num_rows; last > 0; last -= together) {
+            const int64_t part = number++ % share.num_ranks;
+            for (int32_t head = 0, count; head < shape.num_heads; head += count) {
+                const int32_t kv_head = head / shape.group();
+                count = std::min(heads, shape.group() - head % shape.group());
+                if (kv_head == 0 && part < share.first_part) continue;
+                if (kv_head == shape.num_kv_heads - 1 && part >= share.end_part) continue;
+                items.push_back({&sequence, std::max<int64_t>(0, last - together), last, kv_head, head, count});
+            }
+        }
     }
     for (AttentionScratch& scratch : members) scratch.reserve(shape.value_dim, mask_width);
 }
@@ -179,14 +197,14 @@ template <class Stored>
 class AttentionBlock {
   public:
     AttentionBlock(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
-                   const Stored* value, AttentionScratch& scratch)
-        : pass_(pass), shape_(shape), query_(query), key_(key), value_(value), scratch_(scratch),
+                   const Stored* value, AttentionScratch& scratch, int64_t out_width)
+        : pass_(pass), shape_(shape), query_(query), key_(key), value_(value), scratch_(scratch), out_width_(out_width),
           width_(static_cast<int>(padded_dim(shape.value_dim))),
           places_ahead_(static_cast<int>(kRowBytesAhead / (shape.key_dim * static_cast<int64_t>(sizeof(Stored))) + 1)) {}
 
-    // Computes an item's rows into `out` [rows of the pass, num_heads, value_dim]. The rows of a chain share all keys up
-    // to the last row's, and each ignores those behind its own place. The nodes of a tree share what lies before the tree;
-    // then come each one's ancestors and itself.
+    // Computes an item's rows into `out` [rows of the pass, out_width], whose first values are these heads'. The rows of a
+    // chain share all keys up to the last row's, and each ignores those behind its own place. The nodes of a tree share what
+    // lies before the tree; then come each one's ancestors and itself.
     void attend(const AttentionItem& item, Stored* out) {
         item_ = item;
         const Sequence& sequence = *item.sequence;
@@ -465,7 +483,7 @@ class AttentionBlock {
     }
 
     void finish(int member, Stored* out) {
-        Stored* place = out + (row_of(member) * shape_.num_heads + head_of(member)) * shape_.value_dim;
+        Stored* place = out + row_of(member) * out_width_ + head_of(member) * shape_.value_dim;
         const float* outputs = scratch_.outputs.data() + member * width_;
         const F16 total = splat(sum_lanes(scratch_.sums[member]));
         for (int i = 0; i < shape_.value_dim; i += kLanes)
@@ -478,6 +496,7 @@ class AttentionBlock {
     const Stored* key_;
     const Stored* value_;
     AttentionScratch& scratch_;
+    const int64_t out_width_;
     const int width_;
     const int places_ahead_;
     AttentionItem item_{};

@@ -147,7 +147,7 @@ inline void check_exchange(const Exchange& exchange) {
 }
 
 // A rank's part of a layer; sizes of the whole are those of the products' inputs.
-inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t storage) {
+inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t num_ranks, int32_t storage) {
     const AttentionShape& shape = layer.attention;
     for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
         check_weight(*weight);
@@ -155,7 +155,7 @@ inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t sto
     }
     check_attention(shape);
     check_activation(layer.activation);
-    require(is_size(layer.width) && !layer.beside_width, "a sharded layer reads the residual stream alone");
+    require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
     const int64_t queries = static_cast<int64_t>(shape.num_heads) * shape.key_dim;
     const int64_t keys = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
     const int64_t values = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
@@ -163,9 +163,13 @@ inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t sto
     require(shard.first_head >= 0 && shard.first_head + shape.num_heads <= all_heads, "the shard's query heads are out of range");
     require(shard.first_kv_head >= 0 && shard.first_kv_head + shape.num_kv_heads <= shard.num_kv_heads,
             "the shard's key heads are out of range");
+    require(shard.first_head == shard.first_kv_head * shape.group(), "the shard's key heads are not those of its query heads");
+    require(shard.first_part >= 0 && shard.first_part < num_ranks && shard.end_part > 0 && shard.end_part <= num_ranks,
+            "the shard's part of a key head is out of range");
     check_norm(layer.query_norm, layer.query_norm_width, all_heads * shape.key_dim);
     check_norm(layer.key_norm, layer.key_norm_width, shard.num_kv_heads * shape.key_dim);
-    require(layer.qkv.inputs == layer.width && layer.gate_up.inputs == layer.width, "a product does not take the layer's rows");
+    require(layer.qkv.inputs == layer.beside_width + layer.width && layer.gate_up.inputs == layer.width,
+            "a product does not take the layer's rows");
     require(layer.qkv.outputs >= queries + keys + values, "the first product has fewer outputs than the heads");
     require(shard.first_output >= 0 && shard.first_gate >= 0, "the shard's outputs are out of range");
 }

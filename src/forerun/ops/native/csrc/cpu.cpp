@@ -127,11 +127,12 @@ void attention(const Pass& pass, const AttentionShape& shape, const void* query,
         std::memcpy(values + pass.slots[row] * value_width, static_cast<const Stored*>(new_value) + row * value_width,
                     value_width * sizeof(Stored));
     }
-    plan_attention(pass, shape, process->space.attention, process->space.items);
+    plan_attention(pass, shape, all_items(shape), process->space.attention, process->space.items);
     std::atomic<size_t> next{0};
     process->team->run([&](int member) {
         attend_items<Stored>(pass, shape, static_cast<const Stored*>(query), keys, values, process->space.items, next,
-                             process->space.attention[member], static_cast<Stored*>(out));
+                             process->space.attention[member], static_cast<Stored*>(out),
+                             static_cast<int64_t>(shape.num_heads) * shape.value_dim);
     });
 }
 
@@ -433,13 +434,15 @@ EXPORT int32_t forerun_sharded_layers(const Exchange* exchange, const LayerShard
         check_exchange(*exchange);
         require(pass->num_rows <= exchange->max_rows, "the pass has more rows than the exchange has room for");
         for (int64_t i = 0; i < num_layers; ++i) {
-            check_shard(*layers[i], *shard, storage);
+            check_shard(*layers[i], *shard, exchange->num_ranks, storage);
+            require(!i || !layers[i]->beside_width, "only the first layer reads rows beside the residual stream");
             check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
         }
         if (!num_layers) return;
         const int64_t width = layers[0]->width;
         const std::lock_guard<std::mutex> lock(process->mutex);
-        std::memcpy(out, exchange->update, static_cast<size_t>(pass->num_rows * width) * sizeof(float));
+        if (!layers[0]->beside_width)
+            std::memcpy(out, exchange->update, static_cast<size_t>(pass->num_rows * width) * sizeof(float));
         const auto compute = [&]<class Stored>(Stored) {
             for (int64_t i = 0; i <= num_layers; ++i) {
                 if (kept && kept[i]) keep_rows(*pass, out, width, static_cast<Stored*>(kept[i]));

@@ -41,7 +41,7 @@ struct Exchange {
     GroupFlags* flags;
     uint8_t* message;       // what rank 0 has posted
     int64_t message_room;   // bytes
-    float* update;          // [rows, width]: what a product adds to the residual stream; before a pass its input
+    float* update;          // [rows, width]: what a product adds to the residual stream; before a pass its input, perhaps wider
     void* attended;         // [rows, heads of all ranks, value_dim], as keys are stored
     void* activated;        // [rows, inputs of the last product], the same
     float* heads;           // [rows, query heads, then key heads of all ranks]: only where one norm runs over all of them

@@ -112,12 +112,12 @@ void finish_heads(float* heads, int num_heads, int head_dim, const float* weight
     store_row(heads, count, out);
 }
 
-// Shares out attention's items and computes them; to be called by every member.
+// Shares out attention's items and computes them into rows of `out_width`; to be called by every member.
 template <class Stored>
 void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
                   const Stored* value, const std::vector<AttentionItem>& items, std::atomic<size_t>& next,
-                  AttentionScratch& scratch, Stored* out) {
-    AttentionBlock<Stored> block(pass, shape, query, key, value, scratch);
+                  AttentionScratch& scratch, Stored* out, int64_t out_width) {
+    AttentionBlock<Stored> block(pass, shape, query, key, value, scratch, out_width);
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) block.attend(items[i], out);
 }
 
@@ -137,7 +137,7 @@ class LayerCall {
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, rows * layer.width);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(pass, layer.attention, space.attention, space.items);
+        plan_attention(pass, layer.attention, all_items(layer.attention), space.attention, space.items);
     }
 
     void run() {
@@ -156,7 +156,7 @@ class LayerCall {
         });
         write_heads(member);
         attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
-                             space_.attention[member], attended_);
+                             space_.attention[member], attended_, layer_.output.inputs);
         team_.barrier();
         add_projection(member, layer_.output, attended_, layer_.beside_width ? out_ : hidden_, layer_.attention_out);
         normalise(member, out_, layer_.mlp_in);

@@ -13,6 +13,8 @@ struct LayerShard {
     int64_t first_head;     // query head
     int64_t first_kv_head;
     int64_t num_kv_heads;   // of all ranks
+    int64_t first_part;     // see `ItemShare`
+    int64_t end_part;
     int64_t first_output;   // of the products that add to the residual stream
     int64_t first_gate;     // of the gated values
 };
@@ -26,15 +28,15 @@ class ShardedLayerCall {
         : team_(team), exchange_(exchange), shard_(shard), layer_(layer), pass_(pass), rotation_(rotation), key_(key),
           value_(value), stream_(stream), space_(space), turn_(exchange.num_arrived()) {
         const int64_t rows = pass.num_rows;
-        inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.width);
+        inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.qkv.inputs);
         queries_ = Workspace::grown<Stored>(space.queries, rows * query_width());
-        own_attended_ = Workspace::grown<Stored>(space.attended, rows * value_width());
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         update_ = Workspace::grown(space.update, rows * (layer.width + all_query_width() + all_key_width()));
         attended_ = static_cast<Stored*>(exchange.attended);
         activated_ = static_cast<Stored*>(exchange.activated);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(pass, layer.attention, space.attention, space.items);
+        plan_attention(pass, layer.attention, {shard.num_kv_heads, exchange.num_ranks, shard.first_part, shard.end_part},
+                       space.attention, space.items);
     }
 
     void run() {
@@ -49,7 +51,10 @@ class ShardedLayerCall {
     void compute(int member) {
         uint32_t turn = turn_;
         const Outputs update{exchange_.update, layer_.width, shard_.first_output};
-        normalise(member, layer_.attention_in);
+        if (layer_.beside_width)
+            normalise_both(member);
+        else
+            normalise(member, layer_.attention_in);
         project(member, layer_.qkv, inputs_, {qkv_, layer_.qkv.outputs, 0});
         team_.barrier();
         if (norms_all_heads(layer_)) {
@@ -59,9 +64,8 @@ class ShardedLayerCall {
         write_heads(member);
         team_.barrier();
         attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
-                             space_.attention[member], own_attended_);
-        team_.barrier();
-        publish_attended(member);
+                             space_.attention[member], attended_ + shard_.first_head * layer_.attention.value_dim,
+                             layer_.output.inputs);
         exchange(member, ++turn);
         project(member, layer_.output, attended_, update);
         exchange(member, ++turn);
@@ -83,7 +87,6 @@ class ShardedLayerCall {
 
     int64_t query_width() const { return static_cast<int64_t>(layer_.attention.num_heads) * layer_.attention.key_dim; }
     int64_t key_width() const { return static_cast<int64_t>(layer_.attention.num_kv_heads) * layer_.attention.key_dim; }
-    int64_t value_width() const { return static_cast<int64_t>(layer_.attention.num_heads) * layer_.attention.value_dim; }
     int64_t all_query_width() const { return layer_.output.inputs / layer_.attention.value_dim * layer_.attention.key_dim; }
     int64_t all_key_width() const { return shard_.num_kv_heads * layer_.attention.key_dim; }
     int64_t first_row(int member) const { return team_.share(pass_.num_rows, member); }
@@ -93,6 +96,19 @@ class ShardedLayerCall {
         const int64_t width = layer_.width;
         for (int64_t row = first_row(member); row < first_row(member + 1); ++row)
             norm_row(stream_ + row * width, weight, layer_.norm_eps, width, inputs_ + row * width);
+        team_.barrier();
+    }
+
+    // inputs = [norm(beside), norm(stream)] of each row of the pass's input; the residual stream starts from that, too
+    void normalise_both(int member) {
+        const int64_t beside = layer_.beside_width, width = layer_.width, both = beside + width;
+        for (int64_t row = first_row(member); row < first_row(member + 1); ++row) {
+            const float* input = exchange_.update + row * both;
+            norm_row(input, layer_.beside_in, layer_.norm_eps, beside, inputs_ + row * both);
+            norm_row(input + beside, layer_.attention_in, layer_.norm_eps, width, inputs_ + row * both + beside);
+            norm_row(input + beside, layer_.starts_normed ? layer_.attention_in : nullptr, layer_.norm_eps, width,
+                     stream_ + row * width);
+        }
         team_.barrier();
     }
 
@@ -136,22 +152,19 @@ class ShardedLayerCall {
         }
     }
 
+    // A key head that ranks share is published, with its query heads, by the first of them.
     void publish_heads(int member) {
-        const int64_t dim = layer_.attention.key_dim, all = all_query_width() + all_key_width();
+        const AttentionShape& shape = layer_.attention;
+        const int64_t dim = shape.key_dim, all = all_query_width() + all_key_width();
+        const int64_t key = shard_.first_part ? dim : 0, query = key * shape.group();
         for (int64_t row = first_row(member); row < first_row(member + 1); ++row) {
             const float* own = qkv_ + row * layer_.qkv.outputs;
             float* place = exchange_.heads + row * all;
-            std::memcpy(place + shard_.first_head * dim, own, static_cast<size_t>(query_width()) * sizeof(float));
-            std::memcpy(place + all_query_width() + shard_.first_kv_head * dim, own + query_width(),
-                        static_cast<size_t>(key_width()) * sizeof(float));
+            std::memcpy(place + shard_.first_head * dim + query, own + query,
+                        static_cast<size_t>(query_width() - query) * sizeof(float));
+            std::memcpy(place + all_query_width() + shard_.first_kv_head * dim + key, own + query_width() + key,
+                        static_cast<size_t>(key_width() - key) * sizeof(float));
         }
-    }
-
-    void publish_attended(int member) {
-        const int64_t all = layer_.output.inputs, first = shard_.first_head * layer_.attention.value_dim;
-        for (int64_t row = first_row(member); row < first_row(member + 1); ++row)
-            std::memcpy(attended_ + row * all + first, own_attended_ + row * value_width(),
-                        static_cast<size_t>(value_width()) * sizeof(Stored));
     }
 
     // Queries go to a buffer, keys and values to this rank's cache.
@@ -204,7 +217,7 @@ class ShardedLayerCall {
     float* stream_;
     Workspace& space_;
     const uint32_t turn_;
-    Stored *inputs_, *queries_, *own_attended_, *attended_, *activated_;
+    Stored *inputs_, *queries_, *attended_, *activated_;
     float *qkv_, *update_;
     std::atomic<size_t> next_item_{0};
 };

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import pickle
 import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +20,7 @@ from torch import Tensor
 from forerun.core.batch import MOST_CANDIDATES
 from forerun.errors import ConfigError, WorkerError
 from forerun.ops.native.library import Kernels
+from forerun.ops.native.sharded.messages import FIRST_FREE_NUMBER, Drop
 from forerun.ops.native.structs import GROUP_FLAGS_BYTES, ExchangeStruct
 
 ALIGNMENT = 64
@@ -29,11 +34,11 @@ class ExchangeSizes:
     Attributes:
         num_ranks: processes of the group.
         max_rows: rows of the largest pass.
-        width: of the residual stream.
+        input_width: of what a pass starts from, and of the residual stream.
         attended_width: values of all heads.
         gated_width: values of the gated MLP.
         heads_width: queries and keys of all heads, where one norm runs over all of them; else 0.
-        vocab_size: width of the logits.
+        vocab_size: the largest width of logits.
         head_rows: rows of logits that are computed at once.
         element_bytes: of a stored key.
         message_bytes: the largest message.
@@ -41,7 +46,7 @@ class ExchangeSizes:
 
     num_ranks: int
     max_rows: int
-    width: int
+    input_width: int
     attended_width: int
     gated_width: int
     heads_width: int
@@ -56,7 +61,7 @@ class ExchangeSizes:
         sizes = {
             "flags": GROUP_FLAGS_BYTES,
             "message": self.message_bytes,
-            "update": self.max_rows * self.width * 4,
+            "update": self.max_rows * self.input_width * 4,
             "attended": self.max_rows * self.attended_width * self.element_bytes,
             "activated": self.max_rows * self.gated_width * self.element_bytes,
             "heads": self.max_rows * self.heads_width * 4,
@@ -97,7 +102,7 @@ class Exchange:
     """One rank's view of the shared memory."""
 
     def __init__(self, kernels: Kernels, descriptor: int, sizes: ExchangeSizes, *, rank: int) -> None:
-        """Map the memory; the descriptor may be closed afterwards.
+        """Map the memory; the caller may close its descriptor afterwards.
 
         Raises:
             ConfigError: it cannot be mapped.
@@ -111,6 +116,9 @@ class Exchange:
                 "max_num_batched_tokens, or leave it out"
             ) from error
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._num_bytes = num_bytes
         self.kernels = kernels
         self.sizes = sizes
         self.rank = rank
@@ -133,6 +141,31 @@ class Exchange:
         content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         address, count = (None, 0) if rows is None else (rows.data_ptr(), rows.numel())
         self.kernels.post(self.struct, content, len(content), address, count)
+
+    def lend(self, contents: Sequence[bytes]) -> list[range]:
+        """Rank 0: write contents behind the memory that all have mapped; returns where each is, for `borrow`."""
+        places, end = [], self._num_bytes
+        for content in contents:
+            places.append(range(end, end + len(content)))
+            with memoryview(content) as rest:
+                while len(rest):
+                    written = os.pwrite(self._descriptor, rest, places[-1].stop - len(rest))
+                    rest = rest[written:]
+            end += len(content)
+        return places
+
+    def take_back(self) -> None:
+        """Rank 0: free what `lend` took, when all ranks have read it."""
+        os.ftruncate(self._descriptor, self._num_bytes)
+
+    def borrow(self, place: range) -> bytes:
+        """Another rank: a copy of what rank 0 has lent."""
+        parts: list[bytes] = []
+        at = place.start
+        while at < place.stop:
+            parts.append(os.pread(self._descriptor, place.stop - at, at))
+            at += len(parts[-1])
+        return b"".join(parts)
 
     def receive(self) -> Any:
         """Another rank: the next message; None where there is none for a while.
@@ -166,11 +199,31 @@ class Leader:
         self.exchange = exchange
         self.lock = threading.RLock()
         self.reason: str | None = None
+        self._numbers = itertools.count(FIRST_FREE_NUMBER)
+        self._dropped: deque[int] = deque()
 
     def __enter__(self) -> Exchange:
-        """Begin a call of all ranks: post a message, then compute."""
+        """Begin a call of all ranks: post a message, then compute.
+
+        Raises:
+            WorkerError: another rank has ended.
+        """
         self.lock.acquire()
+        try:
+            while self._dropped:
+                self.exchange.post(Drop(self._dropped.popleft()))
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self.exchange
+
+    def new_number(self) -> int:
+        """A number for layers, a head or a cache of which each rank has its part."""
+        return next(self._numbers)
+
+    def drop(self, number: int) -> None:
+        """Let the other ranks forget a part, before their next call; from any thread, a finalizer among them."""
+        self._dropped.append(number)
 
     def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
         """End the call; where it failed the others wait for a rank that does not come, so the group ends.

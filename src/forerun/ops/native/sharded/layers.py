@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,12 +13,11 @@ from torch import Tensor
 from forerun.core.batch import Candidates
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
-from forerun.ops.native.attention import NativePass, rotation_structs
-from forerun.ops.native.layers import NO_LAYERS, NativeLayer, NativeLayers, PackedHead, PackedLinear
-from forerun.ops.native.library import Kernels
+from forerun.ops.native.attention import CacheAddresses, NativePass, rotation_structs
+from forerun.ops.native.layers import NO_LAYERS, NativeLayers, PackedHead, PackedLinear
 from forerun.ops.native.sharded.exchange import Exchange, Leader
-from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, MoveKV
-from forerun.ops.native.structs import TILE, LayerShardStruct
+from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, MoveKV, NewCache
+from forerun.ops.native.structs import TILE, LayerShardStruct, PassStruct
 from forerun.ops.rotary import Rotation
 
 
@@ -34,7 +35,14 @@ class LayersPart:
         return cls(layers, shard)
 
     def compute(
-        self, exchange: Exchange, rotations: list[Rotation | None], attend: NativePass, first: int, last: int, kept: int
+        self,
+        exchange: Exchange,
+        rotations: list[Rotation | None],
+        rows: PassStruct,
+        addresses: CacheAddresses,
+        first: int,
+        last: int,
+        kept: int,
     ) -> Tensor:
         """Compute layers [first, last) on the rows in the exchange; every rank calls this for the same pass.
 
@@ -44,12 +52,12 @@ class LayersPart:
         Raises:
             WorkerError: a rank has ended.
         """
-        out = torch.empty(attend.struct.num_rows, exchange.sizes.width, dtype=torch.float32)
-        keys, values = attend.addresses.arrays(first)
+        out = torch.empty(rows.num_rows, self.layers.width, dtype=torch.float32)
+        keys, values = addresses.arrays(first)
         structs, rotation_of = self.layers.places_from(first)
         exchange.kernels.sharded_layers(
-            *(exchange.struct, self.shard, structs, last - first, attend.struct),
-            *(rotation_structs(rotations), rotation_of, attend.addresses.storage, keys, values, kept or None),
+            *(exchange.struct, self.shard, structs, last - first, rows),
+            *(rotation_structs(rotations), rotation_of, addresses.storage, keys, values, kept or None),
             out.data_ptr(),
         )
         return out
@@ -57,17 +65,18 @@ class LayersPart:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """One rank's part of the head: the logits from `first_output` on."""
+    """One rank's part of a head over `vocab_size` tokens: the logits from `first_output` on."""
 
     linear: PackedLinear
     first_output: int
+    vocab_size: int
     factor: float
     cap: float
 
     @classmethod
     def of(cls, head: PackedHead, own: PackedLinear, first_tile: int) -> HeadPart:
         """The part of a head whose outputs from tile `first_tile` on are `own`."""
-        return cls(own, first_tile * TILE, head.scale, head.soft_cap or 0.0)
+        return cls(own, first_tile * TILE, head.linear.weight.outputs, head.scale, head.soft_cap or 0.0)
 
     def compute(
         self,
@@ -83,34 +92,23 @@ class HeadPart:
         Raises:
             WorkerError: a rank has ended.
         """
-        weight, sizes = self.linear.weight, exchange.sizes
+        weight = self.linear.weight
         exchange.kernels.sharded_head(
-            *(exchange.struct, weight.struct, self.first_output, num_rows, sizes.width, sizes.vocab_size),
+            *(exchange.struct, weight.struct, self.first_output, num_rows, weight.inputs, self.vocab_size),
             *(self.factor, self.cap, None if out is None else out.data_ptr(), count),
             *((None, None) if found is None else (found.token_ids.data_ptr(), found.logits.data_ptr())),
         )
 
 
 class ShardedLayers(NativeLayers):
-    """The layers as rank 0 calls them: it asks the other ranks for their parts and computes its own."""
+    """Layers as rank 0 calls them: it asks the other ranks, which know them by `number`, for their parts and computes its own."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        layers: Sequence[NativeLayer],
-        rotation_of: Sequence[int],
-        shard: LayerShardStruct,
-        leader: Leader,
-    ) -> None:
-        super().__init__(kernels, layers, rotation_of)
+    def __init__(self, layers: NativeLayers, shard: LayerShardStruct, leader: Leader, *, number: int) -> None:
+        """Compute layers whose part for rank 0 is `layers`."""
+        super().__init__(layers.kernels, layers.layers, layers.rotation_of)
         self.leader = leader
-        self._part = LayersPart(NativeLayers(kernels, layers, rotation_of), shard)
-
-    @classmethod
-    def of(cls, layers: object, shard: LayerShardStruct, leader: Leader) -> ShardedLayers:
-        """The layers whose part for rank 0 is `layers`."""
-        assert isinstance(layers, NativeLayers), "only packed layers are shared out"
-        return cls(layers.kernels, layers.layers, layers.rotation_of, shard, leader)
+        self.number = number
+        self._part = LayersPart(layers, shard)
 
     def __call__(
         self,
@@ -121,20 +119,47 @@ class ShardedLayers(NativeLayers):
         last: int,
         keep: frozenset[int] = NO_LAYERS,
     ) -> Tensor:
-        """See `NativeLayers`; the pass's cache must be a `ShardedKVCache`.
+        """See `NativeLayers`; the other ranks must have their part of the pass's cache.
 
         Raises:
             WorkerError: another rank has ended.
         """
-        cache = attend.cache
-        if not isinstance(cache, ShardedKVCache):
-            raise TypeError("sharded layers attend to a sharded cache only")
         rows = hidden.float().contiguous()
-        message = ComputeLayers.of(attend.batch, rotations, cache=cache.number, first=first, last=last)
+        cache = self._number_of(attend.cache)
         with self.leader as exchange:
-            exchange.post(message, rows)
+            exchange.post(ComputeLayers.of(attend, rotations, cache=cache, first=first, last=last), rows)
             kept = attend.addresses.kept(keep) if keep else 0
-            return self._part.compute(exchange, rotations, attend, first, last, kept)
+            return self._part.compute(exchange, rotations, attend.struct, attend.addresses, first, last, kept)
+
+    def _number_of(self, cache: KVCache) -> int:
+        if not isinstance(cache, ShardedKVCache):
+            raise TypeError("the target's layers attend to a sharded cache only")
+        return cache.number
+
+
+class ShardedDraftLayers(ShardedLayers):
+    """A drafter's layers. It makes its cache as if all heads were here, and the other ranks make theirs at its first pass.
+
+    Of each slot rank 0 then uses the beginning; the system gives no memory for the rest.
+    """
+
+    def __init__(self, layers: NativeLayers, shard: LayerShardStruct, leader: Leader, *, number: int) -> None:
+        """See `ShardedLayers`."""
+        super().__init__(layers, shard, leader, number=number)
+        self._caches: WeakKeyDictionary[KVCache, int] = WeakKeyDictionary()
+        weakref.finalize(self, leader.drop, number)
+
+    def _number_of(self, cache: KVCache) -> int:
+        number = self._caches.get(cache)
+        if number is None:
+            number = self._caches[cache] = self.leader.new_number()
+            num_slots, block_size = len(cache.layers[0].key), cache.block_size
+            with self.leader as exchange:
+                exchange.post(
+                    NewCache(number, self.number, num_slots // block_size, block_size, cache.layers[0].key.dtype)
+                )
+            weakref.finalize(cache, self.leader.drop, number)
+        return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +172,7 @@ class ShardedHead(PackedHead):
 
     part: HeadPart
     leader: Leader
+    number: int
 
     def with_candidates(self, normed: Tensor, num_candidates: int) -> tuple[Tensor, Candidates]:
         """See `PackedHead`.
@@ -162,9 +188,22 @@ class ShardedHead(PackedHead):
         )
         if len(rows):
             with self.leader as exchange:
-                exchange.post(ComputeHead(len(rows), num_candidates), rows)
+                exchange.post(ComputeHead(self.number, len(rows), num_candidates), rows)
                 self.part.compute(exchange, len(rows), out=out, found=found, count=num_candidates)
         return out, found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedDraftHead(ShardedHead):
+    """A head as a drafter calls it that all ranks compute."""
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """See `PackedHead`."""
+        return self.with_candidates(normed, 0)[0]
+
+    def candidates(self, normed: Tensor, num_candidates: int) -> Candidates:
+        """See `PackedHead`."""
+        return self.with_candidates(normed, num_candidates)[1]
 
 
 class ShardedKVCache(KVCache):

@@ -1,29 +1,59 @@
-"""What rank 0 asks of the other ranks: plain records, which are pickled into the shared memory."""
+"""What rank 0 asks of the other ranks: plain records, which are pickled into the shared memory.
+
+Layers, heads and caches have numbers that rank 0 gives them; the target's layers are `TARGET_LAYERS`, its head `TARGET_HEAD`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from forerun.core.batch import ForwardBatch, SequenceRows
+from forerun.ops.native.attention import NativePass
+from forerun.ops.native.structs import PassStruct
 from forerun.ops.rotary import Rotation
+
+TARGET_LAYERS, TARGET_HEAD, FIRST_FREE_NUMBER = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLayers:
+    """Keep this rank's part of some layers: of each rank from 1 on where its `LayersContent` is, see `Exchange.lend`."""
+
+    number: int
+    places: Sequence[range]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeHead:
+    """Keep this rank's part of a head: of each rank from 1 on where its `HeadContent` is."""
+
+    number: int
+    places: Sequence[range]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Do nothing: rank 0 posts it to wait until all ranks have carried out the message before."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewCache:
-    """Make a KV cache of this rank's heads."""
+    """Make a KV cache for this rank's part of some layers."""
 
     number: int
+    layers: int
     num_blocks: int
     block_size: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
-class DropCache:
-    """Forget a KV cache."""
+class Drop:
+    """Forget the layers, the head or the cache of this number."""
 
     number: int
 
@@ -41,19 +71,71 @@ class MoveKV:
 class ComputeHead:
     """Compute this rank's logits of the rows in the exchange, and the likeliest of them."""
 
+    head: int
     num_rows: int
     num_candidates: int
 
 
 @dataclass(frozen=True, slots=True)
-class SequencePart:
-    """A `SequenceRows`."""
+class PassArrays:
+    """A pass without addresses, in few arrays: a record for each sequence would take a rank longer to read than layers take.
 
-    num_context: int
-    num_rows: int
+    Attributes:
+        slots: [T] int64.
+        sequences: [S, SEQUENCE_WORDS] int64, `Sequence` of csrc/attention.h. In place of addresses they have where the
+            sequence's blocks begin in `block_ids`, and its mask in `masks` if `mask_width` is not 0.
+        block_ids: of all sequences, int32.
+        masks: of all sequences that have one, row by row.
+        block_size: of the cache.
+    """
+
+    slots: npt.NDArray[np.int64]
+    sequences: npt.NDArray[np.int64]
     block_ids: npt.NDArray[np.int32]
-    tree_mask: npt.NDArray[np.bool_] | None
-    num_hidden: int
+    masks: npt.NDArray[np.bool_]
+    block_size: int
+
+    @classmethod
+    def of(cls, attend: NativePass) -> PassArrays:
+        """The arrays of a pass."""
+        masks = [np.empty(0, np.bool_) if mask is None else mask.numpy().ravel() for mask in attend.masks]
+        sequences = attend.sequences.copy()
+        sequences[:, BLOCKS] = _begins(attend.tables)
+        sequences[:, MASK] = _begins(masks)
+        return cls(
+            attend.batch.slot_mapping.numpy(),
+            sequences,
+            np.concatenate(attend.tables) if attend.tables else np.empty(0, np.int32),
+            np.concatenate(masks) if masks else np.empty(0, np.bool_),
+            attend.batch.block_size,
+        )
+
+    def struct(self) -> PassStruct:
+        """The pass as the kernels read it, as long as this record lives; to be called once."""
+        sequences = self.sequences
+        sequences[:, BLOCKS] = self.block_ids.ctypes.data + sequences[:, BLOCKS] * self.block_ids.itemsize
+        is_tree = sequences[:, MASK_WIDTH] != 0
+        sequences[:, MASK] = np.where(is_tree, self.masks.ctypes.data + sequences[:, MASK], 0)
+        return PassStruct(
+            num_rows=len(self.slots),
+            slots=self.slots.ctypes.data,
+            num_sequences=len(sequences),
+            sequences=sequences.ctypes.data,
+            block_size=self.block_size,
+        )
+
+
+BLOCKS, MASK, MASK_WIDTH = 3, 4, 5
+"""Words of a `Sequence` of csrc/attention.h."""
+
+
+def _begins(arrays: Sequence[npt.NDArray[np.generic]]) -> list[int]:
+    """Where each array begins among all, one after the other."""
+    begins, end = [], 0
+    for array in arrays:
+        begins.append(end)
+        end += len(array)
+    return begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,55 +145,16 @@ class ComputeLayers:
     cache: int
     first: int
     last: int
-    block_size: int
-    slots: npt.NDArray[np.int64]
-    sequences: list[SequencePart]
+    rows: PassArrays
     rotations: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None]
 
     @classmethod
     def of(
-        cls, batch: ForwardBatch, rotations: list[Rotation | None], *, cache: int, first: int, last: int
+        cls, attend: NativePass, rotations: list[Rotation | None], *, cache: int, first: int, last: int
     ) -> ComputeLayers:
         """The message for a pass."""
-        return cls(
-            cache,
-            first,
-            last,
-            batch.block_size,
-            batch.slot_mapping.numpy(),
-            [
-                SequencePart(
-                    one.num_context,
-                    one.num_rows,
-                    one.block_ids,
-                    None if one.tree_mask is None else one.tree_mask.numpy(),
-                    one.num_hidden,
-                )
-                for one in batch.sequences
-            ],
-            [None if one is None else (one.cos.numpy(), one.sin.numpy()) for one in rotations],
-        )
-
-    def batch(self) -> ForwardBatch:
-        """The pass's rows, as attention reads them; tokens and positions are rank 0's alone."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        return ForwardBatch(
-            token_ids=nothing,
-            positions=nothing,
-            slot_mapping=torch.from_numpy(self.slots),
-            sequences=[
-                SequenceRows(
-                    num_context=one.num_context,
-                    num_rows=one.num_rows,
-                    block_ids=one.block_ids,
-                    tree_mask=None if one.tree_mask is None else torch.from_numpy(one.tree_mask),
-                    num_hidden=one.num_hidden,
-                )
-                for one in self.sequences
-            ],
-            block_size=self.block_size,
-            logits_rows=nothing,
-        )
+        arrays = [None if one is None else (one.cos.numpy(), one.sin.numpy()) for one in rotations]
+        return cls(cache, first, last, PassArrays.of(attend), arrays)
 
     def rotations_of_pass(self) -> list[Rotation | None]:
         """The pass's rotations."""
@@ -121,4 +164,4 @@ class ComputeLayers:
         ]
 
 
-Message = NewCache | DropCache | MoveKV | ComputeHead | ComputeLayers
+Message = TakeLayers | TakeHead | Nothing | NewCache | Drop | MoveKV | ComputeHead | ComputeLayers

@@ -1,0 +1,112 @@
+"""Parts of a drafter's layers and head as rank 0 hands them to the other ranks, in bytes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import LayerKVSpec
+from forerun.ops.native.formats.base import PackedWeight
+from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedLinear
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.memory import Arena
+from forerun.ops.native.sharded.layers import HeadPart, LayersPart
+from forerun.ops.native.structs import LayerShardStruct, LayerStruct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersContent:
+    """One rank's part of some layers: of each `LayerStruct` its bytes, weights and norms; `kv_specs` of its heads alone."""
+
+    layers: Sequence[tuple[bytes, Mapping[str, PackedWeight], Mapping[str, Tensor]]]
+    rotation_of: Sequence[int]
+    shard: LayerShardStruct
+    kv_specs: Sequence[LayerKVSpec]
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[NativeLayer],
+        rotation_of: Sequence[int],
+        shard: LayerShardStruct,
+        kv_specs: Sequence[LayerKVSpec],
+    ) -> LayersContent:
+        """The content of layers that are a rank's part already."""
+        contents = [(bytes(layer.struct), layer.weights, layer.norms) for layer in layers]
+        return cls(layers=contents, rotation_of=rotation_of, shard=shard, kv_specs=kv_specs)
+
+    def part(self, kernels: Kernels) -> LayersPart:
+        """The part, with addresses of this process."""
+        layers = [
+            NativeLayer(struct=LayerStruct.from_buffer_copy(struct), weights=weights, norms=norms)
+            for struct, weights, norms in self.layers
+        ]
+        return LayersPart(NativeLayers(kernels, layers, self.rotation_of), self.shard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadContent:
+    """One rank's part of a head; see `HeadPart`."""
+
+    weight: PackedWeight
+    first_output: int
+    vocab_size: int
+    factor: float
+    cap: float
+
+    @classmethod
+    def of(cls, part: HeadPart) -> HeadContent:
+        """The content of a rank's part."""
+        return cls(
+            weight=part.linear.weight,
+            first_output=part.first_output,
+            vocab_size=part.vocab_size,
+            factor=part.factor,
+            cap=part.cap,
+        )
+
+    def part(self, kernels: Kernels) -> HeadPart:
+        """The part, with addresses of this process."""
+        return HeadPart(PackedLinear(kernels, self.weight), self.first_output, self.vocab_size, self.factor, self.cap)
+
+
+def to_bytes(content: LayersContent | HeadContent) -> bytes:
+    """Pickle a content; of its tensors only what they show of their memory."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
+    return stream.getvalue()
+
+
+def from_bytes(content: bytes, arena: Arena) -> Any:
+    """The twin of `to_bytes`; tensors lie in memory of the arena."""
+    return _Unpickler(io.BytesIO(content), arena).load()
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: object) -> Any:
+        if isinstance(obj, Tensor):
+            return obj.dtype, tuple(obj.shape), obj.contiguous().flatten().view(torch.uint8).numpy()
+        if isinstance(obj, PackedWeight):  # its struct has addresses
+            fields = ("format", "data", "outputs", "inputs", "scale", "bias", "rare", "first_rare", "parts")
+            return {name: getattr(obj, name) for name in fields}
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, arena: Arena) -> None:
+        super().__init__(stream)
+        self._arena = arena
+
+    def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, dict):
+            return PackedWeight(**pid)
+        dtype, shape, values = pid
+        tensor = self._arena.empty(shape, dtype)
+        tensor.flatten().view(torch.uint8).copy_(torch.from_numpy(values))
+        return tensor
