@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from forerun.core.step import EndedSequence, SequenceResult, SequenceSpec
 from forerun.errors import ConfigError, ForerunError
 from forerun.executor.device_slots import DeviceSlots, check_device_rules
 from forerun.executor.local import LocalExecutor, PreparedStep
+from forerun.executor.row_masks import JudgedSequence, row_masks
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
+from forerun.ops.grammar import GrammarNotReadyError
 from forerun.ops.sampling import check_largest
 from forerun.verify.base import Verdict
 
@@ -122,11 +125,23 @@ class DeviceExecutor(LocalExecutor):
         ]
         if not judged:
             return [None] * len(first_logits)
+        masks = row_masks(
+            [
+                JudgedSequence(state.rules, state.sequence.output_ids, draft)
+                for state, draft, first in zip(step.states, step.drafts, first_logits, strict=True)
+                if first >= 0
+            ],
+            vocab_size=self.model.vocab_size,
+        )
         at = self._to_device(np.array([judged, [logits_rows[i] for i in judged]], dtype=np.int64))
         logits = forward.logits.index_select(0, at[0])  # a copy: edits are made in place
         seen = _rows_at(rows, at[1])
         token_ids, largest = torch.full_like(seen.slots, -1), torch.zeros(len(judged), device=logits.device)
-        self._compute.edit(logits, seen, self.slots.table, self.slots.rules)
+        self._compute.edit(
+            *(logits, seen, self.slots.table, self.slots.rules),
+            row_masks=None if masks is None else self._to_device(masks.masks),
+            has_row_mask=None if masks is None else self._to_device(masks.has_mask),
+        )
         self._compute.sample(logits, seen, self.slots.rules, token_ids, largest)
         sampled = torch.full_like(rows.slots, -1)
         sampled[at[1]] = token_ids
@@ -138,7 +153,7 @@ class DeviceExecutor(LocalExecutor):
             [verdicts.num_accepted[:, None], verdicts.num_tokens[:, None], verdicts.accepted, verdicts.tokens], dim=1
         )
         bits = largest[self._to_device(np.array(roots, dtype=np.int64))].view(torch.int32)[:, None]
-        return _verdicts(torch.cat([bits, found], dim=1), first_logits)
+        return _verdicts(torch.cat([bits, found], dim=1), first_logits, {} if masks is None else masks.refused)
 
     def commit(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
         """Commit on the device, then on the host, which both have the same text afterwards."""
@@ -174,26 +189,41 @@ def _rows_at(rows: StepRows, at: Tensor) -> StepRows:
     )
 
 
-def _verdicts(found: Tensor, first_logits: Listing[int]) -> list[Verdict | None]:
-    """Verdicts of [N, 3 + K + K + 1] int32: bits of the largest logit, two counts, accepted nodes, tokens."""
+def _verdicts(found: Tensor, first_logits: Listing[int], refused: Mapping[int, ForerunError]) -> list[Verdict | None]:
+    """Verdicts of [N, 3 + K + K + 1] int32: bits of the largest logit, two counts, accepted nodes, tokens.
+
+    `refused` says why rules gave no answer, by the sequence's place among those that are judged.
+    """
     host = found.cpu()
     largest = host[:, 0].clone().view(torch.float32).tolist()
     most_drafted = (host.shape[1] - 4) // 2
     verdicts: list[Verdict | None] = []
+    judged = count()
     for first, logit, (_, num_accepted, num_tokens, *lists) in zip(first_logits, largest, host.tolist(), strict=True):
         if first < 0:
             verdicts.append(None)
+            continue
+        error = refused.get(next(judged))
+        if error is not None:
+            verdicts.append(_failure(error))
         elif num_tokens:
             verdicts.append(Verdict(tuple(lists[:num_accepted]), lists[most_drafted + num_tokens - 1]))
         else:
-            verdicts.append(_failure(logit))
+            verdicts.append(_failure(_reason(logit)))
     return verdicts
 
 
-def _failure(largest: float) -> Verdict:
+def _failure(error: ForerunError) -> Verdict | None:
+    """The verdict where nothing could be drawn; None where it can be in a later step."""
+    if isinstance(error, GrammarNotReadyError):
+        return None
+    return Verdict((), 0, error=str(error), error_kind=error.kind)
+
+
+def _reason(largest: float) -> ForerunError:
     """Why nothing could be drawn at a row whose largest logit is this."""
     try:
         check_largest(largest)
     except ForerunError as error:
-        return Verdict((), 0, error=str(error), error_kind=error.kind)
+        return error
     raise RuntimeError(f"the device drew nothing, though the largest logit is {largest}")

@@ -15,6 +15,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import NO_BLOCKS, SequenceSpec
 from forerun.errors import RequestError
+from forerun.executor.row_masks import packed
 from forerun.ops.cuda.table import (
     HAS_ALLOWED,
     HAS_BIAS,
@@ -38,13 +39,10 @@ def check_device_rules(spec: SequenceSpec) -> None:
         RequestError: a sampling value that only the host can follow.
     """
     sampling = spec.sampling
-    for name, is_set in (
-        ("logits_processors", bool(sampling.logits_processors)),
-        ("structured_outputs", sampling.constraint is not None),
-        ("bad_words", bool(spec.bad_words_ids)),
-    ):
-        if is_set:
-            raise RequestError(f"{name}: an engine with device_step=True cannot follow it; leave one of them out")
+    if sampling.logits_processors:
+        raise RequestError(
+            "logits_processors: an engine with device_step=True cannot follow them; leave one of the two out"
+        )
     if sampling.logit_bias and len(sampling.logit_bias) > MOST_BIASES:
         raise RequestError(
             f"logit_bias: got {len(sampling.logit_bias)} tokens; with device_step=True there may be {MOST_BIASES}; name fewer"
@@ -214,7 +212,7 @@ class DeviceSlots:
         """[W] int32: bit t % 32 of word t // 32 for each token t."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
         bits[[t for t in token_ids if t < self._vocab_size]] = 1
-        return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").copy()).to(self._device)
+        return torch.from_numpy(packed(bits)).to(self._device)
 
     def _ints(self, values: Listing[int] | range | npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(np.array(values, dtype=np.int32)).to(self._device)
