@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from forerun import SamplingParams
+from forerun.config.settings import EngineSettings
 from forerun.core.sequence import Sequence
 from forerun.core.step import SequenceSpec
 from forerun.errors import ConfigError, RequestError
@@ -64,6 +65,20 @@ def test_trees_that_are_mostly_right_give_the_text_of_plain_decoding(plain_texts
     assert llm.stats.speculation.num_accepted_tokens > 50
 
 
+def test_the_kv_of_an_accepted_path_lies_where_that_of_its_text_does(plain_texts):
+    """Even where nothing of it is computed again: keys, values and features are those of plain decoding."""
+    prompt, (token_ids, _) = PROMPTS[0], plain_texts[0]
+    trees = {"method": oracle({tuple(prompt): token_ids}, wrong_every=5), "num_speculative_tokens": 9}
+    kept = []
+    for config in (None, trees):
+        llm = tiny_llm(config, device_step=True, enable_prefix_caching=False)
+        llm.generate([prompt], requests(1)[0], use_tqdm=False)
+        taken = llm.executor.cache.read(torch.arange(4 * (-(-(len(prompt) + len(token_ids)) // 4))))
+        kept.append([stack[:, : len(prompt) + len(token_ids) - 1] for stack in taken])
+    for plain, moved in zip(*kept, strict=True):
+        torch.testing.assert_close(moved, plain)
+
+
 class DeviceMachine(EngineMachine):
     """The engine's random machine over a `DeviceExecutor`."""
 
@@ -109,6 +124,11 @@ def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name
 def test_another_verifier_is_refused():
     with pytest.raises(ConfigError, match=r"rejection_sample_method: .*device_step"):
         tiny_llm(CASES["ngram"] | {"rejection_sample_method": "standard"}, device_step=True)
+
+
+def test_a_cache_in_several_processes_is_refused():
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: got 2; with device_step=True it must be 1"):
+        EngineSettings(model="tiny", device_step=True, tensor_parallel_size=2)
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch):

@@ -31,6 +31,7 @@ class DeviceFunctions(NamedTuple):
     edit: Callable[..., None]
     sample: Callable[..., None]
     match: Callable[..., None]
+    move: Callable[..., None]
     commit: Callable[..., None]
 
     @classmethod
@@ -49,7 +50,7 @@ class DeviceFunctions(NamedTuple):
                 ) from None
         else:
             from forerun.ops.cuda import edits, sampling, steps  # type: ignore[no-redef]
-        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.commit)
+        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit)
 
 
 class _DeviceStep(NamedTuple):
@@ -61,7 +62,7 @@ class _DeviceStep(NamedTuple):
 
 
 class DeviceExecutor(LocalExecutor):
-    """A `LocalExecutor` that lays out rows, draws, matches and commits by the device's own table.
+    """A `LocalExecutor` that lays out rows, draws, matches, moves KV and commits by the device's own table.
 
     The host sends the plan, new blocks and drafts, and reads accepted nodes and tokens in one copy, never logits. It
     verifies by matching.
@@ -113,7 +114,7 @@ class DeviceExecutor(LocalExecutor):
         )
 
     def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
-        """Draw at every row to be judged and walk down the drafts, both on the device."""
+        """Draw at every row to be judged, walk down the drafts and move the KV of accepted nodes, all on the device."""
         assert self._step is not None, "the batch was built"
         plan, rows, verdicts = self._step
         first_logits, logits_rows = step.rows.first_logits, step.rows.logits_rows
@@ -146,6 +147,9 @@ class DeviceExecutor(LocalExecutor):
         sampled = torch.full_like(rows.slots, -1)
         sampled[at[1]] = token_ids
         self._compute.match(plan, self.slots.table, rows, sampled, verdicts)
+        if any(draft.parents is not None for draft in step.drafts):
+            for entries in self.cache.stacks:
+                self._compute.move(plan, rows, verdicts, entries)
         # One copy to the host: of each sequence the largest logit at its first row, and what was found.
         largest_of = dict(zip(judged, range(len(judged)), strict=True))
         roots = [largest_of.get(first, 0) for first in first_logits]
@@ -154,6 +158,9 @@ class DeviceExecutor(LocalExecutor):
         )
         bits = largest[self._to_device(np.array(roots, dtype=np.int64))].view(torch.int32)[:, None]
         return _verdicts(torch.cat([bits, found], dim=1), first_logits, {} if masks is None else masks.refused)
+
+    def move_accepted(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
+        """Nothing is left to do: `verify` has had the device move it."""
 
     def commit(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
         """Commit on the device, then on the host, which both have the same text afterwards."""

@@ -225,7 +225,7 @@ class LocalExecutor:
         verdicts = self.verify(step, forward)
         results = self._results(step, verdicts, logits)
         self._last_number = plan.number
-        self._compact_accepted_paths(step, verdicts)
+        self.move_accepted(step, verdicts)
         self.commit(step, results)
         verified = clock()
         try:
@@ -345,7 +345,7 @@ class LocalExecutor:
         token_ids = spec.prompt_ids[place : place + count]
         return token_logprobs(logits[first : first + count], token_ids, spec.sampling.prompt_logprobs or 0)
 
-    def _compact_accepted_paths(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
+    def move_accepted(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
         """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
         if all(draft.parents is None for draft in step.drafts):
             return
