@@ -13,11 +13,15 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from forerun import SamplingParams
 from forerun.config.settings import EngineSettings
+from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.core.step import SequenceSpec
+from forerun.core.step import NO_BLOCKS, SequenceSpec
+from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
 from forerun.executor.device import DeviceExecutor, DeviceFunctions
+from forerun.executor.device_ngrams import DeviceNgrams
 from forerun.executor.device_slots import DeviceSlots
+from forerun.ops.cuda import ngram
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
@@ -160,6 +164,39 @@ def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeyp
     assert says in bad.error
 
 
+def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
+    def speculation(**settings):
+        llm = tiny_llm(CASES["ngram"], verifies_all=True, **settings)
+        return texts(llm, 20), llm.stats.speculation
+
+    expected = speculation()
+    assert expected[1].by_drafter["ngram"].num_accepted_tokens > 20
+    monkeypatch.setattr(NgramDrafter, "start", None)
+    monkeypatch.setattr(NgramDrafter, "propose", None)
+    assert speculation(device_step=True) == expected
+
+
+def test_where_a_prediction_is_known_the_host_drafts_beside_the_device(plain_texts):
+    llm = tiny_llm(CASES["ngram"], device_step=True, verifies_all=True)
+    sampling = [dataclasses.replace(one) for one in requests(10)]
+    for i, one in enumerate(sampling):
+        if i % 2:
+            one.prediction = plain_texts[i][0]
+    outputs = llm.generate(PROMPTS[:10], sampling, use_tqdm=False)
+    assert [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs] == plain_texts[:10]
+    by_drafter = llm.stats.speculation.by_drafter
+    assert by_drafter["prediction"].num_accepted_tokens > 20
+    assert by_drafter["ngram"].num_draft_tokens > 0
+    assert_nothing_is_held(llm)
+
+
+def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
+    longer = CASES["ngram"] | {"prompt_lookup_max": 33}
+    llm = tiny_llm(longer, device_step=True)
+    assert texts(llm, 2) == texts(tiny_llm(longer), 2)
+    assert DeviceNgrams.of(llm.executor.drafting.drafter, llm.executor.slots.table, ngram.propose) is None
+
+
 def slots_of(num_slots):
     return DeviceSlots(
         num_slots,
@@ -202,3 +239,14 @@ def test_a_text_that_the_device_may_have_changed_alone_is_written_again():
     slots.table.tokens[slot] = 0
     slots.take([one])
     assert slots.table.tokens[slot, :3].tolist() == [1, 2, 7]
+
+
+def test_a_draft_that_the_table_holds_is_not_sent_again_even_where_the_plan_cuts_it():
+    slots, one = slots_of(1), sequence(1, [7])
+    slots.take([one])
+    [holder] = slots.forget_texts([1])
+    slots.know_text(holder, num_computed=2, draft=Draft((5, 6)))
+    for sent, found in (((5, 6), 0), ((5,), 0), ((), 0), ((5, 4), 2), ((5,), 2)):
+        slots.place(1, start=2, blocks=NO_BLOCKS, draft=Draft(sent))
+        assert slots.table.draft_sizes[0] == found
+    assert slots.table.draft_tokens[0].tolist() == [5, 4]

@@ -133,15 +133,15 @@ class NgramDrafter:
 
     def __init__(self, target: TargetInfo, config: NgramConfig) -> None:
         self._vocab_size = target.vocab_size
-        self._config = config
+        self.config = config
         threshold, most = config.draft_confidence_threshold, target.num_speculative_tokens
         # entry i: the length of a draft after a match of i + 1 tokens
-        self._draft_lengths = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
+        self.draft_lengths = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
         self._indexes: dict[int, NgramIndex] = {}
 
     def start(self, sequence: Sequence) -> None:
         """Index the prompt."""
-        config = self._config
+        config = self.config
         index = NgramIndex(shortest=config.shortest, longest=config.longest, vocab_size=self._vocab_size)
         index.extend(sequence.tokens_from(0))
         self._indexes[sequence.seq_id] = index
@@ -160,7 +160,7 @@ class NgramDrafter:
         place = index.lookup()
         if place is None:
             return NO_DRAFT
-        length = self._draft_lengths[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
+        length = self.draft_lengths[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
         num_tokens = min(length, request.max_tokens, request.max_depth)
         return Draft(copy_from(index.tokens, place, num_tokens=num_tokens)) if num_tokens else NO_DRAFT
 
