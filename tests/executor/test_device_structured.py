@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -24,13 +25,13 @@ EXTRAS = (
 )
 COUNT = 12
 SAMPLING = [
-    SamplingParams(seed=i, max_tokens=30, structured_outputs=KINDS[i % len(KINDS)], **EXTRAS[i % len(EXTRAS)])
+    SamplingParams(seed=i, max_tokens=20, structured_outputs=KINDS[i % len(KINDS)], **EXTRAS[i % len(EXTRAS)])
     for i in range(COUNT)
-] + [SamplingParams(seed=i, max_tokens=30, temperature=1.0, bad_words=["e", "th", "x y"]) for i in range(3)]
+] + [SamplingParams(seed=i, max_tokens=20, temperature=1.0, bad_words=["e", "th", "x y"]) for i in range(3)]
 
 
-def texts(llm):
-    outputs = llm.generate(PROMPTS[: len(SAMPLING)], SAMPLING, use_tqdm=False)
+def texts(llm, sampling=SAMPLING):
+    outputs = llm.generate(PROMPTS[: len(sampling)], sampling, use_tqdm=False)
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason, one.error) for one in outputs]
 
 
@@ -43,14 +44,34 @@ def test_the_texts_of_these_tests_are_complete_or_cut(plain_texts):
     assert Counter(reason for _, reason, _ in plain_texts[:COUNT]) > Counter(stop=COUNT // 2)
 
 
-@pytest.mark.parametrize("case", ["plain", "suffix-tree", "random-tree", "oracle-tree"])
+@pytest.mark.parametrize("case", ["suffix-tree", "oracle-tree"])
 def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
     answers = {tuple(prompt): ids for prompt, (ids, _, _) in zip(PROMPTS, plain_texts, strict=False)}
     trees = {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
     llm = tiny_llm(CASES.get(case, trees), target=text_target(), device_step=True, **TIGHT)
     assert texts(llm) == plain_texts
-    if case != "plain":
-        assert llm.stats.speculation.by_drafter["grammar"].num_accepted_tokens > 10
+    assert llm.stats.speculation.by_drafter["grammar"].num_accepted_tokens > 10
+    assert_nothing_is_held(llm)
+
+
+def test_what_the_host_knows_of_a_text_is_drafted_there_and_ngrams_beside_it_on_the_device(plain_texts):
+    """Grammars, predictions, both, and requests with neither."""
+    llm = tiny_llm(CASES["ngram"], target=text_target(), device_step=True, verifies_all=True)
+    sampling = [
+        replace(one, prediction=ids) if i % 2 else one
+        for i, (one, (ids, _, _)) in enumerate(zip(SAMPLING, plain_texts, strict=True))
+    ]
+    asked = []
+    propose = llm.executor.drafting.propose
+    llm.executor.drafting.propose = lambda requests, features: (
+        asked.extend(request.sequence.seq_id for request in requests) or propose(requests, features)
+    )
+    assert texts(llm, sampling) == plain_texts
+    by_drafter = llm.stats.speculation.by_drafter
+    assert by_drafter["prediction"].num_accepted_tokens > 20
+    assert by_drafter["grammar"].num_accepted_tokens > 10
+    known = {i for i, one in enumerate(sampling) if one.structured_outputs or one.prediction}
+    assert 0 < len(set(asked)) <= len(known) < len(sampling)
     assert_nothing_is_held(llm)
 
 
