@@ -51,6 +51,11 @@ class DeviceFunctions(NamedTuple):
                 ) from None
         else:
             from forerun.ops.cuda import edits, ngram, sampling, steps  # type: ignore[no-redef]
+        return cls.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
+
+    @classmethod
+    def of(cls, *, edits: Any, ngram: Any, sampling: Any, steps: Any) -> DeviceFunctions:
+        """Those of four modules of one kind."""
         return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit, ngram.propose)
 
 
