@@ -67,7 +67,7 @@ class Step:
         self.plan = DevicePlan(slots=slots, tails=ones, most_drafted=MOST_DRAFTED * ones, ends=ones)
         self.rows = StepRows.empty(NUM_SLOTS * 5, NUM_SLOTS, longest_path=MOST_DRAFTED, device=device)
         self.verdicts = Verdicts.empty(NUM_SLOTS, MOST_DRAFTED, device=device)
-        self.sampled = ints(*([1, 9, 2, 7, 5, 0, 2, 9, 8, 9] * (NUM_SLOTS // 2)), device=device)
+        self.sampled = ints(*([1, 9, 2, 7, 1, 0, 2, 9, 2, 9] * (NUM_SLOTS // 2)), device=device)
         self.cache = KVCache(
             [LayerKVSpec(num_kv_heads=2, key_dim=64, value_dim=64)] * 3,
             num_blocks=NUM_SLOTS * blocks,

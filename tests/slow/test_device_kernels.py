@@ -13,11 +13,14 @@ from tests.engines import tiny_llm
 
 from forerun.ops.cuda.kernels import edits, ngram, sampling, steps  # isort: skip - tests.cuda comes first
 
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter needs tensors on the CPU")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter needs tensors on the CPU"),
+]
 
 SAMPLING = [
     SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[3, 4, 5], logprobs=1),
-    SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=2**63, max_tokens=6, bad_words=[]),
+    SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=2**63, max_tokens=6),
     SamplingParams(temperature=0, max_tokens=6, repetition_penalty=1.3, presence_penalty=0.2, logit_bias={3: 5.0}),
 ]
 
@@ -25,7 +28,8 @@ SAMPLING = [
 @pytest.mark.parametrize("case", ["ngram", "random-tree"])
 def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, monkeypatch):
     def outcome():
-        llm = tiny_llm(CASES[case], device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)
+        config = CASES[case] | {"draft_confidence_threshold": 0.0} if case == "ngram" else CASES[case]
+        llm = tiny_llm(config, device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)
         outputs = llm.generate(PROMPTS[:3], SAMPLING, use_tqdm=False)
         return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
 
