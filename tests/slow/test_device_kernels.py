@@ -34,7 +34,7 @@ def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_f
         return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
 
     expected = outcome()
-    assert expected[1].num_draft_tokens > 10
+    assert expected[1].num_draft_tokens > 5
     kernels = DeviceFunctions.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
     monkeypatch.setattr(DeviceFunctions, "choose", lambda device: kernels)
     assert outcome() == expected

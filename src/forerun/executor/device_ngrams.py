@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import Drafter
-from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.base import Drafter, LooksUpNgrams, NgramLookup
 from forerun.ops.cuda.ngram import LONGEST_MATCH
 from forerun.ops.cuda.table import DeviceTable
 
@@ -23,26 +22,26 @@ class AskedDrafts(NamedTuple):
 
 
 class DeviceNgrams:
-    """Drafts on the device what an `NgramDrafter` would.
+    """Drafts on the device what a drafter that only looks up n-grams would.
 
     Args:
-        drafter: says which n-grams are looked up and how far a match is trusted.
+        lookup: which n-grams, and how far a match is trusted.
         table: of the texts; drafts are written there.
         propose: `ops.cuda.ngram.propose`, or the kernel of that name.
     """
 
-    def __init__(self, drafter: NgramDrafter, table: DeviceTable, propose: Callable[..., None]) -> None:
-        self._lengths = {"shortest": drafter.config.shortest, "longest": drafter.config.longest}
-        self._draft_lengths = torch.tensor(drafter.draft_lengths, dtype=torch.int32, device=table.tokens.device)
+    def __init__(self, lookup: NgramLookup, table: DeviceTable, propose: Callable[..., None]) -> None:
+        self._lengths = {"shortest": lookup.shortest, "longest": lookup.longest}
+        self._draft_lengths = torch.tensor(lookup.draft_lengths, dtype=torch.int32, device=table.tokens.device)
         self._table = table
         self._propose = propose
 
     @classmethod
     def of(cls, drafter: Drafter, table: DeviceTable, propose: Callable[..., None]) -> DeviceNgrams | None:
         """None where another drafter drafts, or n-grams longer than the device tells apart are looked up."""
-        if type(drafter) is not NgramDrafter or drafter.config.longest > LONGEST_MATCH:
+        if not isinstance(drafter, LooksUpNgrams) or drafter.ngram_lookup.longest > LONGEST_MATCH:
             return None
-        return cls(drafter, table, propose)
+        return cls(drafter.ngram_lookup, table, propose)
 
     def propose(self, asked: AskedDrafts) -> Tensor:
         """Draft; [N, 1 + K] int32: how many tokens, and the tokens, of which those behind them mean nothing."""
