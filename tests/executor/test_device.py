@@ -25,6 +25,7 @@ from forerun.ops.cuda import ngram
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
+from tests.engine.test_interrupts import interrupting
 from tests.engines import VOCAB_SIZE, tiny_llm
 
 SAMPLING = [
@@ -109,6 +110,24 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
     )
     assert DeviceMachine.num_preemptions > 0, "the memory was meant to be too small"
     assert DeviceMachine.num_accepted > 0, "some drafts were meant to be right"
+
+
+@pytest.mark.parametrize("seam", ["_judge", "_results", "move_accepted", "commit", "draft"])
+def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, monkeypatch):
+    """Also where the device has committed, and drafted, what the host never read."""
+    llm = tiny_llm(CASES["ngram"], device_step=True, **TIGHT)
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS[:4], requests(4), strict=True)):
+        llm.engine.add_request(str(i), prompt, sampling)
+    monkeypatch.setattr(llm.executor, seam, interrupting(getattr(llm.executor, seam), 5, before=False))
+    finished, num_interrupts = {}, 0
+    while llm.engine.has_work:
+        try:
+            finished |= {output.request_id: output.outputs[0] for output in llm.engine.step().finished}
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert num_interrupts == 1
+    assert [(finished[str(i)].token_ids, finished[str(i)].finish_reason) for i in range(4)] == plain_texts[:4]
+    assert_nothing_is_held(llm)
 
 
 @pytest.mark.parametrize(
