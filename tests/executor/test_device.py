@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from forerun import SamplingParams
+from forerun.config.settings import EngineSettings
+from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.core.step import SequenceSpec
+from forerun.core.step import NO_BLOCKS, SequenceSpec
+from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
 from forerun.executor.device import DeviceExecutor, DeviceFunctions
+from forerun.executor.device_ngrams import DeviceNgrams
 from forerun.executor.device_slots import DeviceSlots
+from forerun.ops.cuda import ngram
 from tests.contract.drafters import CASES, oracle
-from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
+from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
+from tests.engine.test_interrupts import interrupting
 from tests.engines import VOCAB_SIZE, tiny_llm
 
 SAMPLING = [
@@ -64,6 +70,20 @@ def test_trees_that_are_mostly_right_give_the_text_of_plain_decoding(plain_texts
     assert llm.stats.speculation.num_accepted_tokens > 50
 
 
+def test_the_kv_of_an_accepted_path_lies_where_that_of_its_text_does(plain_texts):
+    """Even where nothing of it is computed again: keys, values and features are those of plain decoding."""
+    prompt, (token_ids, _) = PROMPTS[0], plain_texts[0]
+    trees = {"method": oracle({tuple(prompt): token_ids}, wrong_every=5), "num_speculative_tokens": 9}
+    kept = []
+    for config in (None, trees):
+        llm = tiny_llm(config, device_step=True, enable_prefix_caching=False)
+        llm.generate([prompt], requests(1)[0], use_tqdm=False)
+        taken = llm.executor.cache.read(torch.arange(4 * (-(-(len(prompt) + len(token_ids)) // 4))))
+        kept.append([stack[:, : len(prompt) + len(token_ids) - 1] for stack in taken])
+    for plain, moved in zip(*kept, strict=True):
+        torch.testing.assert_close(moved, plain)
+
+
 class DeviceMachine(EngineMachine):
     """The engine's random machine over a `DeviceExecutor`."""
 
@@ -92,6 +112,24 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
     assert DeviceMachine.num_accepted > 0, "some drafts were meant to be right"
 
 
+@pytest.mark.parametrize("seam", ["_judge", "_results", "move_accepted", "commit", "draft"])
+def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, monkeypatch):
+    """Also where the device has committed, and drafted, what the host never read."""
+    llm = tiny_llm(CASES["ngram"], device_step=True, **TIGHT)
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS[:4], requests(4), strict=True)):
+        llm.engine.add_request(str(i), prompt, sampling)
+    monkeypatch.setattr(llm.executor, seam, interrupting(getattr(llm.executor, seam), 5, before=False))
+    finished, num_interrupts = {}, 0
+    while llm.engine.has_work:
+        try:
+            finished |= {output.request_id: output.outputs[0] for output in llm.engine.step().finished}
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert num_interrupts == 1
+    assert [(finished[str(i)].token_ids, finished[str(i)].finish_reason) for i in range(4)] == plain_texts[:4]
+    assert_nothing_is_held(llm)
+
+
 @pytest.mark.parametrize(
     ("setting", "name"),
     [
@@ -109,6 +147,11 @@ def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name
 def test_another_verifier_is_refused():
     with pytest.raises(ConfigError, match=r"rejection_sample_method: .*device_step"):
         tiny_llm(CASES["ngram"] | {"rejection_sample_method": "standard"}, device_step=True)
+
+
+def test_a_cache_in_several_processes_is_refused():
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: got 2; with device_step=True it must be 1"):
+        EngineSettings(model="tiny", device_step=True, tensor_parallel_size=2)
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch):
@@ -138,6 +181,30 @@ def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeyp
     good, bad = llm.generate([[1, 2], [3, 4]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     assert good.error is None
     assert says in bad.error
+
+
+def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
+    config = CASES["ngram"] | {"draft_confidence_threshold": 0.0}
+    few = {"allowed_token_ids": [3, 4, 5]}  # so that texts repeat themselves
+    sampling = [dataclasses.replace(GREEDY, seed=seed, temperature=seed % 2, **few) for seed in range(8)]
+
+    def speculation(**settings):
+        llm = tiny_llm(config, verifies_all=True, **settings)
+        outputs = llm.generate(PROMPTS[:8], sampling, use_tqdm=False)
+        return [one.outputs[0].origins for one in outputs], llm.stats.speculation
+
+    expected = speculation()
+    assert expected[1].num_accepted_tokens > 20
+    monkeypatch.setattr(NgramDrafter, "start", None)
+    monkeypatch.setattr(NgramDrafter, "propose", None)
+    assert speculation(device_step=True) == expected
+
+
+def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
+    longer = CASES["ngram"] | {"prompt_lookup_max": 33}
+    llm = tiny_llm(longer, device_step=True)
+    assert texts(llm, 2) == texts(tiny_llm(longer), 2)
+    assert DeviceNgrams.of(llm.executor.drafting.drafter, llm.executor.slots.table, ngram.propose) is None
 
 
 def slots_of(num_slots):
@@ -182,3 +249,14 @@ def test_a_text_that_the_device_may_have_changed_alone_is_written_again():
     slots.table.tokens[slot] = 0
     slots.take([one])
     assert slots.table.tokens[slot, :3].tolist() == [1, 2, 7]
+
+
+def test_a_draft_that_the_table_holds_is_not_sent_again_even_where_the_plan_cuts_it():
+    slots, one = slots_of(1), sequence(1, [7])
+    slots.take([one])
+    [holder] = slots.forget_texts([1])
+    slots.know_text(holder, num_computed=2, draft=Draft((5, 6)))
+    for sent, found in (((5, 6), 0), ((5,), 0), ((), 0), ((5, 4), 2), ((5,), 2)):
+        slots.place(1, start=2, blocks=NO_BLOCKS, draft=Draft(sent))
+        assert slots.table.draft_sizes[0] == found
+    assert slots.table.draft_tokens[0].tolist() == [5, 4]

@@ -90,6 +90,11 @@ class EngineSettings:
             )
         if not isinstance(self.device_step, bool):
             raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True or False")
+        if self.device_step and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size: got {self.tensor_parallel_size}; with device_step=True it must be 1, as other processes "
+                "keep KV where the step cannot move it; leave one of them out"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"

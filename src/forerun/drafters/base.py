@@ -268,6 +268,29 @@ class VerifiedRows:
         return len(self.token_ids)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramLookup:
+    """A draft that copies what followed the latest occurrence of the text's longest suffix that occurred before.
+
+    Suffixes of `shortest` to `longest` tokens are looked up. Entry i of `draft_lengths` is how many tokens are copied where
+    i + 1 tokens match; a longer match counts like the last entry's.
+    """
+
+    shortest: int
+    longest: int
+    draft_lengths: tuple[int, ...]
+
+
+@runtime_checkable
+class LooksUpNgrams(Protocol):
+    """A drafter whose drafts are what `ngram_lookup` says and nothing else, so that a device with the texts can draft in its place."""
+
+    @property
+    def ngram_lookup(self) -> NgramLookup:
+        """What it looks up, and how much it copies."""
+        ...
+
+
 @runtime_checkable
 class LearnsFromTarget(Protocol):
     """A drafter that learns from what the target finds at each step's rows.

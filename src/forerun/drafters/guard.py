@@ -48,7 +48,7 @@ class GuardedDrafter:
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
-        self._source = source
+        self.source = source
         self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
 
     @property
@@ -121,8 +121,8 @@ class GuardedDrafter:
         try:
             check_draft(draft, vocab_size=self._vocab_size)
             cut = cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
-            if cut.source is None and self._source is not None and cut.token_ids:
-                return Draft(cut.token_ids, cut.parents, cut.probs, self._source, cut.survival)
+            if cut.source is None and self.source is not None and cut.token_ids:
+                return Draft(cut.token_ids, cut.parents, cut.probs, self.source, cut.survival)
             return cut
         except Exception as error:
             self._note_failure(error)

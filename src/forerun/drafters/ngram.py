@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, NgramLookup, TargetInfo
 from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold, confident_length
 from forerun.errors import ConfigError
 
@@ -135,8 +135,11 @@ class NgramDrafter:
         self._vocab_size = target.vocab_size
         self._config = config
         threshold, most = config.draft_confidence_threshold, target.num_speculative_tokens
-        # entry i: the length of a draft after a match of i + 1 tokens
-        self._draft_lengths = [confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)]
+        self.ngram_lookup = NgramLookup(
+            shortest=config.shortest,
+            longest=config.longest,
+            draft_lengths=tuple(confident_length(1 + i, threshold=threshold, most=most) for i in range(LONGEST_MATCH)),
+        )
         self._indexes: dict[int, NgramIndex] = {}
 
     def start(self, sequence: Sequence) -> None:
@@ -160,7 +163,7 @@ class NgramDrafter:
         place = index.lookup()
         if place is None:
             return NO_DRAFT
-        length = self._draft_lengths[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
+        length = self.ngram_lookup.draft_lengths[match_length(index.tokens, place, most=LONGEST_MATCH) - 1]
         num_tokens = min(length, request.max_tokens, request.max_depth)
         return Draft(copy_from(index.tokens, place, num_tokens=num_tokens)) if num_tokens else NO_DRAFT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult
-from forerun.core.step import EndedSequence, SequenceResult, SequenceSpec
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec
 from forerun.errors import ConfigError, ForerunError
-from forerun.executor.device_slots import DeviceSlots, check_device_rules
-from forerun.executor.local import LocalExecutor, PreparedStep
+from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
+from forerun.executor.device_results import pack, unpack
+from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
+from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState
+from forerun.executor.row_masks import JudgedSequence, row_masks
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
-from forerun.ops.sampling import check_largest
 from forerun.verify.base import Verdict
 
 
@@ -28,7 +31,9 @@ class DeviceFunctions(NamedTuple):
     edit: Callable[..., None]
     sample: Callable[..., None]
     match: Callable[..., None]
+    move: Callable[..., None]
     commit: Callable[..., None]
+    propose: Callable[..., None]
 
     @classmethod
     def choose(cls, device: torch.device) -> DeviceFunctions:
@@ -39,26 +44,36 @@ class DeviceFunctions(NamedTuple):
         """
         if device.type == "cuda":
             try:
-                from forerun.ops.cuda.kernels import edits, sampling, steps
+                from forerun.ops.cuda.kernels import edits, ngram, sampling, steps
             except ImportError as error:
                 raise ConfigError(
                     f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or leave it out"
                 ) from None
         else:
-            from forerun.ops.cuda import edits, sampling, steps  # type: ignore[no-redef]
-        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.commit)
+            from forerun.ops.cuda import edits, ngram, sampling, steps  # type: ignore[no-redef]
+        return cls.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
+
+    @classmethod
+    def of(cls, *, edits: Any, ngram: Any, sampling: Any, steps: Any) -> DeviceFunctions:
+        """Those of four modules of one kind."""
+        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit, ngram.propose)
 
 
-class _DeviceStep(NamedTuple):
-    """The tensors of the step that is being computed."""
+@dataclass(slots=True, kw_only=True)
+class _DeviceStep:
+    """The tensors of the step that is being computed, and what is known of it on the host."""
 
     plan: DevicePlan
+    asked: AskedDrafts
     rows: StepRows
     verdicts: Verdicts
+    has_own_drafts: list[bool]  # of each sequence: whether the device drafts for it
+    holders: list[Holder] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)  # that the device made
 
 
 class DeviceExecutor(LocalExecutor):
-    """A `LocalExecutor` that lays out rows, draws, matches and commits by the device's own table.
+    """A `LocalExecutor` that lays out rows, draws, matches, moves KV and commits by the device's own table.
 
     The host sends the plan, new blocks and drafts, and reads accepted nodes and tokens in one copy, never logits. It
     verifies by matching.
@@ -72,6 +87,7 @@ class DeviceExecutor(LocalExecutor):
         super().__init__(**parts)
         self.slots = slots
         self._compute = DeviceFunctions.choose(self.model.device)
+        self._ngrams = DeviceNgrams.of(self.drafting.drafter, slots.table, self._compute.propose)
         self._step: _DeviceStep | None = None
 
     def prepare(self, spec: SequenceSpec) -> None:
@@ -91,17 +107,30 @@ class DeviceExecutor(LocalExecutor):
         taken = slots.take([(state.sequence, state.spec) for state in step.states])
         for planned, draft in zip(step.sequences, step.drafts, strict=True):
             slots.place(planned.seq_id, start=planned.start, blocks=planned.blocks, draft=draft)
+        has_own_drafts = [self._drafts_on_device(state) for state in step.states]
         values = [
-            (slot if planned.num_tail else -1, planned.num_tail, len(draft), planned.reaches_end)
-            for slot, planned, draft in zip(taken, step.sequences, step.drafts, strict=True)
+            (
+                slot if planned.num_tail else -1,
+                planned.num_tail,
+                len(draft),
+                planned.reaches_end,
+                slot if drafts and planned.reaches_end and planned.num_tail and planned.draft_limit else -1,
+                planned.draft_limit,
+                state.spec.max_length,
+            )
+            for slot, planned, state, draft, drafts in zip(
+                taken, step.sequences, step.states, step.drafts, has_own_drafts, strict=True
+            )
         ]
-        planned_slots, tails, most, ends = self._to_device(np.array(values, dtype=np.int32).T).unbind()
-        plan = DevicePlan(slots=planned_slots, tails=tails, most_drafted=most, ends=ends)
+        sent = self._to_device(np.array(values, dtype=np.int32).T).unbind()
+        plan = DevicePlan(slots=sent[0], tails=sent[1], most_drafted=sent[2], ends=sent[3])
         device, most_drafted = self.model.device, slots.table.draft_tokens.shape[1]
         rows = StepRows.empty(len(step.rows.token_ids), len(values), longest_path=most_drafted, device=device)
         verdicts = Verdicts.empty(len(values), most_drafted, device=device)
         self._compute.prepare(plan, slots.table, rows, block_size=self.cache.block_size)
-        self._step = _DeviceStep(plan, rows, verdicts)
+        self._step = _DeviceStep(
+            plan=plan, asked=AskedDrafts(*sent[4:]), rows=rows, verdicts=verdicts, has_own_drafts=has_own_drafts
+        )
         return replace(
             super().build_batch(step),
             token_ids=rows.tokens.long(),
@@ -110,49 +139,94 @@ class DeviceExecutor(LocalExecutor):
         )
 
     def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
-        """Draw at every row to be judged and walk down the drafts, both on the device."""
+        """Judge, move the KV of accepted nodes, commit and draft, all on the device; then read what was found, in one copy."""
         assert self._step is not None, "the batch was built"
-        plan, rows, verdicts = self._step
+        now, most_drafted = self._step, self.slots.table.draft_tokens.shape[1]
+        refused, largest = self._judge(step, forward)
+        if any(draft.parents is not None for draft in step.drafts):
+            for entries in self.cache.stacks:
+                self._compute.move(now.plan, now.rows, now.verdicts, entries)
+        now.holders = self.slots.forget_texts([planned.seq_id for planned in step.sequences])
+        self._compute.commit(now.plan, self.slots.table, self.slots.rules, now.verdicts)
+        if largest is None:
+            now.drafts = [NO_DRAFT] * len(now.holders)
+            return [None] * len(now.holders)
+        drafted = self._ngrams.propose(now.asked) if self._ngrams is not None and any(now.has_own_drafts) else None
+        found = unpack(
+            pack(now.verdicts, largest, drafted),
+            most_drafted=most_drafted,
+            refused=refused,
+            is_judged=[first >= 0 for first in step.rows.first_logits],
+            source=self.drafting.source,
+        )
+        now.drafts = found.drafts
+        return found.verdicts
+
+    def _judge(self, step: PreparedStep, forward: ForwardResult) -> tuple[dict[int, ForerunError], Tensor | None]:
+        """Draw at every row to be judged and walk down the drafts.
+
+        Returns:
+            Why rules gave no answer, by the sequence's place in the step; the largest logit [N] where the first token of
+            each sequence was drawn, or None where nothing was to be judged.
+        """
+        assert self._step is not None, "the batch was built"
+        plan, rows = self._step.plan, self._step.rows
         first_logits, logits_rows = step.rows.first_logits, step.rows.logits_rows
-        judged = [
-            first + node
-            for first, draft in zip(first_logits, step.drafts, strict=True)
-            if first >= 0
-            for node in range(1 + len(draft))
-        ]
+        places = [i for i, first in enumerate(first_logits) if first >= 0]
+        judged = [first_logits[i] + node for i in places for node in range(1 + len(step.drafts[i]))]
         if not judged:
-            return [None] * len(first_logits)
+            return {}, None
+        masks = row_masks(
+            [JudgedSequence(step.states[i].rules, step.states[i].sequence.output_ids, step.drafts[i]) for i in places],
+            vocab_size=self.model.vocab_size,
+        )
         at = self._to_device(np.array([judged, [logits_rows[i] for i in judged]], dtype=np.int64))
         logits = forward.logits.index_select(0, at[0])  # a copy: edits are made in place
         seen = _rows_at(rows, at[1])
         token_ids, largest = torch.full_like(seen.slots, -1), torch.zeros(len(judged), device=logits.device)
-        self._compute.edit(logits, seen, self.slots.table, self.slots.rules)
+        self._compute.edit(
+            *(logits, seen, self.slots.table, self.slots.rules),
+            row_masks=None if masks is None else self._to_device(masks.masks),
+            has_row_mask=None if masks is None else self._to_device(masks.has_mask),
+        )
         self._compute.sample(logits, seen, self.slots.rules, token_ids, largest)
         sampled = torch.full_like(rows.slots, -1)
         sampled[at[1]] = token_ids
-        self._compute.match(plan, self.slots.table, rows, sampled, verdicts)
-        # One copy to the host: of each sequence the largest logit at its first row, and what was found.
-        largest_of = dict(zip(judged, range(len(judged)), strict=True))
-        roots = [largest_of.get(first, 0) for first in first_logits]
-        found = torch.cat(
-            [verdicts.num_accepted[:, None], verdicts.num_tokens[:, None], verdicts.accepted, verdicts.tokens], dim=1
-        )
-        bits = largest[self._to_device(np.array(roots, dtype=np.int64))].view(torch.int32)[:, None]
-        return _verdicts(torch.cat([bits, found], dim=1), first_logits)
+        self._compute.match(plan, self.slots.table, rows, sampled, self._step.verdicts)
+        place_of = {row: i for i, row in enumerate(judged)}
+        roots = np.array([place_of.get(first, 0) for first in first_logits], dtype=np.int64)
+        refused = {} if masks is None else {places[i]: error for i, error in masks.refused.items()}
+        return refused, largest[self._to_device(roots)]
+
+    def move_accepted(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
+        """Nothing is left to do: `verify` has had the device move it."""
 
     def commit(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
-        """Commit on the device, then on the host, which both have the same text afterwards."""
+        """Commit on the host what `verify` has committed on the device: both have the same text afterwards."""
         assert self._step is not None, "the batch was built"
-        plan, _, verdicts = self._step
-        holders = self.slots.forget_texts([planned.seq_id for planned in step.sequences])
-        self._compute.commit(plan, self.slots.table, self.slots.rules, verdicts)
         super().commit(step, results)
-        starts = zip(step.sequences, results, strict=True)
-        self.slots.know_texts(
-            holders,
-            num_computed=[planned.start + planned.num_tail + len(result.accepted) for planned, result in starts],
-        )
-        self._step = None
+        for holder, planned, result, draft in zip(
+            self._step.holders, step.sequences, results, self._step.drafts, strict=True
+        ):
+            num_computed = planned.start + planned.num_tail + len(result.accepted)
+            self.slots.know_text(holder, num_computed=num_computed, draft=draft)
+
+    def draft(
+        self, sequences: Listing[PlannedSequence], states: Listing[SequenceState], results: Listing[SequenceResult]
+    ) -> None:
+        """Take the drafts that the device has made, and get the others from the drafter."""
+        assert self._step is not None, "the batch was built"
+        lines = list(zip(sequences, states, results, strict=True))
+        for (_, state, result), draft, is_own in zip(lines, self._step.drafts, self._step.has_own_drafts, strict=True):
+            if is_own and result.is_decided and not state.has_ended:
+                state.draft = result.draft = draft
+        others = [line for line, is_own in zip(lines, self._step.has_own_drafts, strict=True) if not is_own]
+        if others:
+            super().draft(*zip(*others, strict=True))
+
+    def _drafts_on_device(self, state: SequenceState) -> bool:
+        """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
+        return self._ngrams is not None and state.rules.grammar is None and not state.spec.prediction_ids
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(values))
@@ -172,28 +246,3 @@ def _rows_at(rows: StepRows, at: Tensor) -> StepRows:
         slots=rows.slots[at],
         parents=place[rows.parents[at].long()],  # the last place, where -1 leads, is none
     )
-
-
-def _verdicts(found: Tensor, first_logits: Listing[int]) -> list[Verdict | None]:
-    """Verdicts of [N, 3 + K + K + 1] int32: bits of the largest logit, two counts, accepted nodes, tokens."""
-    host = found.cpu()
-    largest = host[:, 0].clone().view(torch.float32).tolist()
-    most_drafted = (host.shape[1] - 4) // 2
-    verdicts: list[Verdict | None] = []
-    for first, logit, (_, num_accepted, num_tokens, *lists) in zip(first_logits, largest, host.tolist(), strict=True):
-        if first < 0:
-            verdicts.append(None)
-        elif num_tokens:
-            verdicts.append(Verdict(tuple(lists[:num_accepted]), lists[most_drafted + num_tokens - 1]))
-        else:
-            verdicts.append(_failure(logit))
-    return verdicts
-
-
-def _failure(largest: float) -> Verdict:
-    """Why nothing could be drawn at a row whose largest logit is this."""
-    try:
-        check_largest(largest)
-    except ForerunError as error:
-        return Verdict((), 0, error=str(error), error_kind=error.kind)
-    raise RuntimeError(f"the device drew nothing, though the largest logit is {largest}")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import NO_BLOCKS, SequenceSpec
 from forerun.errors import RequestError
+from forerun.executor.row_masks import packed
 from forerun.ops.cuda.table import (
     HAS_ALLOWED,
     HAS_BIAS,
@@ -38,13 +39,10 @@ def check_device_rules(spec: SequenceSpec) -> None:
         RequestError: a sampling value that only the host can follow.
     """
     sampling = spec.sampling
-    for name, is_set in (
-        ("logits_processors", bool(sampling.logits_processors)),
-        ("structured_outputs", sampling.constraint is not None),
-        ("bad_words", bool(spec.bad_words_ids)),
-    ):
-        if is_set:
-            raise RequestError(f"{name}: an engine with device_step=True cannot follow it; leave one of them out")
+    if sampling.logits_processors:
+        raise RequestError(
+            "logits_processors: an engine with device_step=True cannot follow them; leave one of the two out"
+        )
     if sampling.logit_bias and len(sampling.logit_bias) > MOST_BIASES:
         raise RequestError(
             f"logit_bias: got {len(sampling.logit_bias)} tokens; with device_step=True there may be {MOST_BIASES}; name fewer"
@@ -57,13 +55,14 @@ def check_device_rules(spec: SequenceSpec) -> None:
 
 
 @dataclass(slots=True)
-class _Holder:
+class Holder:
     """Who has a slot, and what the table holds of it."""
 
     sequence: Sequence
     num_tokens: int
     num_computed: int
     blocks: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
+    draft: Draft = NO_DRAFT
 
 
 class DeviceSlots:
@@ -105,7 +104,7 @@ class DeviceSlots:
         self._device = device
         self._free = list(range(num_slots))
         self._slot_of: dict[int, int] = {}  # seq_id -> slot, those that ran longest ago first
-        self._holders: dict[int, _Holder] = {}  # by seq_id
+        self._holders: dict[int, Holder] = {}  # by seq_id
 
     @property
     def num_free(self) -> int:
@@ -125,7 +124,7 @@ class DeviceSlots:
             if holder is None or holder.sequence is not sequence or holder.num_tokens != len(sequence):
                 self._holders.pop(seq_id, None)
                 self._write(slot, sequence, spec)
-                self._holders[seq_id] = _Holder(sequence, len(sequence), -1)
+                self._holders[seq_id] = Holder(sequence, len(sequence), -1)
         return [self._slot_of[sequence.seq_id] for sequence, _ in sequences]
 
     def place(self, seq_id: int, *, start: int, blocks: npt.NDArray[np.int32], draft: Draft) -> None:
@@ -138,21 +137,22 @@ class DeviceSlots:
             table.block_table[slot, : len(blocks)] = self._ints(blocks)
             holder.blocks = blocks.copy()
         num_nodes = len(draft)
-        table.draft_sizes[slot] = num_nodes
-        if num_nodes:
+        held = holder.draft.first(num_nodes)  # a step verifies no more of it than the plan says
+        if (held.token_ids, held.parents) != (draft.token_ids, draft.parents):
+            table.draft_sizes[slot] = num_nodes
             table.draft_tokens[slot, :num_nodes] = self._ints(draft.token_ids)
             parents = range(-1, num_nodes - 1) if draft.parents is None else draft.parents
             table.draft_parents[slot, :num_nodes] = self._ints(parents)
+            holder.draft = draft if draft.probs is None else replace(draft, probs=None)
 
-    def forget_texts(self, seq_ids: Listing[int]) -> list[_Holder]:
+    def forget_texts(self, seq_ids: Listing[int]) -> list[Holder]:
         """Before the device changes these sequences: were it interrupted, their texts would be written again."""
         return [self._holders.pop(seq_id) for seq_id in seq_ids]
 
-    def know_texts(self, holders: Listing[_Holder], *, num_computed: Listing[int]) -> None:
-        """After the device has changed the sequences as the host has."""
-        for holder, computed in zip(holders, num_computed, strict=True):
-            holder.num_tokens, holder.num_computed = len(holder.sequence), computed
-            self._holders[holder.sequence.seq_id] = holder
+    def know_text(self, holder: Holder, *, num_computed: int, draft: Draft) -> None:
+        """After the device has changed a sequence as the host has, and has drafted this for it."""
+        holder.num_tokens, holder.num_computed, holder.draft = len(holder.sequence), num_computed, draft
+        self._holders[holder.sequence.seq_id] = holder
 
     def release(self, seq_id: int) -> None:
         """Free the slot of a sequence that has ended; it may have none."""
@@ -214,7 +214,7 @@ class DeviceSlots:
         """[W] int32: bit t % 32 of word t // 32 for each token t."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
         bits[[t for t in token_ids if t < self._vocab_size]] = 1
-        return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").copy()).to(self._device)
+        return torch.from_numpy(packed(bits)).to(self._device)
 
     def _ints(self, values: Listing[int] | range | npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(np.array(values, dtype=np.int32)).to(self._device)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _State:
+class SequenceState:
     """What is known here of one sequence: more than the engine's plan says where a result is not applied yet."""
 
     spec: SequenceSpec
@@ -67,7 +67,7 @@ class PreparedStep:
 
     sequences: Listing[PlannedSequence]
     rows: Rows
-    states: list[_State]
+    states: list[SequenceState]
     drafts: list[Draft]
 
 
@@ -116,7 +116,7 @@ class LocalExecutor:
             features=drafting.drafter.needs,
             num_candidates=_num_candidates(model, drafting.drafter),
         )
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, SequenceState] = {}
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
@@ -146,7 +146,7 @@ class LocalExecutor:
             cache_salt=spec.cache_salt,
             prediction_ids=spec.prediction_ids,
         )
-        self._states[spec.seq_id] = _State(spec, sequence, rules)
+        self._states[spec.seq_id] = SequenceState(spec, sequence, rules)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
@@ -225,13 +225,13 @@ class LocalExecutor:
         verdicts = self.verify(step, forward)
         results = self._results(step, verdicts, logits)
         self._last_number = plan.number
-        self._compact_accepted_paths(step, verdicts)
+        self.move_accepted(step, verdicts)
         self.commit(step, results)
         verified = clock()
         try:
             if self.drafting.num_candidates and forward.candidates is not None and step.rows.logits_rows:
                 self._learn(step, forward.candidates)
-            self._draft(step, results)
+            self.draft(step.sequences, step.states, results)
         except Exception:  # the tokens stand; that there are no drafts costs time only
             self._num_failures += 1
             if self._num_failures == 1:
@@ -256,7 +256,7 @@ class LocalExecutor:
         if plan.is_pending and plan.number != self._last_number + 1:
             raise RuntimeError("the result of a step was lost while the next was planned; abort the requests in flight")
         known, is_as_planned = self._states, not plan.is_pending
-        states: list[_State] = []
+        states: list[SequenceState] = []
         drafts: list[Draft] = []
         for planned in plan.sequences:
             state = known[planned.seq_id]
@@ -280,7 +280,7 @@ class LocalExecutor:
         ]
         return PreparedStep(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
 
-    def _rewind(self, state: _State, num_tokens: int) -> _State:
+    def _rewind(self, state: SequenceState, num_tokens: int) -> SequenceState:
         """Begin a sequence again at an earlier length: rules and drafters know texts only that grow."""
         self._stop_drafting(state.sequence)
         output_ids = state.sequence.output_ids[: num_tokens - len(state.spec.prompt_ids)]
@@ -345,7 +345,7 @@ class LocalExecutor:
         token_ids = spec.prompt_ids[place : place + count]
         return token_logprobs(logits[first : first + count], token_ids, spec.sampling.prompt_logprobs or 0)
 
-    def _compact_accepted_paths(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
+    def move_accepted(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
         """Move the KV of accepted nodes to the places right after the tail, where a chain's already are."""
         if all(draft.parents is None for draft in step.drafts):
             return
@@ -393,15 +393,17 @@ class LocalExecutor:
             )
         )
 
-    def _draft(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
+    def draft(
+        self, sequences: Listing[PlannedSequence], states: Listing[SequenceState], results: Listing[SequenceResult]
+    ) -> None:
         """Get the bets that the next step will verify; here the drafter first hears of a sequence.
 
         So it keeps nothing for those that only wait, however many they are.
         """
         asked: list[DraftRequest] = []
-        drafted: list[tuple[_State, SequenceResult]] = []
+        drafted: list[tuple[SequenceState, SequenceResult]] = []
         block_size = self.cache.block_size
-        for planned, state, result in zip(step.sequences, step.states, results, strict=True):
+        for planned, state, result in zip(sequences, states, results, strict=True):
             if state.has_ended:
                 continue
             self.drafting.start(state.sequence)
@@ -445,7 +447,7 @@ def _num_candidates(model: TargetModel, drafter: Drafter) -> int:
     return min(max(wanted, 1 if model.finds_candidates else 0), model.vocab_size)
 
 
-def _settled(planned: PlannedSequence, state: _State, draft: Draft) -> PlannedSequence:
+def _settled(planned: PlannedSequence, state: SequenceState, draft: Draft) -> PlannedSequence:
     """A planned sequence with the draft that there is, where the step before really ended; no rows where it ended the text."""
     if not planned.is_pending:
         return replace(planned, num_draft=len(draft))

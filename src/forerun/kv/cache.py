@@ -64,6 +64,11 @@ class KVCache:
         """Memory of all layers and features; on a CPU it is taken as blocks are first used."""
         return sum(stack.nbytes for stack in self._stacks.values())
 
+    @property
+    def stacks(self) -> Sequence[Tensor]:
+        """All keys, values and features, [entries, num_slots, ...] for each of their shapes, contiguous."""
+        return list(self._stacks.values())
+
     def check_health(self) -> None:
         """Look whether all processes that hold a part of the cache are there; this one holds all of it."""
 
@@ -82,7 +87,7 @@ class KVCache:
         Raises:
             ConfigError: the other cache has other layers, features or another dtype.
         """
-        stacks = list(self._stacks.values())
+        stacks = self.stacks
         expected = [((len(stack), len(slots), *stack.shape[2:]), stack.dtype) for stack in stacks]
         found = [(tuple(tensor.shape), tensor.dtype) for tensor in contents]
         if found != expected:

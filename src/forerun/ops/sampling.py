@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -83,6 +84,11 @@ class SamplingRules:
         """Whether a user's own functions change the logits."""
         return bool(self._processors)
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether `mask` forbids anything."""
+        return self.grammar is not None or bool(self._bad_words)
+
     def shape(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
         """Return the logits of the next token after prompt + `output_ids` + `path`, all rules applied.
 
@@ -135,6 +141,19 @@ class SamplingRules:
             bias=self._bias,
             penalised=None if self._penalties is None else self._penalties.at(output_ids, path),
         )
+
+    def mask(self, output_ids: Sequence[int], path: Sequence[int] = ()) -> npt.NDArray[np.bool_]:
+        """Which tokens grammar and bad words leave after `output_ids` + `path`: [vocab_size].
+
+        Raises:
+            RequestError: the grammar has no answer, or none yet.
+        """
+        if self.grammar is None:
+            mask = np.ones(self.vocab_size, dtype=np.bool_)
+        else:
+            mask = self.grammar.allowed(output_ids, path).numpy(force=True).copy()  # theirs is not to be changed
+        mask[self._ends_of_bad_words(output_ids, path)] = False
+        return mask
 
     def _changes_logits_at(self, num_output: int) -> bool:
         return self._always_changes_logits or num_output < self._num_forbidding_stop

@@ -1,0 +1,56 @@
+"""On a GPU an engine with device_step=True gives the texts and the drafts of one whose host draws, matches and drafts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
+pytest.importorskip("transformers", reason="makes the tiny model")
+
+DEVICE = "cuda"
+VOCAB_SIZE = 264
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
+SAMPLING = [
+    {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
+    {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
+    {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.2},
+    {"temperature": 1.2, "logit_bias": {3: 2.0}, "min_tokens": 6, "stop_token_ids": [1, 2, 3]},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from tests.tiny_models import save_tiny_model
+    from tests.tiny_tokenizer import save_tiny_tokenizer
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("model"), seed=1, vocab_size=VOCAB_SIZE)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    return folder
+
+
+def outcome(folder, config, **settings):
+    from forerun import LLM, SamplingParams
+
+    llm = LLM(
+        str(folder),
+        speculative_config=config,
+        device=DEVICE,
+        dtype="float32",  # the layers are torch's, whose sums depend a little on the rows beside a row
+        max_model_len=128,
+        num_gpu_blocks_override=512,
+        **settings,
+    )
+    requests = [SamplingParams(seed=i, max_tokens=24, **SAMPLING[i % len(SAMPLING)]) for i in range(16)]
+    prompts = [[i, i + 1, i + 2] * (1 + i % 5) for i in range(16)]
+    outputs = llm.generate(prompts, requests, use_tqdm=False)
+    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
+
+
+@pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
+def test_texts_equal_those_of_the_host(folder, config):
+    assert outcome(folder, config, device_step=True) == outcome(folder, config)
