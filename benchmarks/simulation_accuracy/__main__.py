@@ -234,7 +234,9 @@ def _report(arguments: argparse.Namespace) -> int:
     records = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
     good = [one for one in records if not is_disturbed(one)]
     if len(good) < len(records):
-        print(f"left out: {len(records) - len(good)} run(s) that other programs disturbed; the command run repeats them")
+        print(
+            f"left out: {len(records) - len(good)} run(s) that other programs disturbed; the command run repeats them"
+        )
     served = [_served(one, tokenizer, profile, arguments.speed) for one in good]
     tests = [run for run in served if run.load not in CALIBRATIONS]
     calibrations = [run for run in served if run.load in CALIBRATIONS]

@@ -88,9 +88,7 @@ def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *
     by_round = [[run for run in runs if run.round == number] for number in sorted({run.round for run in runs})]
 
     def of(some: Sequence[ServedRun]) -> dict[str, float]:
-        by_seed = [
-            _simulated_figures([simulated[id(run)][place] for run in some]) for place in range(len(seeds))
-        ]
+        by_seed = [_simulated_figures([simulated[id(run)][place] for run in some]) for place in range(len(seeds))]
         return {name: fmean(one[name] for one in by_seed) for name in by_seed[0]}
 
     return Compared(

@@ -157,4 +157,3 @@ def _send(run: RealRun, server: RunningServer, prompts: Sequence[str], max_token
         found: dict[str, Any] = json.loads(result.read_text())
     assert found["completed"] == run.num_requests, f"{found['failed']} requests failed"
     return found
-

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation_accuracy.comparison import ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.__main__ import CALIBRATIONS, LOADS, MOST, prompts_of
+from benchmarks.simulation_accuracy.comparison import ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import NUM_WARMUPS
 from benchmarks.simulation_accuracy.speed import AS_PROFILED, Slowness, slowness_of
@@ -78,7 +78,9 @@ def test_with_the_costs_found_the_runs_that_they_were_fitted_to_are_simulated_ri
 
 def test_errors_that_come_and_go_with_the_rounds_are_told_from_those_that_stay(profile):
     run = served(profile)
-    longer = replace(run, round=1, latencies=[1.2 * one for one in run.latencies], ttfts=[1.2 * one for one in run.ttfts])
+    longer = replace(
+        run, round=1, latencies=[1.2 * one for one in run.latencies], ttfts=[1.2 * one for one in run.ttfts]
+    )
     found = summary([compare([run, longer], profile, SERVING, seeds=[0])])["mean_ttft"]
     assert found["between_rounds"] == pytest.approx((1 - 1 / 1.2) / 2**0.5, rel=1e-3)
     assert found["bias"] == pytest.approx(-found["mean"])

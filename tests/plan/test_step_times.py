@@ -117,7 +117,7 @@ def test_a_slower_memory_stretches_what_is_read_once_and_slower_arithmetic_the_r
         more = memory.seconds(**shape) - usual, arithmetic.seconds(**shape) - usual
         assert min(more) > 0
         assert sum(more) == pytest.approx(0.5 * usual)
-    one, prompt = {"num_rows": 1, "num_sequences": 1, "num_context_tokens": 100}, SHAPES[-1]
+    one = {"num_rows": 1, "num_sequences": 1, "num_context_tokens": 100}
     assert memory.seconds(**one) / TRUE.seconds(**one) > 1.4
     with pytest.raises(ConfigError, match="got memory=0"):
         TRUE.scaled(memory=0.0)
