@@ -73,7 +73,7 @@ CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6}
 """Plain decoding with the profile's prompts."""
 
 NUM_TEXTS = 40  # of each kind in the profile
-PROFILE_ROUNDS = 6
+PROFILE_ROUNDS = 4
 
 LIMITS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
