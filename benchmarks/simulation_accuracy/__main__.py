@@ -118,6 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
     memory = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
     probe = MachineProbe(SpeedProbe(target, settings, profile), memory)
     rates = _rates(profile, folder / "rates.json", probe, arguments.max_tokens)
+    print(", ".join(f"{name}: {rate:.2f} requests per second" for name, rate in rates.items()), file=sys.stderr)
     options = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
     num_left = 0
     for number in range(1 if arguments.quick else arguments.rounds):
