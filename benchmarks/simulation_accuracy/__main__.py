@@ -75,6 +75,8 @@ CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6}
 NUM_TEXTS = 40  # of each kind in the profile
 PROFILE_ROUNDS = 4
 
+MOST_OTHERS = 0.1  # cores
+
 LIMITS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
 
@@ -103,6 +105,12 @@ def main() -> None:
     )
     for command in (running, reporting):
         command.add_argument("folder", type=Path)
+        command.add_argument(
+            "--most-others",
+            type=float,
+            default=MOST_OTHERS,
+            help="cores that other programs may keep busy during a run, on average; one with more is measured again, and left out",
+        )
     run_command(parser, {"run": _run, "report": _report})
 
 
@@ -122,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
     num_left = 0
     for number in range(1 if arguments.quick else arguments.rounds):
-        runs = [run for run in _runs_of_round(number, rates, arguments) if not _is_measured(run, folder)]
+        runs = [run for run in _runs_of_round(number, rates, arguments) if not _is_measured(run, arguments)]
         end = started + 60 * arguments.minutes
         if not runs or time.monotonic() >= end:
             num_left += len(runs)
@@ -148,18 +156,19 @@ def _measure(
     prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
     record, after = servers.measure(run, prompts, max_tokens=arguments.max_tokens, before=before, probe=probe)
     write_json(_file(run, arguments.folder), record)
-    if is_disturbed(record):
+    disturbed = is_disturbed(record, arguments.most_others)
+    if disturbed:
         print(f"{run.name}: other programs kept {record['others_cores']:.2f} cores busy", file=sys.stderr)
-    return after, not is_disturbed(record)
+    return after, not disturbed
 
 
 def _file(run: RealRun, folder: Path) -> Path:
     return folder / "runs" / f"{run.name}.json"
 
 
-def _is_measured(run: RealRun, folder: Path) -> bool:
-    file = _file(run, folder)
-    return file.exists() and not is_disturbed(json.loads(file.read_text()))
+def _is_measured(run: RealRun, arguments: argparse.Namespace) -> bool:
+    file = _file(run, arguments.folder)
+    return file.exists() and not is_disturbed(json.loads(file.read_text()), arguments.most_others)
 
 
 def _rates(profile: Profile, file: Path, probe: MachineProbe, max_tokens: int) -> dict[str, float]:
@@ -233,7 +242,7 @@ def _report(arguments: argparse.Namespace) -> int:
     profile = Profile.load(folder / "profile")
     tokenizer = load_tokenizer(resolve_model(profile.model))
     records = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
-    good = [one for one in records if not is_disturbed(one)]
+    good = [one for one in records if not is_disturbed(one, arguments.most_others)]
     if len(good) < len(records):
         print(
             f"left out: {len(records) - len(good)} run(s) that other programs disturbed; the command run repeats them"

@@ -17,8 +17,6 @@ from benchmarks.simulation_accuracy.speed import Slowness, SpeedProbe
 from forerun.bench.instruments import BandwidthProbe
 
 NUM_WARMUPS = 3
-MOST_OTHERS = 0.1
-"""Cores that other programs may keep busy during a run on average; one with more is measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +123,9 @@ class Servers:
         return record, after
 
 
-def is_disturbed(record: Mapping[str, Any]) -> bool:
-    """Whether other programs took too much of the processor during a run."""
-    return bool(record["others_cores"] > MOST_OTHERS)
+def is_disturbed(record: Mapping[str, Any], most_others: float) -> bool:
+    """Whether other programs kept more than so many cores busy during a run, on average."""
+    return bool(record["others_cores"] > most_others)
 
 
 def _send(run: RealRun, server: RunningServer, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
