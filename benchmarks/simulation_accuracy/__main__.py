@@ -1,14 +1,15 @@
 """Serves loads and simulates the same, from a profile made before of other prompts: how far is the simulator off?
 
-python -m benchmarks.simulation_accuracy run FOLDER [--quick] [--minutes M]
+python -m benchmarks.simulation_accuracy run FOLDER [--rounds N] [--minutes M] [--quick]
 python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
-FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was.
-Every run has a server of its own, and all runs come in rounds, as the machine's speed drifts. Two of plain decoding
-with the profile's own prompts are no test: what the server takes of the engine's time, for each request, step and
-chunk, is fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load
-comes in clumps. Before and after each run the machine's speed is probed, by steps of plain decoding in a process of
-their own, and simulated steps are scaled by it. The report simulates all runs and shows the errors, those of all rounds together.
+FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was, and
+measures runs again that other programs disturbed. The profile takes about four minutes, a round as long. Runs are
+short and come in rounds, each with servers of its own, as the machine's speed drifts. Two of plain decoding with the
+profile's own prompts are no test: what the server takes of the engine's time, for each request, step and chunk, is
+fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load comes in clumps.
+Between runs the machine's speed is probed, by prompts and steps of plain decoding in a process of their own, and the
+memory and arithmetic of simulated steps are scaled by it. The report simulates all runs and shows the errors, those of all rounds together.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -28,8 +31,16 @@ from rich.table import Table
 from benchmarks.command_line import STILL_TO_DO, run_command
 from benchmarks.simulation_accuracy.comparison import GOALS, Compared, ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
-from benchmarks.simulation_accuracy.runs import NUM_WARMUPS, RealRun, Serving, measure
-from benchmarks.simulation_accuracy.step_probe import StepProbe
+from benchmarks.simulation_accuracy.runs import (
+    NUM_WARMUPS,
+    MachineProbe,
+    MachineSpeed,
+    RealRun,
+    Servers,
+    Serving,
+    is_disturbed,
+)
+from benchmarks.simulation_accuracy.speed import AS_PROFILED, Slowness, SpeedProbe
 from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
 from forerun.bench.machine import describe_machine
 from forerun.bench.profiling.grid import GRIDS
@@ -42,7 +53,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
-from forerun.plan.profile import Profile
+from forerun.plan.profile import Profile, write_json
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 
@@ -51,17 +62,20 @@ SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 
 CONFIGS: dict[str, dict[str, Any] | None] = {PLAIN: None, "suffix": SUFFIX, "auto": {"method": "auto"}}
 
-LOADS = {"idle": 0.1, "light": 0.4, "busy": 0.7, "full": 0.9, "overload": 1.2, "bursts": 0.6}
+LOADS = {"idle": 0.1, "light": 0.4, "busy": 0.7, "full": 0.9, "overload": 1.5, "bursts": 0.6}
 """Rate of each load, over what the configuration can serve."""
 
 BURSTINESS = {"bursts": 0.2}  # of the gaps' gamma distribution; 1 is a Poisson process
 QUICK_LOADS = ("light", "overload")
-FEWEST, MOST = 16, 120  # requests of a run
+FEWEST, MOST = 5, 36  # requests of a run
+NUM_PROMPT_SETS = 3  # there are no more prompts; rounds after that many begin anew
 CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6}
 """Plain decoding with the profile's prompts."""
 
 NUM_TEXTS = 40  # of each kind in the profile
-PROFILE_ROUNDS = 6
+PROFILE_ROUNDS = 4
+
+MOST_OTHERS = 0.1  # cores
 
 LIMITS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
 
@@ -74,7 +88,7 @@ def main() -> None:
     running = commands.add_parser("run", help="profile, serve and measure what is still missing")
     running.add_argument("--model", default="smollm2-135m")
     running.add_argument("--rounds", type=int, default=3)
-    running.add_argument("--seconds", type=float, default=20, help="about how long requests arrive in a run")
+    running.add_argument("--seconds", type=float, default=6, help="about how long requests arrive in a run")
     running.add_argument("--max-tokens", type=int, default=128, help="of each answer")
     running.add_argument("--configs", nargs="+", choices=CONFIGS, default=[*CONFIGS])
     running.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
@@ -82,20 +96,26 @@ def main() -> None:
     running.add_argument("--minutes", type=float, default=float("inf"), help="no run begins after so many")
     reporting = commands.add_parser("report", help="simulate what was measured, and print the errors")
     reporting.add_argument("--json", type=Path)
-    reporting.add_argument("--seed", type=int, default=0, help="of the simulated drafts")
+    reporting.add_argument("--seeds", type=int, default=4, help="so many simulations, of other drafts, of each run")
     reporting.add_argument(
         "--speed",
         choices=("steps", "memory", "profile"),
         default="steps",
-        help="by what steps are scaled from the profile to a run: plain steps or the memory's bandwidth around it, or nothing",
+        help="by what steps are scaled from the profile to a run: probed steps or the memory's bandwidth around it, or nothing",
     )
     for command in (running, reporting):
         command.add_argument("folder", type=Path)
+        command.add_argument(
+            "--most-others",
+            type=float,
+            default=MOST_OTHERS,
+            help="cores that other programs may keep busy during a run, on average; one with more is measured again, and left out",
+        )
     run_command(parser, {"run": _run, "report": _report})
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Profile and measure what is missing."""
+    """Profile and measure what is missing, or was disturbed."""
     started, folder = time.monotonic(), arguments.folder
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     settings = EngineSettings(model=arguments.model, **LIMITS)
@@ -104,23 +124,60 @@ def _run(arguments: argparse.Namespace) -> int:
     profile = _profile(target, settings, folder / "profile", quick=arguments.quick)
     kernels = load_kernels() if device.type == "cpu" else None
     memory = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
-    steps = StepProbe(target, settings, profile)
-    serving = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
-    wanted = _runs(profile, arguments)
+    probe = MachineProbe(SpeedProbe(target, settings, profile), memory)
+    rates = _rates(profile, folder / "rates.json", probe, arguments.max_tokens)
+    print(", ".join(f"{name}: {rate:.2f} requests per second" for name, rate in rates.items()), file=sys.stderr)
+    options = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
     num_left = 0
-    for run in wanted:
-        file = folder / "runs" / f"{run.name}.json"
-        if file.exists():
+    for number in range(1 if arguments.quick else arguments.rounds):
+        runs = [run for run in _runs_of_round(number, rates, arguments) if not _is_measured(run, arguments)]
+        end = started + 60 * arguments.minutes
+        if not runs or time.monotonic() >= end:
+            num_left += len(runs)
             continue
-        if time.monotonic() - started >= 60 * arguments.minutes:
-            num_left += 1
-            continue
-        print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
-        prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
-        measure(run, serving, prompts, max_tokens=arguments.max_tokens, memory=memory, steps=steps, file=file)
+        with Servers(options, sorted({run.config for run in runs})) as servers:
+            speed = probe.measure()
+            for run in runs:
+                if time.monotonic() >= end:
+                    num_left += 1
+                    continue
+                speed, is_good = _measure(run, servers, speed, probe, arguments)
+                num_left += not is_good
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
     return STILL_TO_DO if num_left else 0
+
+
+def _measure(
+    run: RealRun, servers: Servers, before: MachineSpeed, probe: MachineProbe, arguments: argparse.Namespace
+) -> tuple[MachineSpeed, bool]:
+    """Measure and keep a run; the machine's speed after it, and whether other programs left it alone."""
+    print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
+    prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
+    record, after = servers.measure(run, prompts, max_tokens=arguments.max_tokens, before=before, probe=probe)
+    write_json(_file(run, arguments.folder), record)
+    disturbed = is_disturbed(record, arguments.most_others)
+    if disturbed:
+        print(f"{run.name}: other programs kept {record['others_cores']:.2f} cores busy", file=sys.stderr)
+    return after, not disturbed
+
+
+def _file(run: RealRun, folder: Path) -> Path:
+    return folder / "runs" / f"{run.name}.json"
+
+
+def _is_measured(run: RealRun, arguments: argparse.Namespace) -> bool:
+    file = _file(run, arguments.folder)
+    return file.exists() and not is_disturbed(json.loads(file.read_text()), arguments.most_others)
+
+
+def _rates(profile: Profile, file: Path, probe: MachineProbe, max_tokens: int) -> dict[str, float]:
+    """Requests per second that each configuration can serve, as fast as the machine was when the first run began."""
+    if not file.exists():
+        now = replace(profile, step_times=probe.measure().slowness.of(profile.step_times))
+        write_json(file, {name: capacity(now, name, max_tokens) for name in CONFIGS})
+    found: dict[str, float] = json.loads(file.read_text())
+    return found
 
 
 def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
@@ -141,13 +198,12 @@ def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, qu
     return Profiler(target=target, task=task, folder=folder, progress=say, announce=say).run()
 
 
-def _runs(profile: Profile, arguments: argparse.Namespace) -> list[RealRun]:
-    """The runs that are asked for: in each round all loads, and for each load all configurations in turn."""
-    seconds = arguments.seconds / 4 if arguments.quick else arguments.seconds
+def _runs_of_round(number: int, rates: Mapping[str, float], arguments: argparse.Namespace) -> list[RealRun]:
+    """The runs of a round: all loads, and for each load all configurations in turn."""
+    seconds = arguments.seconds / 2 if arguments.quick else arguments.seconds
     loads = [one for one in arguments.loads if not arguments.quick or one in QUICK_LOADS]
-    rates = {name: capacity(profile, name, arguments.max_tokens) for name in {PLAIN, *arguments.configs}}
 
-    def run(config: str, load: str, share: float, number: int) -> RealRun:
+    def run(config: str, load: str, share: float) -> RealRun:
         rate = share * rates[config]
         return RealRun(
             config=config,
@@ -160,19 +216,18 @@ def _runs(profile: Profile, arguments: argparse.Namespace) -> list[RealRun]:
         )
 
     return [
-        one
-        for number in range(1 if arguments.quick else arguments.rounds)
-        for one in (
-            *(run(PLAIN, load, share, number) for load, share in CALIBRATIONS.items()),
-            *(run(config, load, LOADS[load], number) for load in loads for config in arguments.configs),
-        )
+        *(run(PLAIN, load, share) for load, share in CALIBRATIONS.items()),
+        *(run(config, load, LOADS[load]) for load in loads for config in arguments.configs),
     ]
 
 
 def prompts_of(load: str, round_number: int, count: int) -> list[str]:
-    """The prompts of a run, other ones in each round; the kinds of `KINDS` in turn."""
-    first = round_number * (MOST + NUM_WARMUPS)
-    return mixed_prompts(first + count, is_test=load not in CALIBRATIONS)[first:]
+    """The prompts of a run; those of no other run that the same server has; the kinds of `KINDS` in turn."""
+    is_test = load not in CALIBRATIONS
+    loads = [*LOADS] if is_test else [*CALIBRATIONS]
+    place = loads.index(load) + len(loads) * (round_number % NUM_PROMPT_SETS)
+    first = place * (MOST + NUM_WARMUPS)
+    return mixed_prompts(first + count, is_test=is_test)[first:]
 
 
 def capacity(profile: Profile, config: str, max_tokens: int) -> float:
@@ -186,10 +241,13 @@ def _report(arguments: argparse.Namespace) -> int:
     folder = arguments.folder
     profile = Profile.load(folder / "profile")
     tokenizer = load_tokenizer(resolve_model(profile.model))
-    served = [
-        _served(json.loads(file.read_text()), tokenizer, profile, arguments.speed)
-        for file in sorted((folder / "runs").glob("*.json"))
-    ]
+    records = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
+    good = [one for one in records if not is_disturbed(one, arguments.most_others)]
+    if len(good) < len(records):
+        print(
+            f"left out: {len(records) - len(good)} run(s) that other programs disturbed; the command run repeats them"
+        )
+    served = [_served(one, tokenizer, profile, arguments.speed) for one in good]
     tests = [run for run in served if run.load not in CALIBRATIONS]
     calibrations = [run for run in served if run.load in CALIBRATIONS]
     if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
@@ -199,12 +257,14 @@ def _report(arguments: argparse.Namespace) -> int:
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
         groups.setdefault((run.config, run.load), []).append(run)
-    compared = [compare(some, profile, serving, seed=arguments.seed) for some in groups.values()]
+    compared = [compare(some, profile, serving, seeds=range(arguments.seeds)) for some in groups.values()]
     compared.sort(key=lambda one: ([*CONFIGS].index(one.config), [*LOADS].index(one.load)))
     print(
         f"a server takes {1e3 * serving.seconds_per_request:.1f} ms per request, "
         f"{1e6 * serving.seconds_per_step:.0f} µs per step and {1e6 * serving.seconds_per_chunk:.0f} µs per chunk"
     )
+    drift = _drift(good)
+    print(f"from one probe to the next, steps changed by {drift:.1%} on average")
     _show(compared, Console(highlight=False))
     if arguments.json:
         document = {
@@ -215,6 +275,8 @@ def _report(arguments: argparse.Namespace) -> int:
             "speed": arguments.speed,
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
+            "num_rounds": max(len(one.errors_by_round) for one in compared),
+            "drift": drift,
             "summary": summary(compared),
             "runs": [one.to_json() for one in compared],
         }
@@ -224,15 +286,17 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: str) -> ServedRun:
     """A kept run with its prompts' token ids and kinds."""
+    memory = (profile.gigabytes_per_second or math.nan) / run["gigabytes_per_second"]
     slowness = {
-        "steps": run["slowness"],
-        "memory": (profile.gigabytes_per_second or math.nan) / run["gigabytes_per_second"],
-        "profile": 1.0,
+        "steps": Slowness.mean([Slowness(**one) for one in run["slowness"]]),
+        "memory": Slowness(memory=memory, arithmetic=1.0),
+        "profile": AS_PROFILED,
     }
     prompts = prompts_of(run["load"], run["round"], len(run["ttfts"]))
     return ServedRun(
         config=run["config"],
         load=run["load"],
+        round=run["round"],
         share=run["share"],
         gigabytes_per_second=run["gigabytes_per_second"],
         slowness=slowness[speed],
@@ -244,6 +308,16 @@ def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: 
         ttfts=run["ttfts"],
         latencies=run["latencies"],
     )
+
+
+def _drift(records: Sequence[Mapping[str, Any]]) -> float:
+    """By how much the probed slowness changed from before a run to after it, on average over both parts and all runs."""
+    changes = [
+        abs(math.log(after[part] / before[part]))
+        for before, after in (one["slowness"] for one in records)
+        for part in before
+    ]
+    return fmean(changes)
 
 
 def _show(compared: list[Compared], console: Console) -> None:
@@ -260,12 +334,12 @@ def _show(compared: list[Compared], console: Console) -> None:
             one.config,
             one.load,
             str(one.num_requests),
-            "/".join(f"{found:.2f}" for found in one.slowness),
+            " ".join(f"{found.memory:.2f}/{found.arithmetic:.2f}" for found in one.slowness),
             *errors,
         )
     table.add_section()
     found = summary(compared)
-    for title in ("mean", "largest", "within_goal", "within_limit"):
+    for title in ("bias", "mean", "largest", "between_rounds", "within_goal", "within_limit"):
         table.add_row(title.replace("_", " "), "", "", "", *(f"{found[name][title]:.1%}" for name in names))
     console.print(table)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
 
+from benchmarks.simulation_accuracy.speed import Slowness
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.arrivals import Floats
 from forerun.plan.simulation.profiled import ServingCost, profiled_engine
@@ -26,15 +28,16 @@ GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 class ServedRun:
     """What a real run kept of its requests; lists by request, times in seconds.
 
-    `gigabytes_per_second` is what the memory gave around it; `slowness` how much longer steps take in its simulation
-    than in the profile.
+    `gigabytes_per_second` is what the memory gave around it; `slowness` how much longer its simulation takes than
+    the profile says.
     """
 
     config: str
     load: str
+    round: int
     share: float
     gigabytes_per_second: float
-    slowness: float
+    slowness: Slowness
     prompts: Sequence[Sequence[int]]
     kinds: Sequence[str | None]
     input_lens: Sequence[int]
@@ -53,21 +56,22 @@ class Compared:
     share: float
     num_requests: int
     gigabytes_per_second: list[float]  # of each run
-    slowness: list[float]  # of each run
+    slowness: list[Slowness]  # of each run
     real: dict[str, float]
     simulated: dict[str, float]
+    errors_by_round: list[dict[str, float]]
 
     @property
     def errors(self) -> dict[str, float]:
         """Simulated / real - 1, of each figure."""
-        return {name: self.simulated[name] / value - 1 for name, value in self.real.items()}
+        return _errors(self.simulated, self.real)
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
         return asdict(self) | {"errors": self.errors}
 
 
-def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *, seed: int) -> Compared:
+def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *, seeds: Sequence[int]) -> Compared:
     """Simulate the served runs of one load from a profile, and compare their requests together.
 
     The simulation is told when each request was sent, its prompt and the prompt's class, how long its answer was,
@@ -77,9 +81,16 @@ def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *
         runs: of one configuration at one load.
         profile: made before.
         serving: fitted before.
-        seed: of the simulated drafts.
+        seeds: of the simulated drafts; figures are means over them.
     """
     first = runs[0]
+    simulated = {id(run): [_simulate(run, profile, serving, seed=seed) for seed in seeds] for run in runs}
+    by_round = [[run for run in runs if run.round == number] for number in sorted({run.round for run in runs})]
+
+    def of(some: Sequence[ServedRun]) -> dict[str, float]:
+        by_seed = [_simulated_figures([simulated[id(run)][place] for run in some]) for place in range(len(seeds))]
+        return {name: fmean(one[name] for one in by_seed) for name in by_seed[0]}
+
     return Compared(
         config=first.config,
         load=first.load,
@@ -88,8 +99,13 @@ def compare(runs: Sequence[ServedRun], profile: Profile, serving: ServingCost, *
         gigabytes_per_second=[run.gigabytes_per_second for run in runs],
         slowness=[run.slowness for run in runs],
         real=_real_figures(runs),
-        simulated=_simulated_figures([_simulate(run, profile, serving, seed=seed) for run in runs]),
+        simulated=of(runs),
+        errors_by_round=[_errors(of(some), _real_figures(some)) for some in by_round],
     )
+
+
+def _errors(simulated: Mapping[str, float], real: Mapping[str, float]) -> dict[str, float]:
+    return {name: simulated[name] / value - 1 for name, value in real.items()}
 
 
 def fit_serving(idle: Sequence[ServedRun], busy: Sequence[ServedRun], profile: Profile) -> ServingCost:
@@ -137,7 +153,7 @@ def _simulate(run: ServedRun, profile: Profile, serving: ServingCost, *, seed: i
         )
         for number in order
     ]
-    now = replace(profile, step_times=profile.step_times.scaled(run.slowness))
+    now = replace(profile, step_times=run.slowness.of(profile.step_times))
     engine = profiled_engine(now, run.config, serving=serving)
     return engine.simulate(requests, seed=seed)
 
@@ -172,15 +188,24 @@ def _figures(throughput: float, values: Mapping[str, Floats]) -> dict[str, float
 
 
 def summary(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    """Mean and largest absolute error of each figure over all runs, and the shares that keep the goal and the limit."""
+    """Of each figure's errors over all loads: their mean, mean and largest size, and the shares that keep the goal and the limit.
+
+    `between_rounds` is how far the errors of one load deviate from round to round (root of the mean variance): what
+    nobody foresees of the machine and of single requests. Errors of so many rounds together cannot be expected
+    to be smaller than that over the root of the number of rounds.
+    """
     found = {}
     for name in compared[0].errors:
-        errors = np.abs([one.errors[name] for one in compared])
+        errors = np.array([one.errors[name] for one in compared])
         goal, limit = GOALS["p95" if name.startswith("p95") else "mean"]
+        by_round = [[errors[name] for errors in one.errors_by_round] for one in compared]
+        variances = [variance(some) for some in by_round if len(some) > 1]
         found[name] = {
-            "mean": float(errors.mean()),
-            "largest": float(errors.max()),
-            "within_goal": float((errors <= goal).mean()),
-            "within_limit": float((errors <= limit).mean()),
+            "bias": float(errors.mean()),
+            "mean": float(np.abs(errors).mean()),
+            "largest": float(np.abs(errors).max()),
+            "between_rounds": math.sqrt(fmean(variances)) if variances else math.nan,
+            "within_goal": float((np.abs(errors) <= goal).mean()),
+            "within_limit": float((np.abs(errors) <= limit).mean()),
         }
     return found

@@ -1,4 +1,4 @@
-"""The real runs: a server for each, loaded by `forerun bench serve`, the machine's speed probed before and after."""
+"""The real runs: servers loaded by `forerun bench serve`, the machine's speed probed before and after each run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.serving import FORERUN, serving
-from benchmarks.simulation_accuracy.step_probe import StepProbe
+from benchmarks.serving import FORERUN, RunningServer, serving
+from benchmarks.simulation_accuracy.processor_time import others_time
+from benchmarks.simulation_accuracy.speed import Slowness, SpeedProbe
 from forerun.bench.instruments import BandwidthProbe
-from forerun.plan.profile import write_json
 
-NUM_WARMUPS = 6
+NUM_WARMUPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,60 +62,96 @@ class Serving:
         ]
 
 
-def measure(
-    run: RealRun,
-    serving_options: Serving,
-    prompts: Sequence[str],
-    *,
-    max_tokens: int,
-    memory: BandwidthProbe,
-    steps: StepProbe,
-    file: Path,
-) -> None:
-    """Serve one load, and keep what `forerun bench serve` says of each request, with the machine's speed around it, in a file."""
+class MachineSpeed(NamedTuple):
+    """What a probe says."""
+
+    slowness: Slowness
+    bytes_per_second: float  # of memory
+
+
+class MachineProbe:
+    """What is probed between runs."""
+
+    def __init__(self, speed: SpeedProbe, memory: BandwidthProbe) -> None:
+        self._speed = speed
+        self._memory = memory
+
+    def measure(self) -> MachineSpeed:
+        """The machine's speed now."""
+        return MachineSpeed(self._speed.measure(), self._memory.measure())
+
+
+class Servers:
+    """A server for each configuration, all at once: those that nobody asks anything wait."""
+
+    def __init__(self, options: Serving, configs: Sequence[str]) -> None:
+        self._options = options
+        self._configs = configs
+        self._stack = ExitStack()
+        self._running: dict[str, RunningServer] = {}
+
+    def __enter__(self) -> Servers:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for config in self._configs:
+                server = serving(*self._options.words(config), log=folder / f"{config}.log")
+                self._running[config] = stack.enter_context(server)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(
+        self, run: RealRun, prompts: Sequence[str], *, max_tokens: int, before: MachineSpeed, probe: MachineProbe
+    ) -> tuple[dict[str, Any], MachineSpeed]:
+        """Send one load; what `forerun bench serve` says of each request with the machine's speed around it, and the speed after it."""
+        server = self._running[run.config]
+        with others_time([one.process for one in self._running.values()]) as others:
+            found = _send(run, server, prompts, max_tokens)
+        after = probe.measure()
+        kept = ("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "itls")
+        speculation = {key: value for key, value in found.items() if key.startswith("spec_decode_")}
+        record = {
+            **asdict(run),
+            "slowness": [asdict(one.slowness) for one in (before, after)],
+            "gigabytes_per_second": (before.bytes_per_second + after.bytes_per_second) / 2e9,
+            "others_cores": others.cores,
+            **{key: found[key] for key in (*kept, "duration", "output_throughput")},
+            **speculation,
+        }
+        return record, after
+
+
+def is_disturbed(record: Mapping[str, Any], most_others: float) -> bool:
+    """Whether other programs kept more than so many cores busy during a run, on average."""
+    return bool(record["others_cores"] > most_others)
+
+
+def _send(run: RealRun, server: RunningServer, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    """What `forerun bench serve` says of one load."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         dataset, result = folder / "prompts.jsonl", folder / "result.json"
         dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-        slowness, speeds = [steps.slowness()], [memory.measure()]
-        with serving(*serving_options.words(run.config), log=folder / "log") as server:
-            options = {
-                "--base-url": server.url,
-                "--backend": "openai-chat",
-                "--dataset-name": "custom",
-                "--dataset-path": dataset,
-                "--custom-output-len": max_tokens,
-                "--num-prompts": run.num_requests,
-                "--num-warmups": NUM_WARMUPS,
-                "--request-rate": run.rate,
-                "--burstiness": run.burstiness,
-                "--temperature": 0,
-                "--energy-idle-seconds": 0,
-                "--output-json": result,
-                "--result-filename": folder / "detailed.json",
-            }
-            words = [str(word) for option in options.items() for word in option]
-            flags = ("--disable-shuffle", "--disable-tqdm", "--save-result", "--save-detailed")
-            subprocess.run([*FORERUN, "bench", "serve", *words, *flags], check=True, capture_output=True)
-        slowness.append(steps.slowness())
-        speeds.append(memory.measure())
-        found = json.loads(result.read_text())
-        assert found["completed"] == run.num_requests, f"{found['failed']} requests failed"
-        kept = ("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "errors")
-        details = {key: found[key] for key in (*kept, "itls", "duration", "output_throughput")}
-        speculation = {key: value for key, value in found.items() if key.startswith("spec_decode_")}
-        write_json(
-            file,
-            {
-                "config": run.config,
-                "load": run.load,
-                "round": run.round,
-                "share": run.share,
-                "rate": run.rate,
-                "burstiness": run.burstiness,
-                "slowness": fmean(slowness),
-                "gigabytes_per_second": fmean(speeds) / 1e9,
-                **details,
-                **speculation,
-            },
-        )
+        options = {
+            "--base-url": server.url,
+            "--backend": "openai-chat",
+            "--dataset-name": "custom",
+            "--dataset-path": dataset,
+            "--custom-output-len": max_tokens,
+            "--num-prompts": run.num_requests,
+            "--num-warmups": NUM_WARMUPS,
+            "--request-rate": run.rate,
+            "--burstiness": run.burstiness,
+            "--temperature": 0,
+            "--energy-idle-seconds": 0,
+            "--output-json": result,
+            "--result-filename": folder / "detailed.json",
+        }
+        words = [str(word) for option in options.items() for word in option]
+        flags = ("--disable-shuffle", "--disable-tqdm", "--save-result", "--save-detailed")
+        subprocess.run([*FORERUN, "bench", "serve", *words, *flags], check=True, capture_output=True)
+        found: dict[str, Any] = json.loads(result.read_text())
+    assert found["completed"] == run.num_requests, f"{found['failed']} requests failed"
+    return found

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulation_accuracy.__main__ import CALIBRATIONS, LOADS, MOST, prompts_of
 from benchmarks.simulation_accuracy.comparison import ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
+from benchmarks.simulation_accuracy.runs import NUM_WARMUPS
+from benchmarks.simulation_accuracy.speed import AS_PROFILED, Slowness, slowness_of
 from forerun.plan.load import Load
 from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests
+from forerun.plan.step_times import StepSample
 from tests.plan.simulation.profiles import a_profile
 
 SERVING = ServingCost(seconds_per_request=0.004, seconds_per_step=0.0005, seconds_per_chunk=0.0003)
@@ -22,7 +26,7 @@ def profile(tmp_path_factory):
     return a_profile(tmp_path_factory.mktemp("profile"))
 
 
-def served(profile, config="plain", *, rate=15.0, slowness=1.0):
+def served(profile, config="plain", *, rate=15.0, slowness=AS_PROFILED, number=0):
     """What `forerun bench serve` would say of a server that is just as simulated."""
     arrivals = [one.arrival for one in synthetic_requests(Load(rate=rate, isl=20, osl=30), len(PROMPTS))]
     kinds = [("code", "chat")[number % 2] for number in range(len(PROMPTS))]
@@ -30,13 +34,14 @@ def served(profile, config="plain", *, rate=15.0, slowness=1.0):
         SimulatedRequest(arrival=arrival, num_prompt_tokens=len(ids), num_output_tokens=30, prompt_ids=ids, kind=kind)
         for arrival, ids, kind in zip(arrivals, PROMPTS, kinds, strict=True)
     ]
-    now = replace(profile, step_times=profile.step_times.scaled(slowness))
+    now = replace(profile, step_times=slowness.of(profile.step_times))
     engine = profiled_engine(now, config, serving=SERVING)
     records = engine.simulate(requests).requests
     first = records[0].arrival
     return ServedRun(
         config=config,
         load="a load",
+        round=number,
         share=0.5,
         gigabytes_per_second=50.0,
         slowness=slowness,
@@ -51,11 +56,12 @@ def served(profile, config="plain", *, rate=15.0, slowness=1.0):
 
 
 @pytest.mark.parametrize("config", ["plain", "suffix", "auto"])
-@pytest.mark.parametrize("slowness", [1.0, 1.3])
+@pytest.mark.parametrize("slowness", [AS_PROFILED, Slowness(memory=1.3, arithmetic=0.9)])
 def test_what_is_simulated_right_has_no_error(profile, config, slowness):
     run = served(profile, config, slowness=slowness)
-    found = compare([run, run], profile, SERVING, seed=0)
+    found = compare([run, replace(run, round=1)], profile, SERVING, seeds=[0])
     assert all(error == pytest.approx(0, abs=1e-6) for error in found.errors.values())
+    assert len(found.errors_by_round) == 2
     assert all(one["within_goal"] == 1 for one in summary([found]).values())
 
 
@@ -64,10 +70,46 @@ def test_with_the_costs_found_the_runs_that_they_were_fitted_to_are_simulated_ri
     found = fit_serving(idle, busy, profile)
     assert found.seconds_per_step + found.seconds_per_chunk == pytest.approx(0.0008, rel=0.1)
     for runs, names in ((idle, ["mean_tpot"]), (busy, ["mean_tpot", "mean_ttft"])):
-        errors = compare(runs, profile, found, seed=0).errors
+        errors = compare(runs, profile, found, seeds=[0]).errors
         assert [errors[name] for name in names] == pytest.approx([0] * len(names), abs=0.01)
-        unserved = compare(runs, profile, ServingCost(), seed=0).errors
+        unserved = compare(runs, profile, ServingCost(), seeds=[0]).errors
         assert all(unserved[name] < -0.05 for name in names)
+
+
+def test_errors_that_come_and_go_with_the_rounds_are_told_from_those_that_stay(profile):
+    run = served(profile)
+    longer = replace(
+        run, round=1, latencies=[1.2 * one for one in run.latencies], ttfts=[1.2 * one for one in run.ttfts]
+    )
+    found = summary([compare([run, longer], profile, SERVING, seeds=[0])])["mean_ttft"]
+    assert found["between_rounds"] == pytest.approx((1 - 1 / 1.2) / 2**0.5, rel=1e-3)
+    assert found["bias"] == pytest.approx(-found["mean"])
+
+
+@pytest.mark.parametrize("now", [Slowness(memory=0.8, arithmetic=1.1), Slowness(memory=1.6, arithmetic=1.0)])
+def test_a_probe_tells_slow_memory_from_slow_arithmetic(profile, now):
+    def sample(**shape):
+        return StepSample(**shape, seconds=now.of(profile.step_times).seconds(**shape))
+
+    decoding = [sample(num_rows=size, num_sequences=size, num_context_tokens=200 * size) for size in (1, 4, 8)]
+    prompts = [sample(num_rows=0, num_sequences=0, num_context_tokens=0, num_prompt_rows=rows) for rows in (128, 512)]
+    found = slowness_of(decoding, prompts, profile.step_times)
+    assert (found.memory, found.arithmetic) == pytest.approx((now.memory, now.arithmetic))
+
+
+def test_a_probe_whose_parts_make_no_sense_takes_both_for_equally_slow(profile):
+    decoding = [StepSample(num_rows=1, num_sequences=1, num_context_tokens=200, seconds=1e-9)]
+    prompts = [StepSample(num_rows=0, num_sequences=0, num_context_tokens=0, num_prompt_rows=512, seconds=1.0)]
+    found = slowness_of(decoding, prompts, profile.step_times)
+    assert found.memory == found.arithmetic > 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_server_gets_no_prompt_twice(number):
+    count = MOST + NUM_WARMUPS
+    loads = [*LOADS, *CALIBRATIONS]
+    prompts = [prompt for load in loads for prompt in prompts_of(load, number, count)]
+    assert len(set(prompts)) == len(prompts) == count * len(loads)
 
 
 def test_prompts_of_the_test_are_none_of_the_profiles():

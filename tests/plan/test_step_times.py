@@ -104,10 +104,23 @@ def test_a_prompt_in_chunks_takes_a_step_for_each_and_cached_tokens_take_none() 
     assert TRUE.ttft_seconds(1000, cached=1000) == TRUE.ttft_seconds(1000, cached=999), "the last one is computed"
 
 
-def test_a_slower_memory_stretches_all_steps_alike() -> None:
-    slow = TRUE.scaled(1.5)
+def test_a_slower_machine_stretches_all_steps_alike() -> None:
+    slow = TRUE.scaled(memory=1.5, arithmetic=1.5)
     for shape in SHAPES:
         assert slow.seconds(**shape) == pytest.approx(1.5 * TRUE.seconds(**shape))
+
+
+def test_a_slower_memory_stretches_what_is_read_once_and_slower_arithmetic_the_rest() -> None:
+    memory, arithmetic = TRUE.scaled(memory=1.5), TRUE.scaled(arithmetic=1.5)
+    for shape in SHAPES:
+        usual = TRUE.seconds(**shape)
+        more = memory.seconds(**shape) - usual, arithmetic.seconds(**shape) - usual
+        assert min(more) > 0
+        assert sum(more) == pytest.approx(0.5 * usual)
+    one = {"num_rows": 1, "num_sequences": 1, "num_context_tokens": 100}
+    assert memory.seconds(**one) / TRUE.seconds(**one) > 1.4
+    with pytest.raises(ConfigError, match="got memory=0"):
+        TRUE.scaled(memory=0.0)
 
 
 def test_a_model_comes_back_from_json() -> None:

@@ -159,7 +159,7 @@ class FleetOptions:
     seconds_per_chunk: float = 0.0
     """What it takes for each chunk that it streams."""
     gigabytes_per_second: float | None = None
-    """Memory bandwidth of the machine; steps take longer than in the profile by the ratio of the two."""
+    """Memory bandwidth of the machine; reading weights and context takes longer than in the profile by the ratio of the two."""
 
     def fleet(self, kv_bytes_per_token: int | None) -> Fleet:
         """The fleet of an engine with so many bytes of KV per token.

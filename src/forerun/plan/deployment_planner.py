@@ -71,7 +71,7 @@ def corrected(
         ConfigError: a factor is not above 0, or no acceptance is that high.
     """
     if time_factor != 1.0:
-        profile = replace(profile, step_times=profile.step_times.scaled(time_factor))
+        profile = replace(profile, step_times=profile.step_times.scaled(memory=time_factor, arithmetic=time_factor))
     if acceptance_factor != 1.0:
         changed = {
             name: with_length(one, one.mean_accept_length * acceptance_factor)

@@ -38,7 +38,8 @@ class Sla:
             raise ConfigError("sla: no limit is given; give at least one, e.g. ttft=500ms,itl=50ms")
         for name, limit in limits.items():
             if limit is not None and not 0.0 < limit < math.inf:
-                raise ConfigError(f"sla: got {name}={limit:g} s; no request takes no time: must be above 0")
+                shown = "tpot (itl)" if name == "tpot" else name
+                raise ConfigError(f"sla: got {shown}={limit:g} s; no request takes no time: must be above 0")
         if not 0.0 < self.attainment < 1.0:
             raise ConfigError(f"sla: got attainment={self.attainment:g}; must be above 0 and below 1")
 

@@ -25,6 +25,8 @@ PROMPT_PRIOR = (0.0, 1e-5)
 
 PROMPT_DEVIATION = (0.02, 5e-5)
 
+CONTEXT_TERM = len(PRIOR) - 1  # place of the weight of a token of context; that of the weights' reading is 0
+
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
 LEAST_BASE = 0.05  # of what a step usually costs at all
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
@@ -222,11 +224,20 @@ class StepTimeModel:
             start += rows
         return seconds
 
-    def scaled(self, factor: float) -> StepTimeModel:
-        """The model of a machine whose steps all take `factor` times as long, e.g. for its memory's lower bandwidth."""
-        if not 0.0 < factor < math.inf:
-            raise ConfigError(f"step times: got factor {factor}; must be a number above 0")
-        return StepTimeModel([factor * weight for weight in self.weights], measured=self.measured, error=self.error)
+    def scaled(self, *, memory: float = 1.0, arithmetic: float = 1.0) -> StepTimeModel:
+        """The model of a slower or quicker machine.
+
+        Args:
+            memory: how many times as long it takes to read the weights, once a step, and the context.
+            arithmetic: how many times as long all takes that grows with rows and sequences.
+        """
+        for name, factor in (("memory", memory), ("arithmetic", arithmetic)):
+            if not 0.0 < factor < math.inf:
+                raise ConfigError(f"step times: got {name}={factor}; must be a number above 0")
+        is_read = (0, CONTEXT_TERM)
+        factors = [memory if term in is_read else arithmetic for term in range(len(self.weights))]
+        weights = [factor * weight for factor, weight in zip(factors, self.weights, strict=True)]
+        return StepTimeModel(weights, measured=self.measured, error=self.error)
 
     def to_json(self) -> dict[str, Any]:
         """The model as `from_json` reads it."""

@@ -42,10 +42,12 @@ def test_the_limits_are_the_profiles_unless_others_are_given(profile):
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (2, 64)
 
 
-def test_half_the_memory_bandwidth_takes_twice_as_long(profile):
-    slow = profiled_engine(profile, gigabytes_per_second=20.0)
-    request = [SimulatedRequest(arrival=0, num_prompt_tokens=30, num_output_tokens=30)]
-    assert slow.simulate(request).seconds == pytest.approx(2 * profiled_engine(profile).simulate(request).seconds)
+def test_with_half_the_memory_bandwidth_decoding_takes_twice_as_long_and_a_prompt_hardly_longer(profile):
+    slow, usual = profiled_engine(profile, gigabytes_per_second=20.0), profiled_engine(profile)
+    decoding = [SimulatedRequest(arrival=0, num_prompt_tokens=30, num_output_tokens=30)]
+    assert 1.9 < slow.simulate(decoding).seconds / usual.simulate(decoding).seconds < 2
+    prompt = [SimulatedRequest(arrival=0, num_prompt_tokens=400, num_output_tokens=1)]
+    assert 1 < slow.simulate(prompt).seconds / usual.simulate(prompt).seconds < 1.5
 
 
 def test_a_server_takes_its_time_for_each_request_each_step_that_writes_and_each_chunk(profile):

@@ -62,7 +62,7 @@ class Server:
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = (
                     f"{self.base_url}: no server answers ({error}); start one there (forerun serve MODEL), "
-                    "or give --host and --port, or --base-url"
+                    "or give the address of another"
                 )
             if time.monotonic() >= deadline:
                 raise ConfigError(problem)

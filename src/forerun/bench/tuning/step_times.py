@@ -76,9 +76,9 @@ def measure_step_times(
 
 
 def step_times_today(profile: Profile, target: LoadedTarget) -> StepTimeModel:
-    """A profile's step times, longer or shorter by as much as the memory is slower or faster than when it was made."""
+    """A profile's step times; reading weights and context takes longer by as much as the memory is slower than when it was made."""
     if profile.gigabytes_per_second is None:
         return profile.step_times
     read = target.kernels.read if target.kernels else read_by_torch
     now = BandwidthProbe(Stopwatch(target.model.device), read=read).measure() / 1e9
-    return profile.step_times.scaled(profile.gigabytes_per_second / now)
+    return profile.step_times.scaled(memory=profile.gigabytes_per_second / now)

@@ -117,8 +117,8 @@ def profiled_engine(
         profile: what was measured.
         name: of the configuration; "plain" drafts nothing.
         kind: class of prompts whose acceptance counts; None: all.
-        gigabytes_per_second: what the machine's memory gives now; steps take as much longer than in the profile
-            as that is less. None: as in the profile.
+        gigabytes_per_second: what the machine's memory gives now; reading weights and context takes as much longer
+            than in the profile as that is less. None: as in the profile.
         serving: what a server around it takes.
         max_num_seqs, max_num_batched_tokens: other limits than the profile's.
 
@@ -132,7 +132,7 @@ def profiled_engine(
                 f"gigabytes_per_second: got {gigabytes_per_second:g}, and the profile has {profile.gigabytes_per_second}; both "
                 "must be above 0: probe the memory, or leave it out"
             )
-        step_times = step_times.scaled(profile.gigabytes_per_second / gigabytes_per_second)
+        step_times = step_times.scaled(memory=profile.gigabytes_per_second / gigabytes_per_second)
     drafting, trace, cost = None, None, DraftingCost()
     config: Mapping[str, Any] | None = None
     if name != PLAIN:

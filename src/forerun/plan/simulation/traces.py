@@ -178,7 +178,8 @@ def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
     waits = found.get("queue_times") or [0.0] * len(starts)
     if len({len(starts), len(prompts), len(answers), len(waits)}) != 1:
         raise ConfigError(
-            f"{path}: has {len(starts)} start_times, {len(prompts)} input_lens, {len(answers)} output_lens"
+            f"{path}: has {len(starts)} start_times, {len(prompts)} input_lens, {len(answers)} output_lens, {len(waits)} "
+            "queue_times; must be as many of each: save the load test again"
         )
     errors = found.get("errors") or [""] * len(starts)
     times: list[float] = []
