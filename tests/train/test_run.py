@@ -8,7 +8,8 @@ import pytest
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
-from forerun.train.run import RunSettings, TrainingRun
+from forerun.train.run import TrainingRun
+from forerun.train.run_settings import RunSettings
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model_folder
 

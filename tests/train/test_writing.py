@@ -26,7 +26,7 @@ def write(path, plans, *, stop_after=None, limits=LIMITS):
     """Write texts; after so many calls of `goes_on` the run is torn down."""
     calls = iter(range(10**9))
 
-    def goes_on():
+    def goes_on(num_running):
         if stop_after is not None and next(calls) >= stop_after:
             raise TornDownError
         return True
@@ -147,7 +147,7 @@ def test_invented_conversations_end_when_time_is_up(tmp_path):
             file,
             seed=0,
             limits=LIMITS,
-            goes_on=lambda: next(calls) < 30,
+            goes_on=lambda num_running: next(calls) < 30,
         )
         assert sorted(one.number for one in file.texts) == list(range(len(file.texts)))
         assert file.texts

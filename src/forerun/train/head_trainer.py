@@ -150,10 +150,9 @@ class HeadTrainer:
             ConfigError: the disk is full or gone.
         """
         tensors = self.tensors()
-        for index, (name, tensor) in enumerate(self._masters.items()):
+        for name, tensor in self._masters.items():
             state = self._optimizer.state.get(tensor, {})
             tensors |= {f"{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in state}
-            del index
         metadata = {"step": str(self.step), "num_tokens": str(self.num_tokens)}
         write_tensors(tensors, path, metadata)
 
