@@ -22,7 +22,7 @@ def settings(tmp_path, **changes):
     path = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"Question {number}?"} for number in range(64)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    defaults = {"prompts": path, "epochs": 12.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
+    defaults = {"prompts": path, "epochs": 14.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
     return RunSettings(model=str(chat_model_folder()), output=tmp_path / "head", **(defaults | changes))
 
 

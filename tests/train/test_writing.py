@@ -103,7 +103,7 @@ def test_a_conversation_is_what_the_template_makes_of_its_messages():
     assert text.token_ids.tolist() == expected[: len(text.token_ids)]
     written = [tokenizer.decode(text.token_ids[start:end], skip_special_tokens=False) for start, end in text.spans]
     assert written == ["Yes.<|im_end|>", "Nothing.<|im_end|>"]
-    assert [ask.sampling.temperature for ask in asked] == [0.7, 1.0, 0.7]
+    assert [ask.sampling.temperature for ask in asked] == [0.7, 0.8, 0.7]
     assert len({ask.sampling.seed for ask in asked}) == 3
     assert asked[1].prompt_ids == text.token_ids[: len(asked[1].prompt_ids)].tolist()
 

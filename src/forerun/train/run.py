@@ -84,8 +84,8 @@ class TrainingRun:
             self._engine,
             max_model_len=self._limits.most_conversation,
             max_num_seqs=self._limits.num_at_once,
-            # conversations are at most half as long as they may be, on average over their time
-            num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 2,
+            # conversations are a third as long as they may be, on average over all and their time
+            num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
         )
         ChatMarks.read(self.tokenizer)
         self.folder = RunFolder(settings.output, settings.identity(path))

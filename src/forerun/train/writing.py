@@ -18,6 +18,7 @@ from forerun.train.texts import Span, TextFile, WrittenText
 
 LEAST_QUESTION = 3  # tokens of a question that is worth an answer
 LEAST_ANSWER = 2  # tokens: shorter ones teach nothing
+QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks nonsense, and seldom comes to an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,8 @@ class WritingLimits:
 
     most_conversation: int = 1024
     most_question: int = 128
-    most_answer: int = 384
-    num_at_once: int = 64
+    most_answer: int = 320
+    num_at_once: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,9 @@ def converse(plan: Plan, tokenizer: Tokenizer, limits: WritingLimits, *, seed: i
         question = given
         if question is None:
             opening = "" if turn else plan.opening
-            sampling = _sampling(chance, temperature=1.0, top_p=0.95, max_tokens=limits.most_question)
+            sampling = _sampling(
+                chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=limits.most_question
+            )
             reply = yield Ask(prompt_ids=_joined(ids, tokenizer, f"{before}{opening}"), sampling=sampling)
             question = _question(opening, reply, tokenizer)
             if question is None:
