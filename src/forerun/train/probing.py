@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from dataclasses import dataclass
 
 from forerun.train.head_trainer import HeadTrainer
 
 PROBE_STEPS = 2
-KIB = 1024  # the unit of ru_maxrss on Linux
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 
 @dataclass(slots=True)
@@ -53,4 +54,4 @@ def training_rate(trainer: HeadTrainer) -> tuple[float, int]:
 
 def peak_memory() -> int:
     """Return the bytes that this process had in memory at its largest."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT

@@ -25,6 +25,7 @@ from forerun.train.copied_block import begin_from_block
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
 from forerun.train.measuring import Measurement, measure_head, measure_times
+from forerun.train.observing_ahead import divided_cores
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.probing import WritingPace, peak_memory, training_rate
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
@@ -193,7 +194,7 @@ class TrainingRun:
         """Train the head, and keep it at several places on the way."""
         clock = StageClock(self.folder, "train")
         progress = self.folder.progress
-        with clock:
+        with clock, divided_cores(self.target.kernels):
             if progress.num_steps is None:
                 progress.num_steps, progress.extent = self._plan_steps(selection), self.settings.extent()
                 self.folder.save()
@@ -274,7 +275,7 @@ class TrainingRun:
         for name in ("config.json", "model.safetensors"):
             shutil.copyfile(self.folder.head(best) / name, self.folder.output / name)
         facts = {
-            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(resolve_model(self.settings.model))[:16]}",
+            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(self._path)[:16]}",
             "texts": f"{len(selection.learned)} conversations of the target's own, {selection.num_places} tokens learnt",
             "prompts": "invented by the target" if self.settings.prompts is None else self.settings.prompts.name,
             "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
@@ -282,7 +283,13 @@ class TrainingRun:
             "torch": torch.__version__,
         }
         command = f"forerun train {self.settings.model} --method {self.settings.method}"
-        card = model_card(target=Path(self.settings.model).name, command=command, facts=facts, measured=measured)
+        card = model_card(
+            target=Path(self.settings.model).name,
+            command=command,
+            facts=facts,
+            measured=measured,
+            curve=sorted(self.folder.measured.values(), key=lambda one: one.num_tokens),
+        )
         write_text(self.folder.output / "README.md", card)
         self._report(StageReport(stage="package", done=1, total=1, note=str(self.folder.output)))
         return measured
@@ -307,7 +314,7 @@ class TrainingRun:
             num_draft=self.settings.draft_vocab_size,
             always=self.target.eos_token_ids,
         )
-        with StageClock(self.folder, "estimate"):
+        with StageClock(self.folder, "estimate"), divided_cores(self.target.kernels):
             training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
         rates = Rates(
             writing=writing or num_written / max(1.0, self.folder.progress.seconds.get("write", 0.0)),
@@ -341,7 +348,7 @@ class TrainingRun:
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)
-        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self.settings.model)
+        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
 
     def _tokens_at(self, step: int) -> int:
