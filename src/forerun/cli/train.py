@@ -129,7 +129,8 @@ def _show_estimate(console: Console, estimate: Estimate) -> None:
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
         f"disk {decimal(round(estimate.disk_bytes))}; memory {decimal(estimate.memory_bytes)}; "
-        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)"
+        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
+        soft_wrap=True,
     )
 
 
@@ -173,5 +174,5 @@ class _BarPerStage:
         now = self._bars.get_time()
         if not self._console.is_terminal and now - self._said > 60:
             share = f"{report.done / report.total:.0%} " if report.total else ""
-            self._console.print(f"{report.stage} {share}{report.note}")
+            self._console.print(f"{report.stage} {share}{report.note}", soft_wrap=True)
             self._said = now

@@ -40,7 +40,7 @@ class HeadSettings:
     batch_tokens: int = 8192  # of a step, prompts included
     pass_tokens: int = 2048  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
-    unrolled_every: int = 2  # of so many groups of texts one is drafted from with all passes, the others with the first
+    unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 1e-3
