@@ -58,9 +58,7 @@ def converse(plan: Plan, tokenizer: Tokenizer, limits: WritingLimits, *, seed: i
         question = given
         if question is None:
             opening = "" if turn else plan.opening
-            sampling = _sampling(
-                chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=limits.most_question
-            )
+            sampling = _sampling(chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=limits.most_question)
             reply = yield Ask(prompt_ids=_joined(ids, tokenizer, f"{before}{opening}"), sampling=sampling)
             question = _question(opening, reply, tokenizer)
             if question is None:
