@@ -125,10 +125,11 @@ def train(
 
 
 def _show_estimate(console: Console, estimate: Estimate) -> None:
+    memory = "" if estimate.memory_bytes is None else f"memory {decimal(estimate.memory_bytes)}; "
     console.print(
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
-        f"disk {decimal(round(estimate.disk_bytes))}; memory {decimal(estimate.memory_bytes)}; "
+        f"disk {decimal(round(estimate.disk_bytes))}; {memory}"
         f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
         soft_wrap=True,
     )

@@ -28,7 +28,7 @@ class Rates:
         per_text: tokens of answers in a conversation.
         overhead: tokens of texts / tokens of answers.
         num_weights: of the head.
-        memory_bytes: of this process at its largest, writing and training included.
+        memory_bytes: of this process at its largest, writing and training included; None if that is not known.
     """
 
     writing: float
@@ -36,7 +36,7 @@ class Rates:
     per_text: float
     overhead: float
     num_weights: int
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Estimate:
         write_seconds: time of writing.
         train_seconds: time of training.
         disk_bytes: of the output folder.
-        memory_bytes: of the process at its largest.
+        memory_bytes: of the process at its largest; None if that is not known.
         length: acceptance length to be expected, greedy.
     """
 
@@ -58,7 +58,7 @@ class Estimate:
     write_seconds: float
     train_seconds: float
     disk_bytes: float
-    memory_bytes: int
+    memory_bytes: int | None
     length: float
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -52,6 +51,10 @@ def training_rate(trainer: HeadTrainer) -> tuple[float, int]:
     return rate, sum(tensor.numel() for tensor in trainer.tensors().values() if tensor.is_floating_point())
 
 
-def peak_memory() -> int:
-    """Return the bytes that this process had in memory at its largest."""
+def peak_memory() -> int | None:
+    """Return the bytes that this process had in memory at its largest; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource  # POSIX only
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
