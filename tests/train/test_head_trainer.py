@@ -133,16 +133,6 @@ def test_the_engine_computes_the_trainers_logits():
     torch.testing.assert_close(found, expected.detach(), rtol=0.1, atol=0.05 * expected.abs().max().item())
 
 
-def test_every_epoch_takes_each_text_once():
-    training = trainer(batch_tokens=100)
-    orders = []
-    for _ in range(3):
-        training._plan_epoch()
-        orders.append([index for batch in training._planned for index in batch])
-        assert sorted(orders[-1]) == list(range(24))
-    assert len({tuple(order) for order in orders}) == 3
-
-
 @pytest.mark.parametrize("name", ["num_steps", "batch_tokens", "num_passes", "learning_rate"])
 def test_settings_out_of_range_are_refused(name):
     with pytest.raises(ConfigError, match=f"{name}: got 0; must be above 0"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
-from forerun.train.run import RunSettings, TrainingRun
+from forerun.train import estimates
+from forerun.train.run import TrainingRun
+from forerun.train.run_settings import RunSettings
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model_folder
 
@@ -17,11 +21,17 @@ class TornDownError(Exception):
     """Stands for whatever interrupts a run."""
 
 
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Lets a run be shorter than any that is worth its time."""
+    monkeypatch.setattr(estimates, "LEAST_STEPS", 3)
+
+
 def settings(tmp_path, **changes):
     path = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"Question {number}?"} for number in range(64)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    defaults = {"prompts": path, "epochs": 12.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
+    defaults = {"prompts": path, "epochs": 3.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
     return RunSettings(model=str(chat_model_folder()), output=tmp_path / "head", **(defaults | changes))
 
 
@@ -34,9 +44,8 @@ def stop_in(stage):
 
 
 @needs_kernels
-@pytest.mark.parametrize("layout", ["speculators", "specforge"])
-def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path, layout):
-    asked = settings(tmp_path, layout=layout)
+def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path):
+    asked = settings(tmp_path)
     for stage in ("write", "mask", "train", "measure", "package"):
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in(stage)).go()
@@ -60,6 +69,58 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 
 @needs_kernels
+@pytest.mark.parametrize("option", ["prompts", "exclude"])
+def test_a_folder_whose_files_have_changed_is_refused(tmp_path, option):
+    excluded = tmp_path / "excluded.txt"
+    excluded.write_text("one two three four five six seven eight nine")
+    asked = settings(tmp_path, exclude=(excluded,))
+    TrainingRun(asked, lambda found: None)
+    changed = asked.prompts if option == "prompts" else excluded
+    changed.write_text(changed.read_text() + '\n{"prompt": "Another?"}\n')
+    with pytest.raises(ConfigError, match=f"is of a run with {option} "):
+        TrainingRun(asked, lambda found: None)
+
+
+@needs_kernels
+def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path):
+    first = settings(tmp_path)
+    with pytest.raises(TornDownError):
+        TrainingRun(first, stop_in("mask")).go()
+    asked = replace(first, prompts=None, texts=first.output, output=tmp_path / "second", seed=5, epochs=2.5)
+    with pytest.raises(TornDownError):
+        TrainingRun(asked, stop_in("train")).go()
+    written = [folder / "training" / "texts.bin" for folder in (first.output, asked.output)]
+    assert written[0].read_bytes() == written[1].read_bytes()
+    TrainingRun(asked, lambda found: None)
+    with pytest.raises(ConfigError, match=r"--epochs: got 20.0, but the \d+ steps .* were planned for 2.5"):
+        TrainingRun(replace(asked, epochs=20.0), lambda found: None)
+
+
+@needs_kernels
+def test_texts_of_no_run_are_refused(tmp_path):
+    asked = settings(tmp_path, prompts=None, texts=tmp_path)
+    with pytest.raises(ConfigError, match="holds no texts of a training run"):
+        TrainingRun(asked, lambda found: None).go()
+
+
+@needs_kernels
+def test_a_run_that_is_too_short_is_refused_by_its_estimate(tmp_path):
+    run = TrainingRun(settings(tmp_path, epochs=0.01), lambda found: None)
+    with pytest.raises(ConfigError, match="at least 3 of 8192 tokens are needed"):
+        run.estimate(seconds=0.2)
+    assert "train" not in run.folder.progress.seconds
+
+
+@needs_kernels
+def test_an_estimate_knows_what_is_written_and_its_time_counts(tmp_path):
+    run = TrainingRun(settings(tmp_path), lambda found: None)
+    estimate = run.estimate(seconds=0.2)
+    assert estimate.num_trained > 3.0 * estimate.num_written  # questions are computed too
+    assert estimate.memory_bytes > 50e6
+    assert run.folder.progress.seconds["estimate"] > 0
+
+
+@needs_kernels
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "mine").write_text("x")
@@ -73,6 +134,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         ({"method": "medusa"}, "--method: got 'medusa'"),
         ({"layout": "x"}, "--layout: got 'x'"),
         ({"magpie": 5}, "--prompts and --magpie are both given"),
+        ({"texts": Path("x")}, "--prompts and --texts are both given"),
         ({"epochs": None}, "--budget: is missing"),
         ({"epochs": 0.0}, "--epochs: got 0"),
         ({"prompts": None}, "without --budget say how many"),

@@ -26,7 +26,7 @@ def write(path, plans, *, stop_after=None, limits=LIMITS):
     """Write texts; after so many calls of `goes_on` the run is torn down."""
     calls = iter(range(10**9))
 
-    def goes_on():
+    def goes_on(num_running):
         if stop_after is not None and next(calls) >= stop_after:
             raise TornDownError
         return True
@@ -103,7 +103,7 @@ def test_a_conversation_is_what_the_template_makes_of_its_messages():
     assert text.token_ids.tolist() == expected[: len(text.token_ids)]
     written = [tokenizer.decode(text.token_ids[start:end], skip_special_tokens=False) for start, end in text.spans]
     assert written == ["Yes.<|im_end|>", "Nothing.<|im_end|>"]
-    assert [ask.sampling.temperature for ask in asked] == [0.7, 1.0, 0.7]
+    assert [ask.sampling.temperature for ask in asked] == [0.7, 0.8, 0.7]
     assert len({ask.sampling.seed for ask in asked}) == 3
     assert asked[1].prompt_ids == text.token_ids[: len(asked[1].prompt_ids)].tolist()
 
@@ -147,7 +147,7 @@ def test_invented_conversations_end_when_time_is_up(tmp_path):
             file,
             seed=0,
             limits=LIMITS,
-            goes_on=lambda: next(calls) < 30,
+            goes_on=lambda num_running: next(calls) < 30,
         )
         assert sorted(one.number for one in file.texts) == list(range(len(file.texts)))
         assert file.texts

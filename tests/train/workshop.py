@@ -63,6 +63,7 @@ class Workshop:
             model=load_model(path, dtype=dtype, device=torch.device("cpu"), packing=packing),
             tokenizer=None,
             eos_token_ids=frozenset({language.EOS}),
+            path=path,
             **parts,
         )
 

@@ -53,6 +53,8 @@ class TrainingOptions:
     """Prompts that the model answers, a .jsonl or .txt file; by default it invents the user's part too."""
     magpie: int | None = None
     """Conversations to invent; by default as many as there is time for."""
+    texts: Path | None = None
+    """The --output of another run for this model, whose texts are trained on instead of new ones."""
     budget: Annotated[float | None, Parameter(converter=parse_duration)] = None
     """Time that all may take, e.g. 3h or 90m."""
     epochs: float | None = None
@@ -100,7 +102,8 @@ def train(
         forerun generate smollm2-135m "Hello" --speculative-config.method eagle3 --speculative-config.model head
     """
     loading.pull_if_needed(model)
-    from forerun.train.run import RunSettings, TrainingRun  # torch: only when it is needed
+    from forerun.train.run import TrainingRun  # torch: only when it is needed
+    from forerun.train.run_settings import RunSettings
 
     options = {field.name: getattr(training, field.name) for field in fields(training)}
     settings = RunSettings(model=model, output=output, **options)
@@ -122,11 +125,13 @@ def train(
 
 
 def _show_estimate(console: Console, estimate: Estimate) -> None:
+    memory = "" if estimate.memory_bytes is None else f"memory {decimal(estimate.memory_bytes)}; "
     console.print(
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
-        f"disk {decimal(round(estimate.disk_bytes))}; memory about 3 GB for a model of 135M parameters; "
-        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)"
+        f"disk {decimal(round(estimate.disk_bytes))}; {memory}"
+        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
+        soft_wrap=True,
     )
 
 
@@ -170,5 +175,5 @@ class _BarPerStage:
         now = self._bars.get_time()
         if not self._console.is_terminal and now - self._said > 60:
             share = f"{report.done / report.total:.0%} " if report.total else ""
-            self._console.print(f"{report.stage} {share}{report.note}")
+            self._console.print(f"{report.stage} {share}{report.note}", soft_wrap=True)
             self._said = now

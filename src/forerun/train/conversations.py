@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from forerun.errors import ConfigError
 from forerun.models.tokenizer import Tokenizer
+from forerun.train.openings import draw_opening
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 """Of the answers; conversations take turns."""
@@ -29,12 +30,14 @@ class Plan:
         number: its number in the run.
         questions: the user's messages in order; None is invented by the model.
         temperature: of the answers.
+        opening: words with which the first question begins, if it is invented.
         system: the system message, or None for the template's own.
     """
 
     number: int
     questions: tuple[str | None, ...]
     temperature: float
+    opening: str = ""
     system: str | None = None
 
 
@@ -65,6 +68,7 @@ class InventedConversations:
             number=number,
             questions=(None,) * chance.choice(TURN_COUNTS),
             temperature=TEMPERATURES[number % len(TEMPERATURES)],
+            opening=draw_opening(chance),
         )
 
 

@@ -19,8 +19,7 @@ class _DraftLoss(torch.autograd.Function):
         ctx: Any, normed: Tensor, weight: Tensor, wanted: Tensor, is_hybrid: bool, measured: Tensor | None
     ) -> Tensor:
         total = 0.0
-        needs_weight = ctx.needs_input_grad[1]
-        of_normed, of_weight = torch.empty_like(normed), torch.zeros(weight.shape if needs_weight else 0)
+        gradients = torch.empty(wanted.shape, dtype=normed.dtype)
         for first in range(0, len(normed), CHUNK_ROWS):
             rows = slice(first, first + CHUNK_ROWS)
             logits = (normed[rows] @ weight.T).float()
@@ -28,11 +27,9 @@ class _DraftLoss(torch.autograd.Function):
                 measured += measure(logits, wanted[rows])
             losses, gradient = loss_and_gradient(logits, wanted[rows].float(), is_hybrid=is_hybrid)
             total += losses.sum().item()
-            gradient = gradient.to(normed.dtype)
-            of_normed[rows] = gradient @ weight
-            if needs_weight:
-                of_weight += gradient.T @ normed[rows]
-        ctx.save_for_backward(of_normed, of_weight.to(weight.dtype))
+            gradients[rows] = gradient
+        of_weight = gradients.T @ normed if ctx.needs_input_grad[1] else torch.empty(0)
+        ctx.save_for_backward(gradients @ weight, of_weight)
         return torch.tensor(total)
 
     @staticmethod

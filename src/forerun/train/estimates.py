@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
+from forerun.train.head_trainer import HeadSettings
 
 CURVE = ((3e5, 1.1), (1e6, 1.25), (1e7, 1.8), (5e7, 2.1))
 """Tokens that a head was trained on -> acceptance length of greedy chat with drafts of three tokens; between them the
 logarithm counts. These are guesses from published heads of larger models: no head of this command is measured yet."""
 
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
-STATE_BYTES = 3 * 4 * 11_000_000  # of a head in training: masters and two moments
-HEAD_BYTES = 4 * 22_000_000  # of the heads that are kept
-
-LEAST_SECONDS_OF_TRAINING = 60.0
+STATE_BYTES = 3 * 4  # of a weight in training: its master and two moments, fp32
+HEAD_BYTES = 2  # of a weight of a head that is kept
+LEAST_STEPS = 20  # fewer train nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,16 @@ class Rates:
         training: tokens trained in a second, prompts included.
         per_text: tokens of answers in a conversation.
         overhead: tokens of texts / tokens of answers.
+        num_weights: of the head.
+        memory_bytes: of this process at its largest, writing and training included; None if that is not known.
     """
 
     writing: float
     training: float
     per_text: float
     overhead: float
+    num_weights: int
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Estimate:
         write_seconds: time of writing.
         train_seconds: time of training.
         disk_bytes: of the output folder.
+        memory_bytes: of the process at its largest; None if that is not known.
         length: acceptance length to be expected, greedy.
     """
 
@@ -53,6 +58,7 @@ class Estimate:
     write_seconds: float
     train_seconds: float
     disk_bytes: float
+    memory_bytes: int | None
     length: float
 
     @classmethod
@@ -65,6 +71,8 @@ class Estimate:
         epochs: float | None,
         shares: tuple[float, float],
         most_epochs: float,
+        num_heads: int,
+        num_written: float | None = None,
     ) -> Estimate:
         """Estimate a run.
 
@@ -75,32 +83,54 @@ class Estimate:
             epochs: times that each text is trained on, or None for as many as there is time for.
             shares: of the budget, that writing may take and that training may take.
             most_epochs: at most so many are trained.
+            num_heads: how many are kept.
+            num_written: tokens of answers, where all are written already.
 
         Raises:
             ConfigError: the budget is too small to train anything.
         """
-        most_written = math.inf if count is None else count * rates.per_text
-        by_time = math.inf if budget is None else shares[0] * budget * rates.writing
-        num_written = min(most_written, by_time)
-        write_seconds = num_written / rates.writing
-        if epochs is None:
-            assert budget is not None, "a run has epochs or a budget"
-            train_seconds = sum(shares) * budget - write_seconds
-            epochs = min(most_epochs, train_seconds * rates.training / (num_written * rates.overhead))
-        num_trained = epochs * num_written * rates.overhead
-        train_seconds = num_trained / rates.training
-        if budget is not None and train_seconds < min(LEAST_SECONDS_OF_TRAINING, shares[1] * budget / 2):
-            raise ConfigError(
-                f"--budget: of {budget:.0f} seconds {train_seconds:.0f} would be left to train; give more time or fewer conversations"
-            )
+        if num_written is None:
+            most_written = math.inf if count is None else count * rates.per_text
+            num_written = min(most_written, math.inf if budget is None else shares[0] * budget * rates.writing)
+            write_seconds = num_written / rates.writing
+        else:
+            write_seconds = 0.0
+        left = math.inf if budget is None else sum(shares) * budget - write_seconds
+        num_trained = plan_tokens(
+            num_written * rates.overhead, seconds=left, rate=rates.training, most_epochs=epochs or most_epochs
+        )
+        count_steps(num_trained)
         return cls(
             num_written=num_written,
             num_trained=num_trained,
             write_seconds=write_seconds,
-            train_seconds=train_seconds,
-            disk_bytes=num_written * rates.overhead * BYTES_PER_TOKEN + STATE_BYTES + HEAD_BYTES,
+            train_seconds=num_trained / rates.training,
+            disk_bytes=num_written * rates.overhead * BYTES_PER_TOKEN
+            + rates.num_weights * (STATE_BYTES + HEAD_BYTES * (num_heads + 1)),
+            memory_bytes=rates.memory_bytes,
             length=expected_length(num_trained),
         )
+
+
+def plan_tokens(num_tokens: float, *, seconds: float, rate: float, most_epochs: float) -> float:
+    """Return on how many tokens a head is trained, of texts of `num_tokens`, in so many seconds at `rate` tokens a second."""
+    return min(most_epochs * num_tokens, max(0.0, seconds) * rate)
+
+
+def count_steps(num_trained: float) -> int:
+    """Return in how many steps so many tokens are trained.
+
+    Raises:
+        ConfigError: they are too few to train anything.
+    """
+    per_step = HeadSettings(num_steps=1).batch_tokens
+    num_steps = round(num_trained / per_step)
+    if num_steps < LEAST_STEPS:
+        raise ConfigError(
+            f"--budget: is enough to train on {num_trained:.0f} tokens, which are {num_steps} steps, and at least "
+            f"{LEAST_STEPS} of {per_step} tokens are needed to train anything; give more time, epochs or conversations"
+        )
+    return num_steps
 
 
 def expected_length(num_trained: float) -> float:

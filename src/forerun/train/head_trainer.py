@@ -20,8 +20,10 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import StateDict
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
 from forerun.train.attention import FlashUnrolledAttention
+from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
 from forerun.train.observer import ObservedTexts, Observer
+from forerun.train.observing_ahead import observe_ahead
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
 
@@ -36,9 +38,9 @@ class HeadSettings:
 
     num_steps: int
     batch_tokens: int = 8192  # of a step, prompts included
-    pass_tokens: int = 4096  # computed at once, at most, padding included
+    pass_tokens: int = 2048  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
-    unrolled_every: int = 2  # of so many groups of texts one is drafted from with all passes, the others with the first
+    unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 1e-3
@@ -97,7 +99,9 @@ class HeadTrainer:
         self.num_tokens = 0  # trained on so far, each time they were
         # on the kernels its products would have no gradients; the target itself stays on them
         self._target = replace(target, kernels=None)
-        self._texts = texts
+        self._batches = Batches(
+            texts, batch_tokens=settings.batch_tokens, pass_tokens=settings.pass_tokens, seed=settings.seed
+        )
         self._masters = {
             name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()
         }
@@ -109,6 +113,7 @@ class HeadTrainer:
         head = self._head()
         assert head.target_ids is not None, "the head drafts a part of the vocabulary"
         self._observer = Observer(target, head.needs, head.target_ids)
+        self._observed: Iterator[ObservedTexts] | None = None  # of the parts from this step on
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the head's tensors as they are now, fp32."""
@@ -117,8 +122,9 @@ class HeadTrainer:
     def run_step(self) -> StepReport:
         """Train on the next batch."""
         settings = self.settings
-        batch = self._batch(self.step)
-        parts = list(_parts(batch, most_tokens=settings.pass_tokens))
+        parts = self._batches.parts(self.step)
+        if self._observed is None:
+            self._observed = observe_ahead(self._observer, self._batches.from_step(self.step))
         unrolled = [(index + self.step) % settings.unrolled_every == 0 for index in range(len(parts))]
         num_places = torch.zeros(settings.num_passes)  # by pass
         for part, is_unrolled in zip(parts, unrolled, strict=True):
@@ -127,9 +133,9 @@ class HeadTrainer:
         is_measured = self.step % settings.measured_every == 0
         measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64)
         total = 0.0
-        for part, is_unrolled in zip(parts, unrolled, strict=True):
+        for is_unrolled in unrolled:
             of_part = weights[: settings.num_passes if is_unrolled else 1]
-            loss = self._loss(self._observer.observe(part), of_part, measured if is_measured else None)
+            loss = self._loss(next(self._observed), of_part, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         clip_grad_norm_(self._trained, settings.most_grad_norm)
@@ -138,7 +144,7 @@ class HeadTrainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.step += 1
-        num_tokens = sum(len(text.token_ids) for text in batch)
+        num_tokens = sum(len(text.token_ids) for part in parts for text in part)
         self.num_tokens += num_tokens
         means = (measured / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
         return StepReport(step=self.step, num_tokens=num_tokens, loss=total, acceptance=means[0], agreement=means[1])
@@ -150,10 +156,9 @@ class HeadTrainer:
             ConfigError: the disk is full or gone.
         """
         tensors = self.tensors()
-        for index, (name, tensor) in enumerate(self._masters.items()):
+        for name, tensor in self._masters.items():
             state = self._optimizer.state.get(tensor, {})
             tensors |= {f"{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in state}
-            del index
         metadata = {"step": str(self.step), "num_tokens": str(self.num_tokens)}
         write_tensors(tensors, path, metadata)
 
@@ -163,6 +168,7 @@ class HeadTrainer:
         Raises:
             ConfigError: it is damaged or of another head.
         """
+        self._observed = None
         try:
             with safe_open(path, framework="pt") as file:
                 metadata, names = file.metadata() or {}, set(file.keys())
@@ -214,44 +220,6 @@ class HeadTrainer:
             loss = loss + weights[index] * of_pass
             states = head.states(outputs).view(num_texts, num_rows, -1)
         return loss
-
-    def _batch(self, step: int) -> list[LearnedText]:
-        """The texts of a step, a function of the seed and the number of the step."""
-        while step >= self._num_planned:
-            self._plan_epoch()
-        return [self._texts[index] for index in self._planned[step - self._first_planned]]
-
-    _num_planned = 0
-    _first_planned = 0
-    _epoch = 0
-    _planned: list[list[int]]
-
-    def _plan_epoch(self) -> None:
-        """Divide all texts, in another random order each time, into batches of about `batch_tokens`."""
-        order = torch.randperm(
-            len(self._texts), generator=torch.Generator().manual_seed(self.settings.seed * 1000 + self._epoch)
-        )
-        batches: list[list[int]] = [[]]
-        room = self.settings.batch_tokens
-        for index in order.tolist():
-            if room <= 0:
-                batches.append([])
-                room = self.settings.batch_tokens
-            batches[-1].append(index)
-            room -= len(self._texts[index].token_ids)
-        self._planned, self._epoch = batches, self._epoch + 1
-        self._first_planned, self._num_planned = self._num_planned, self._num_planned + len(batches)
-
-
-def _parts(batch: Sequence[LearnedText], *, most_tokens: int) -> Iterator[list[LearnedText]]:
-    """Divide a batch into texts of similar length that have at most `most_tokens` together, padding included."""
-    part: list[LearnedText] = []
-    for text in sorted(batch, key=lambda text: len(text.token_ids)):
-        if part and len(text.token_ids) * (len(part) + 1) > most_tokens:
-            yield part
-            part = []
-        part.append(text)
-    yield part
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -17,6 +17,9 @@ from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 
 NUM_DRAFTED = 3  # tokens of each draft
+DRAFTING = {"method": "eagle3", "num_speculative_tokens": NUM_DRAFTED, "draft_sample_method": "coupled"}
+"""How it is drafted: with the noise that the target draws with, so that sampled drafts are accepted as often as they can be."""
+
 NUM_TIMED = 4  # prompts that are answered alone, with and without drafts, to compare times
 
 
@@ -95,8 +98,7 @@ def measure_head(
     """
     if not prompts:
         raise ConfigError("measure: no conversation was held out; write more of them")
-    asked = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": NUM_DRAFTED}
-    llm = LLM.from_target(target, settings, resolve_speculative(asked))
+    llm = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))
     at = []
     for temperature in temperatures:
         llm.reset_stats()
@@ -116,8 +118,7 @@ def measure_times(
     max_tokens: int = 128,
 ) -> Measurement:
     """Add to a measurement what a drafted token costs and how much sooner an answer comes, one after the other."""
-    asked = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": NUM_DRAFTED}
-    drafting = LLM.from_target(target, settings, resolve_speculative(asked))
+    drafting = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))
     plain = LLM.from_target(target, settings, SpeculativeConfig())
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     seconds = {id(drafting): 0.0, id(plain): 0.0}

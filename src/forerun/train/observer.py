@@ -111,6 +111,6 @@ class Observer:
         for first in range(0, len(learned), LOGITS_ROWS):
             rows = slice(first, first + LOGITS_ROWS)
             logits = model.logits(last_hidden[learned[rows]])
-            total = logits.logsumexp(-1, keepdim=True)
-            wanted[rows] = (logits.index_select(1, self._draft_ids) - total).exp().to(model.dtype)
+            odds = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+            wanted[rows] = odds.index_select(1, self._draft_ids) / odds.sum(-1, keepdim=True)
         return wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
+from forerun.models.config_file import read_config
 from forerun.models.heads.eagle3 import canonical_name
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.train.head_trainer import write_tensors
@@ -24,7 +25,7 @@ OUTSIDE_LAYER = ("architectures", "draft_vocab_size", "norm_before_residual", "e
 
 
 def save_head(
-    folder: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, layout: str, target: str
+    folder: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, layout: str, target: Path
 ) -> None:
     """Write config.json and model.safetensors, floats in bf16.
 
@@ -33,7 +34,7 @@ def save_head(
         content: config.json in the authors' layout.
         tensors: the head's, in the authors' layout.
         layout: one of `LAYOUTS`.
-        target: name or path of the target, for those who load the head by itself.
+        target: the target's folder or file, which `vllm serve` loads with a head in the layout of speculators.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -52,8 +53,9 @@ def save_head(
     write_text(folder / CONFIG_FILE, json.dumps(content, indent=2) + "\n")
 
 
-def _speculators_config(content: Mapping[str, Any], *, target: str) -> dict[str, Any]:
+def _speculators_config(content: Mapping[str, Any], *, target: Path) -> dict[str, Any]:
     """Return config.json in speculators' layout."""
+    verifier = {"name_or_path": str(target.resolve()), "architectures": list(read_config(target).architectures or [])}
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": NUM_DRAFTED,
@@ -67,7 +69,7 @@ def _speculators_config(content: Mapping[str, Any], *, target: str) -> dict[str,
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": target, "architectures": []},
+            "verifier": verifier,
         },
         **{name: content[name] for name in OUTSIDE_LAYER[1:]},
         "target_hidden_size": None,
@@ -78,8 +80,18 @@ def _speculators_config(content: Mapping[str, Any], *, target: str) -> dict[str,
     }
 
 
-def model_card(*, target: str, command: str, facts: Mapping[str, object], measured: Measurement | None) -> str:
-    """Write the model card: what the head is for, how it came to be, what it was measured to be worth."""
+def model_card(
+    *,
+    target: str,
+    command: str,
+    facts: Mapping[str, object],
+    measured: Measurement | None,
+    curve: Sequence[Measurement] = (),
+) -> str:
+    """Write the model card: what the head is for, how it came to be, what it was measured to be worth.
+
+    `curve` are measurements of the head on the way, by the tokens that it had been trained on.
+    """
     lines = [
         f"# EAGLE-3 head for {target}",
         "",
@@ -109,6 +121,19 @@ def model_card(*, target: str, command: str, facts: Mapping[str, object], measur
                 f"sequence came {measured.speed_up:.2f} times as fast as without drafts.",
                 "",
             ]
+    if len(curve) > 1:
+        temperatures = [one.temperature for one in curve[0].at]
+        lines += [
+            "On the way there:",
+            "",
+            f"| trained on | {' | '.join(f'length at temperature {temperature:g}' for temperature in temperatures)} |",
+            "|---" * (1 + len(temperatures)) + "|",
+            *(
+                f"| {one.num_tokens / 1e6:.2f}M tokens | {' | '.join(f'{at.length:.2f}' for at in one.at)} |"
+                for one in curve
+            ),
+            "",
+        ]
     return "\n".join(lines)
 
 

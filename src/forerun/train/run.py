@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -20,70 +22,28 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block
-from forerun.train.estimates import Estimate, Rates
+from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
 from forerun.train.measuring import Measurement, measure_head, measure_times
-from forerun.train.packaging import LAYOUTS, model_card, save_head, write_text
-from forerun.train.run_folder import RunFolder
+from forerun.train.observing_ahead import divided_cores
+from forerun.train.packaging import model_card, save_head, write_text
+from forerun.train.probing import WritingPace, peak_memory, training_rate
+from forerun.train.run_folder import SETTINGS, WORK, RunFolder
+from forerun.train.run_settings import RunSettings
 from forerun.train.selection import Selection, read_excluded, select
 from forerun.train.stage_clock import StageClock
+from forerun.train.target import BLOCK_SIZE
 from forerun.train.texts import TextFile
 from forerun.train.writing import WritingLimits, write_texts
 
 WRITE_SHARE, TRAIN_SHARE = 0.35, 0.58
 """Shares of the time budget; the rest is for measuring."""
 
-LEAST_BUDGET = 120.0  # seconds: less trains nothing
-LEAST_STEPS = 20
 MOST_EPOCHS = 8.0
 SECONDS_PER_SAVE = 120.0
 HEADS_KEPT_AT = (0.5, 0.75, 1.0)  # of the steps
-NUM_MEASURED = 32  # held-out conversations
-PROBE_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What `forerun train` is asked for; see there.
-
-    Raises:
-        ConfigError: settings do not fit each other.
-    """
-
-    model: str
-    output: Path
-    method: str = "eagle3"
-    prompts: Path | None = None
-    magpie: int | None = None
-    budget: float | None = None  # seconds
-    epochs: float | None = None
-    exclude: tuple[Path, ...] = ()
-    draft_vocab_size: int = 8192
-    layout: str = "speculators"
-    learning_rate: float = 1e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.method != "eagle3":
-            raise ConfigError(
-                f"--method: got {self.method!r}; may be eagle3; forerun.train.trainer.train_head trains the others"
-            )
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"--layout: got {self.layout!r}; may be {', '.join(LAYOUTS)}")
-        if self.prompts is not None and self.magpie is not None:
-            raise ConfigError("--prompts and --magpie are both given; keep one")
-        if self.magpie is not None and self.magpie < 1:
-            raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(f"--epochs: got {self.epochs:g}; must be above 0")
-        if self.budget is None and self.epochs is None:
-            raise ConfigError("--budget: is missing; say how long it may take, e.g. 3h, or give --magpie and --epochs")
-        if self.budget is None and self.prompts is None and self.magpie is None:
-            raise ConfigError("--magpie: without --budget say how many conversations, e.g. --magpie 20000")
-        if self.budget is not None and self.budget < LEAST_BUDGET:
-            raise ConfigError(
-                f"--budget: got {self.budget:.0f} seconds, in which nothing can be trained; give at least {LEAST_BUDGET:.0f}s"
-            )
+CURVE_AT = (1e6, 3e6, 1e7, 3e7, 1e8)  # tokens trained on, after which a head is kept too
+NUM_MEASURED = 64  # held-out conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +69,7 @@ class TrainingRun:
             ForerunError: the model, the prompts or the folder cannot be used; nothing has been run then.
         """
         self.settings, self._report = settings, report
-        path = resolve_model(settings.model)
+        path = self._path = resolve_model(settings.model)
         self._engine = EngineSettings(
             model=settings.model, device="cpu", max_model_len=WritingLimits().most_conversation
         )
@@ -121,9 +81,16 @@ class TrainingRun:
         )
         self.target = load_target(path, self._engine, torch.device("cpu"))
         self._limits = WritingLimits(most_conversation=min(1024, self.target.model.max_model_len))
-        self._engine = replace(self._engine, max_model_len=self._limits.most_conversation)
+        self._engine = replace(
+            self._engine,
+            max_model_len=self._limits.most_conversation,
+            max_num_seqs=self._limits.num_at_once,
+            # conversations are a third as long as they may be, on average over all and their time
+            num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
+        )
         ChatMarks.read(self.tokenizer)
-        self.folder = RunFolder(settings.output, self._identity(path))
+        self.folder = RunFolder(settings.output, settings.identity(path))
+        self.folder.check_extent(settings.extent())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -135,7 +102,10 @@ class TrainingRun:
     def go(self) -> Measurement:
         """Run the stages that are not complete and return the best head's measurement."""
         if not self.folder.is_done("write"):
-            self.write()
+            if self.settings.texts is None:
+                self.write()
+            else:
+                self.take_texts(self.settings.texts)
         selection = self.mask()
         if not self.folder.is_done("train"):
             self.train(selection)
@@ -143,18 +113,21 @@ class TrainingRun:
             self.measure(selection)
         return self.package(selection)
 
-    def write(self, *, most_seconds: float | None = None) -> None:
-        """Let the target write texts until all conversations are had or the time is up."""
+    def write(self, *, most_seconds: float | None = None) -> WritingPace:
+        """Let the target write texts until all conversations are had or the time is up; return how fast it did."""
         settings = self.settings
         share = None if settings.budget is None else WRITE_SHARE * settings.budget
         allowed = min((s for s in (most_seconds, share) if s is not None), default=None)
-        clock = StageClock(self.folder, "write")
+        clock, pace = StageClock(self.folder, "write"), WritingPace()
         llm = LLM.from_target(self.target, self._engine, SpeculativeConfig())
 
         with clock, TextFile(self.folder.texts) as file:
+            before = file.num_written
 
-            def goes_on() -> bool:
+            def goes_on(num_running: int) -> bool:
                 seconds = clock.tick()
+                if num_running == self._limits.num_at_once:
+                    pace.note(seconds, llm.stats.num_generation_tokens)
                 is_timed = allowed is not None
                 self._report(
                     StageReport(
@@ -175,8 +148,28 @@ class TrainingRun:
                 limits=self._limits,
                 goes_on=goes_on,
             )
+            pace.num_generated, pace.num_answers = llm.stats.num_generation_tokens, file.num_written - before
         if most_seconds is None:
             self.folder.finish("write")
+        return pace
+
+    def take_texts(self, source: Path) -> None:
+        """Take the texts that another run has written so far.
+
+        Raises:
+            ConfigError: there are none, or they are of another model.
+        """
+        other = source / WORK
+        try:
+            written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
+            shutil.copyfile(other / self.folder.texts.name, self.folder.texts)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--texts: {source} holds no texts of a training run ({error}); give the --output of one"
+            ) from None
+        if written.get("fingerprint") != self.settings.identity(self._path)["fingerprint"]:
+            raise ConfigError(f"--texts: {source} is of another model; give texts that this one wrote")
+        self.folder.finish("write")
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
@@ -201,14 +194,15 @@ class TrainingRun:
         """Train the head, and keep it at several places on the way."""
         clock = StageClock(self.folder, "train")
         progress = self.folder.progress
-        with clock:
+        with clock, divided_cores(self.target.kernels):
             if progress.num_steps is None:
-                progress.num_steps = self._plan_steps(selection)
+                progress.num_steps, progress.extent = self._plan_steps(selection), self.settings.extent()
                 self.folder.save()
             trainer = self.trainer(selection, num_steps=progress.num_steps)
             if self.folder.state.exists():
                 trainer.resume(self.folder.state)
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
+            curve = [num_tokens for num_tokens in CURVE_AT if num_tokens > trainer.num_tokens]
             saved = time.monotonic()
             note = ""
             while trainer.step < progress.num_steps:
@@ -221,7 +215,10 @@ class TrainingRun:
                 self._report(
                     StageReport(stage="train", done=trainer.step, total=progress.num_steps, note=f"{note}, {rate}")
                 )
-                if trainer.step in kept_at:
+                is_on_curve = bool(curve) and trainer.num_tokens >= curve[0]
+                if is_on_curve:
+                    curve.pop(0)
+                if is_on_curve or trainer.step in kept_at:
                     self._keep(trainer)
                 if time.monotonic() - saved > SECONDS_PER_SAVE or trainer.step == progress.num_steps:
                     trainer.save(self.folder.state)
@@ -278,7 +275,7 @@ class TrainingRun:
         for name in ("config.json", "model.safetensors"):
             shutil.copyfile(self.folder.head(best) / name, self.folder.output / name)
         facts = {
-            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(resolve_model(self.settings.model))[:16]}",
+            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(self._path)[:16]}",
             "texts": f"{len(selection.learned)} conversations of the target's own, {selection.num_places} tokens learnt",
             "prompts": "invented by the target" if self.settings.prompts is None else self.settings.prompts.name,
             "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
@@ -286,77 +283,72 @@ class TrainingRun:
             "torch": torch.__version__,
         }
         command = f"forerun train {self.settings.model} --method {self.settings.method}"
-        card = model_card(target=Path(self.settings.model).name, command=command, facts=facts, measured=measured)
+        card = model_card(
+            target=Path(self.settings.model).name,
+            command=command,
+            facts=facts,
+            measured=measured,
+            curve=sorted(self.folder.measured.values(), key=lambda one: one.num_tokens),
+        )
         write_text(self.folder.output / "README.md", card)
         self._report(StageReport(stage="package", done=1, total=1, note=str(self.folder.output)))
         return measured
 
-    def estimate(self, *, seconds: float = 15.0) -> Estimate:
-        """Write and train for some seconds to say what the run will take; what is written is kept."""
-        if not self.folder.is_done("write"):
-            before = self._written()
-            begin = time.monotonic()
-            self.write(most_seconds=self.folder.progress.seconds.get("write", 0.0) + seconds)
-            writing = (self._written() - before) / (time.monotonic() - begin)
-        else:
-            writing = self._written() / max(1e-9, self.folder.progress.seconds["write"])
-        selection = self._probe_selection()
-        training = self._training_rate(selection)
+    def estimate(self, *, seconds: float = 20.0) -> Estimate:
+        """Write and train for some seconds to say what the run will take; what is written is kept.
+
+        Raises:
+            ConfigError: what is asked for is too little to train anything.
+        """
+        writing = None
+        if self.settings.texts is not None:
+            self.take_texts(self.settings.texts)
+        elif not self.folder.is_done("write"):
+            spent = self.folder.progress.seconds.get("write", 0.0)
+            writing = self.write(most_seconds=spent + seconds).answers_per_second
         with TextFile(self.folder.texts) as file:
-            num_answered = sum(bool(text.spans) for text in file.texts)
-            per_text = self._written() / max(1, num_answered)
-            overhead = sum(len(text.token_ids) for text in file.texts) / max(1, self._written())
+            texts, num_written = file.texts, file.num_written
+        selection = select(
+            texts,
+            vocab_size=self.target.model.vocab_size,
+            num_draft=self.settings.draft_vocab_size,
+            always=self.target.eos_token_ids,
+        )
+        with StageClock(self.folder, "estimate"), divided_cores(self.target.kernels):
+            training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
+        rates = Rates(
+            writing=writing or num_written / max(1.0, self.folder.progress.seconds.get("write", 0.0)),
+            training=training,
+            per_text=num_written / max(1, sum(bool(text.spans) for text in texts)),
+            overhead=sum(len(text.token_ids) for text in texts) / max(1, num_written),
+            num_weights=num_weights,
+            memory_bytes=peak_memory(),
+        )
         return Estimate.of(
-            Rates(writing=writing, training=training, per_text=per_text, overhead=overhead),
+            rates,
             budget=self.settings.budget,
             count=self.plans.count,
             epochs=self.settings.epochs,
             shares=(WRITE_SHARE, TRAIN_SHARE),
             most_epochs=MOST_EPOCHS,
+            num_heads=len(HEADS_KEPT_AT) + len(CURVE_AT),
+            num_written=num_written if self.folder.is_done("write") else None,
         )
 
-    def _probe_selection(self) -> Selection:
-        with TextFile(self.folder.texts) as file:
-            return select(
-                file.texts,
-                vocab_size=self.target.model.vocab_size,
-                num_draft=self.settings.draft_vocab_size,
-                always=self.target.eos_token_ids,
-            )
-
-    def _written(self) -> int:
-        with TextFile(self.folder.texts) as file:
-            return file.num_written
-
     def _plan_steps(self, selection: Selection) -> int:
-        """How many steps are trained: the epochs asked for, or as many as there is time for."""
-        per_step = HeadSettings(num_steps=1).batch_tokens
-        epochs = self.settings.epochs
-        if epochs is None:
-            assert self.settings.budget is not None, "a run has epochs or a budget"
-            spent = sum(self.folder.progress.seconds.values())
-            left = max(0.0, (WRITE_SHARE + TRAIN_SHARE) * self.settings.budget - spent)
-            epochs = min(MOST_EPOCHS, left * self._training_rate(selection) / selection.num_tokens)
-        num_steps = round(epochs * selection.num_tokens / per_step)
-        if num_steps < LEAST_STEPS:
-            raise ConfigError(
-                f"--budget: what is left of it is enough for {num_steps} steps of {per_step} tokens, and at least "
-                f"{LEAST_STEPS} are needed to train anything; give more time or more conversations"
-            )
-        return num_steps
-
-    def _training_rate(self, selection: Selection) -> float:
-        """Tokens that are trained in a second, from some steps of a head that is thrown away."""
-        probe = self.trainer(selection, num_steps=1000)
-        probe.run_step()  # memory is taken
-        begin, before = time.monotonic(), probe.num_tokens
-        for _ in range(PROBE_STEPS):
-            probe.run_step()
-        return (probe.num_tokens - before) / (time.monotonic() - begin)
+        """How many steps are trained: the epochs asked for, as far as there is time for them."""
+        settings = self.settings
+        left, rate = math.inf, 1.0
+        if settings.budget is not None:
+            rate, _ = training_rate(self.trainer(selection, num_steps=1000))
+            left = (WRITE_SHARE + TRAIN_SHARE) * settings.budget - sum(self.folder.progress.seconds.values())
+        return count_steps(
+            plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=settings.epochs or MOST_EPOCHS)
+        )
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)
-        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self.settings.model)
+        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
 
     def _tokens_at(self, step: int) -> int:
@@ -365,16 +357,3 @@ class TrainingRun:
     def _note(self, step: int, measured: Measurement) -> None:
         self.folder.progress.measured[str(step)] = measured.to_json()
         self.folder.save()
-
-    def _identity(self, path: Path) -> dict[str, object]:
-        settings = self.settings
-        return {
-            "fingerprint": fingerprint_of_files(path),
-            "method": settings.method,
-            "prompts": None if settings.prompts is None else str(settings.prompts.resolve()),
-            "magpie": settings.magpie,
-            "draft_vocab_size": settings.draft_vocab_size,
-            "layout": settings.layout,
-            "learning_rate": settings.learning_rate,
-            "seed": settings.seed,
-        }

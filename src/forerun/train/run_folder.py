@@ -13,6 +13,7 @@ from forerun.train.measuring import Measurement
 from forerun.train.packaging import write_text
 
 WORK = "training"  # subfolder of the output
+SETTINGS = "settings.json"  # in it: what a run cannot change on the way
 STAGES = ("write", "mask", "train", "measure", "package")
 
 
@@ -24,12 +25,14 @@ class Progress:
         seconds: spent in each stage.
         done: stages that are complete.
         num_steps: of training, once that has begun.
+        extent: budget and epochs that `num_steps` was planned for.
         measured: measurements of heads, by the head's step.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     num_steps: int | None = None
+    extent: dict[str, float | None] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,7 +56,7 @@ class RunFolder:
             self.work / "heads",
         )
         self._progress_file = self.work / "progress.json"
-        settings_file = self.work / "settings.json"
+        settings_file = self.work / SETTINGS
         if settings_file.exists():
             _check_same(json.loads(settings_file.read_text(encoding="utf-8")), dict(identity), output)
         elif output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -76,6 +79,20 @@ class RunFolder:
         """The steps after which a head was kept, ascending."""
         found = self.heads.glob("step-*/model.safetensors")
         return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+    def check_extent(self, given: Mapping[str, float | None]) -> None:
+        """Refuse another budget or other epochs than those that the training was planned for.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        planned = self.progress.extent
+        for name, value in given.items():
+            if self.progress.num_steps is not None and planned.get(name) != value:
+                raise ConfigError(
+                    f"--{name}: got {value}, but the {self.progress.num_steps} steps of the training in {self.output} were "
+                    f"planned for {planned.get(name)}; give that to go on, or another --output with --texts {self.output}"
+                )
 
     def spend(self, stage: str, seconds: float) -> None:
         """Note that a stage took so much more time."""
@@ -114,5 +131,6 @@ def _check_same(stored: Mapping[str, Any], given: Mapping[str, Any], output: Pat
     if other:
         found = ", ".join(f"{name} {stored.get(name)!r} instead of {given.get(name)!r}" for name in sorted(other))
         raise ConfigError(
-            f"--output: {output} is of a run with {found}; give the same command to go on, or another folder"
+            f"--output: {output} is of a run with {found}; give the same command to go on, or another folder, with "
+            f"--texts {output} to train on the texts that were written"
         )

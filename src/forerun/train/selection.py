@@ -100,11 +100,10 @@ def select(
             kept.append(text)
     held_out = [text for index, text in enumerate(kept) if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     learned = [
-        LearnedText(token_ids=text.token_ids.astype(np.int64), places=_places(text))
+        _learned(text, places)
         for index, text in enumerate(kept)
-        if index % HELD_OUT_EVERY != HELD_OUT_EVERY - 1
+        if index % HELD_OUT_EVERY != HELD_OUT_EVERY - 1 and len(places := _places(text))
     ]
-    learned = [text for text in learned if len(text.places)]
     if not learned:
         raise ConfigError(
             f"texts: none is left to learn from ({len(ordered)} written, {num_empty} without an answer, {num_repeated} "
@@ -165,6 +164,11 @@ def _places(text: WrittenText) -> NDArray[np.int64]:
         is_learned[start : end - 1] = True
     is_learned[:-1] &= ~loops(token_ids)[1:]
     return is_learned.nonzero()[0]
+
+
+def _learned(text: WrittenText, places: NDArray[np.int64]) -> LearnedText:
+    """A text up to the last token that says something about a place: what follows, as a loop, is not computed."""
+    return LearnedText(token_ids=text.token_ids[: places[-1] + 2].astype(np.int64), places=places)
 
 
 def _draft_vocabulary(

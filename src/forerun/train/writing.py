@@ -18,6 +18,7 @@ from forerun.train.texts import Span, TextFile, WrittenText
 
 LEAST_QUESTION = 3  # tokens of a question that is worth an answer
 LEAST_ANSWER = 2  # tokens: shorter ones teach nothing
+QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks nonsense, and seldom comes to an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,8 @@ class WritingLimits:
 
     most_conversation: int = 1024
     most_question: int = 128
-    most_answer: int = 384
-    num_at_once: int = 64
+    most_answer: int = 320
+    num_at_once: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,10 @@ def converse(plan: Plan, tokenizer: Tokenizer, limits: WritingLimits, *, seed: i
         before = marks.following if turn else marks.begin
         question = given
         if question is None:
-            sampling = _sampling(chance, temperature=1.0, top_p=0.95, max_tokens=limits.most_question)
-            reply = yield Ask(prompt_ids=_joined(ids, tokenizer, before), sampling=sampling)
-            question = _question(reply, tokenizer)
+            opening = "" if turn else plan.opening
+            sampling = _sampling(chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=limits.most_question)
+            reply = yield Ask(prompt_ids=_joined(ids, tokenizer, f"{before}{opening}"), sampling=sampling)
+            question = _question(opening, reply, tokenizer)
             if question is None:
                 break
         asked = _joined(ids, tokenizer, f"{before}{question}{marks.answer}")
@@ -89,12 +91,12 @@ def write_texts(
     *,
     seed: int,
     limits: WritingLimits,
-    goes_on: Callable[[], bool],
+    goes_on: Callable[[int], bool],
 ) -> None:
     """Have the conversations that `file` lacks, and add each to it when it has ended.
 
-    `goes_on` is asked before each step of the engine whether new conversations may begin; those that run are
-    always finished, since short ones would be too many otherwise.
+    `goes_on` is told before each step of the engine how many conversations run, and says whether new ones may begin;
+    those that run are always finished, since short ones would be too many otherwise.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -104,7 +106,8 @@ def write_texts(
     talks = _Talks(client, file)
     try:
         while True:
-            while len(talks.running) < limits.num_at_once and goes_on():
+            may_begin = goes_on(len(talks.running))
+            while may_begin and len(talks.running) < limits.num_at_once:
                 number = next(waiting, None)
                 if number is None:
                     break
@@ -168,8 +171,9 @@ def _joined(ids: list[int], tokenizer: Tokenizer, text: str) -> list[int]:
     return [*ids, *(more[1:] if ids and more[:1] == ids[-1:] else more)]
 
 
-def _question(reply: CompletionOutput, tokenizer: Tokenizer) -> str | None:
-    """The question that the model invented, or None if it found no end or is empty."""
-    if reply.finish_reason != "stop" or len(reply.token_ids) < LEAST_QUESTION:
+def _question(opening: str, reply: CompletionOutput, tokenizer: Tokenizer) -> str | None:
+    """The question that the model invented from `opening` on, or None if it found no end or is empty."""
+    begun = tokenizer.encode(opening, add_special_tokens=False) if opening else []
+    if reply.finish_reason != "stop" or len(begun) + len(reply.token_ids) < LEAST_QUESTION:
         return None
-    return tokenizer.decode(reply.token_ids, skip_special_tokens=True).strip() or None
+    return tokenizer.decode([*begun, *reply.token_ids], skip_special_tokens=True).strip() or None

@@ -1,0 +1,91 @@
+"""What a training run is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.models.fingerprint import fingerprint_of_files
+from forerun.train.packaging import LAYOUTS
+
+LEAST_BUDGET = 120.0  # seconds: less trains nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What `forerun train` is asked for; see there.
+
+    Raises:
+        ConfigError: settings do not fit each other.
+    """
+
+    model: str
+    output: Path
+    method: str = "eagle3"
+    prompts: Path | None = None
+    magpie: int | None = None
+    texts: Path | None = None
+    budget: float | None = None  # seconds
+    epochs: float | None = None
+    exclude: tuple[Path, ...] = ()
+    draft_vocab_size: int = 8192
+    layout: str = "speculators"
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method != "eagle3":
+            raise ConfigError(
+                f"--method: got {self.method!r}; may be eagle3; forerun.train.trainer.train_head trains the others"
+            )
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"--layout: got {self.layout!r}; may be {', '.join(LAYOUTS)}")
+        given = [name for name in ("prompts", "magpie", "texts") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"--{given[0]} and --{given[1]} are both given; keep one")
+        if self.magpie is not None and self.magpie < 1:
+            raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError(f"--epochs: got {self.epochs:g}; must be above 0")
+        if self.budget is None and self.epochs is None:
+            raise ConfigError("--budget: is missing; say how long it may take, e.g. 3h, or give --magpie and --epochs")
+        if self.budget is None and not given:
+            raise ConfigError("--magpie: without --budget say how many conversations, e.g. --magpie 20000")
+        if self.budget is not None and self.budget < LEAST_BUDGET:
+            raise ConfigError(
+                f"--budget: got {self.budget:.0f} seconds, in which nothing can be trained; give at least {LEAST_BUDGET:.0f}s"
+            )
+
+    def identity(self, model: Path) -> dict[str, Any]:
+        """Return what must be the same when a run goes on: files count by their content.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        return {
+            "fingerprint": fingerprint_of_files(model),
+            "method": self.method,
+            "prompts": None if self.prompts is None else _digest("--prompts", self.prompts),
+            "magpie": self.magpie,
+            "texts": None if self.texts is None else str(self.texts.resolve()),
+            "exclude": [_digest("--exclude", path) for path in self.exclude],
+            "draft_vocab_size": self.draft_vocab_size,
+            "layout": self.layout,
+            "learning_rate": self.learning_rate,
+            "seed": self.seed,
+        }
+
+    def extent(self) -> dict[str, float | None]:
+        """Return how much is asked for, which may change until the training has been planned."""
+        return {"budget": self.budget, "epochs": self.epochs}
+
+
+def _digest(option: str, path: Path) -> str:
+    """Return a digest of a file's content."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {path} ({error}); give a file") from None

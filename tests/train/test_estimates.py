@@ -1,0 +1,68 @@
+"""An estimate divides the budget as the run does, and refuses what trains nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.train.estimates import CURVE, Estimate, Rates, expected_length
+from forerun.train.probing import WritingPace
+
+RATES = Rates(writing=1000.0, training=500.0, per_text=200.0, overhead=1.25, num_weights=10, memory_bytes=7)
+
+
+def estimate(**changes):
+    asked = {"budget": 1000.0, "count": None, "epochs": None, "shares": (0.4, 0.5), "most_epochs": 8.0, "num_heads": 2}
+    return Estimate.of(RATES, **(asked | changes))
+
+
+def test_a_budget_is_divided_into_writing_and_training():
+    found = estimate()
+    assert (found.num_written, found.write_seconds) == (400_000, 400)
+    assert found.train_seconds == pytest.approx(500)
+    assert found.num_trained == pytest.approx(250_000)
+
+
+def test_what_is_not_written_is_left_to_train():
+    found = estimate(count=500)
+    assert found.num_written == 100_000
+    assert found.train_seconds == pytest.approx(900 - 100)
+
+
+def test_epochs_are_a_limit_within_the_budget_and_all_without_one():
+    assert estimate(epochs=0.4).num_trained == pytest.approx(0.4 * 500_000)
+    assert estimate(epochs=100).num_trained == pytest.approx(250_000)
+    assert estimate(epochs=3.0, budget=None, count=10_000).num_trained == pytest.approx(3 * 2_500_000)
+
+
+def test_texts_that_are_written_already_take_no_time():
+    found = estimate(num_written=1_000_000)
+    assert found.write_seconds == 0
+    assert found.train_seconds == pytest.approx(900)
+
+
+@pytest.mark.parametrize("changes", [{"budget": 120.0}, {"count": 3}, {"epochs": 0.1}])
+def test_too_little_to_train_anything_is_refused(changes):
+    with pytest.raises(ConfigError, match="steps, and at least 20 of 8192 tokens are needed"):
+        estimate(**changes)
+
+
+def test_the_expected_length_rises_with_the_tokens_and_stays_within_the_curve():
+    lengths = [expected_length(10.0**exponent) for exponent in range(12)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1.0
+    assert lengths[-1] == CURVE[-1][1]
+
+
+def test_the_pace_of_writing_leaves_out_the_beginning_and_the_end():
+    pace = WritingPace()
+    for seconds, generated in ((0.0, 0), (3.0, 100), (4.0, 1100), (5.0, 2100)):
+        pace.note(seconds, generated)
+    pace.num_generated, pace.num_answers = 4000, 3000  # at the end, when few conversations were left
+    assert pace.answers_per_second == pytest.approx(1000 * 3 / 4)
+
+
+def test_too_short_a_while_has_no_pace():
+    pace = WritingPace(num_generated=10, num_answers=10)
+    pace.note(0.0, 5)
+    assert pace.answers_per_second is None

@@ -1,0 +1,56 @@
+"""A head loads from both layouts with the same weights, and its card says what was measured on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from forerun.models.heads.eagle3 import load_eagle3
+from forerun.train.copied_block import begin_from_block
+from forerun.train.measuring import Acceptance, Measurement
+from forerun.train.packaging import LAYOUTS, model_card, save_head
+from tests.native import needs_kernels
+from tests.train.target_folder import chat_model, chat_model_folder
+
+DRAFT_IDS = torch.arange(0, 264, 2)
+
+
+@needs_kernels
+def test_both_layouts_load_as_the_same_head(tmp_path):
+    content, tensors = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
+    features = torch.randn(4, 3 * content["hidden_size"], generator=torch.Generator().manual_seed(1))
+    found = []
+    for layout in LAYOUTS:
+        save_head(tmp_path / layout, content, tensors, layout=layout, target=chat_model_folder())
+        head = load_eagle3(tmp_path / layout, chat_model())
+        assert head.target_ids.tolist() == DRAFT_IDS.tolist()
+        found.append(head.logits(head.project(features)))
+    assert torch.equal(*found)
+
+
+def test_the_layout_of_speculators_names_the_target_as_vllm_loads_it(tmp_path):
+    content, tensors = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
+    save_head(tmp_path, content, tensors, layout="speculators", target=chat_model_folder())
+    written = json.loads((tmp_path / "config.json").read_text())
+    verifier = written["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": str(chat_model_folder().resolve()), "architectures": ["LlamaForCausalLM"]}
+    assert written["norm_before_residual"] is False
+    assert written["transformer_layer_config"]["rope_theta"] == content["rope_theta"]
+
+
+def measured(num_tokens, length):
+    at = [
+        Acceptance(temperature=temperature, length=length - temperature / 2, per_position=[0.5], num_steps=9)
+        for temperature in (0.0, 1.0)
+    ]
+    return Measurement(num_tokens=num_tokens, at=at)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_card_has_the_curve_where_there_is_one(count):
+    curve = [measured(10**6, 1.5), measured(3 * 10**6, 1.75)][:count]
+    card = model_card(target="small", command="forerun train small", facts={"seed": 0}, measured=curve[-1], curve=curve)
+    assert card.startswith("# EAGLE-3 head for small")
+    assert ("| 3.00M tokens | 1.75 | 1.25 |" in card) == (count == 2)
