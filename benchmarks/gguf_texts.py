@@ -61,10 +61,10 @@ class RoundedInputs(TorchFunctionMode):
 
 def round_to_8_bits(rows: Tensor) -> Tensor:
     """Round [..., inputs] as Q8_0 does: 127 steps of a block's largest value, with the scale in fp16."""
-    blocks = rows.unflatten(-1, (-1, BLOCK))
+    blocks = rows.reshape(-1, BLOCK)
     largest = blocks.abs().amax(-1, keepdim=True) / 127
     codes = torch.where(largest > 0, blocks / largest, 0).round()
-    return (codes * largest.half().float()).flatten(-2)
+    return (codes * largest.half().float()).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
