@@ -36,6 +36,7 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 SOURCES = [(path, ast.parse(path.read_text())) for path in sorted(Path(forerun.__file__).parent.rglob("*.py"))]
 UNPICKLING_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 UNPICKLED_FROM_OWN_PROCESSES = {  # never from a socket that others reach
+    ("contents.py", "pickle"),  # the same: a drafter's weights, which rank 0 lends the others
     ("exchange.py", "pickle"),  # the ranks of a tensor-parallel group: anonymous memory that their parent gave them
     ("prefix_router.py", "pickle"),  # Ray's proxy hands its requests to the router so
 }

@@ -74,7 +74,7 @@ def test_the_kernels_keep_its_blocks(tmp_path, method, blocks):
     packing = Packing.choose(next(iter(KERNELS.values())), dtype=torch.bfloat16)
     model = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
     for index, layer in enumerate(model.layers.layers):
-        qkv, output, _, down = layer.tensors[:4]
+        qkv, output, down = (layer.weights[name] for name in ("qkv", "output", "down"))
         assert {part.format.name for part in (qkv, output, down)} == {blocks}
         prefix = f"model.layers.{index}."
         projections = [values[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
