@@ -110,6 +110,7 @@ def test_a_server_gets_no_prompt_twice(number):
     loads = [*LOADS, *CALIBRATIONS]
     prompts = [prompt for load in loads for prompt in prompts_of(load, number, count)]
     assert len(set(prompts)) == len(prompts) == count * len(loads)
+    assert count % len(KINDS) == 0, "each load begins with the first kind"
 
 
 def test_prompts_of_the_test_are_none_of_the_profiles():
