@@ -36,10 +36,16 @@ FLAGS = [
     *WARNINGS,
 ]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
+AVX2 = ["-mavx2", "-mfma"]
 NEON = "-DFORERUN_NEON"
 LEVELS_OF_MACHINES = {
-    ("x86_64", "amd64"): {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": ["-mavx2", "-mfma"]},
-    ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16"], "neon": [NEON]},
+    ("x86_64", "amd64"): {
+        "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+        "avx512": AVX512,
+        "avxvnni": [*AVX2, "-mavxvnni"],
+        "avx2": AVX2,
+    },
+    ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16+dotprod"], "neon": [NEON]},
 }
 TARGET = sysconfig.get_platform()
 LEVELS = {"portable": []}

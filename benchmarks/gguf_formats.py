@@ -5,8 +5,8 @@
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
 Prints, for each format or file, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others,
-of the first token after a prompt of 512, and of each of 64 tokens written after it. `--beside` measures forerun on another model
-too. All engines hold their model, and all but one are stopped while that one is measured, in turn in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+of the first token after a prompt of 512, and of each of 64 tokens written after it. forerun is measured with activations in
+bf16 and in int8, which is what llama.cpp rounds them to; `--beside` measures it on another model too. All engines hold their model, and all but one are stopped while that one is measured, in turn in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENVIRONMENT = Path("~/.cache/forerun/peers/llama_cpp").expanduser()
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
 ROWS, CONTEXT, PROMPT, NUM_WRITTEN = (1, 8), 256, 512, 65
 MEASURES = (*(f"T({rows})" for rows in ROWS), "prompt", "token")
-OWN, PEER = "forerun", "llama_cpp"
+OWN, OWN_INT8, PEER = "forerun", "forerun int8", "llama_cpp"
 SIXTEEN_BIT = {  # where a block has fp16 numbers
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -123,7 +123,8 @@ def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) ->
     """Seconds of each measure and engine, round by round, and what each took to load.
 
     Args:
-        models: a row's name -> what it loads; PEER's is loaded by llama.cpp, all others by forerun.
+        models: a row's name -> what it loads; PEER's is loaded by llama.cpp, all others by forerun, OWN_INT8's with
+            activations in int8.
         logs: a folder.
         threads: of each engine.
         rounds: how often each is measured.
@@ -142,7 +143,10 @@ def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) ->
                 log=logs / f"{Path(name).name}.log",
             )
             workers[name] = stack.enter_context(closing(worker))
-            loaded = worker.ask("load", model=model, max_model_len=1024, num_threads=threads, speculation=None)
+            settings = {"activation_dtype": "int8"} if name == OWN_INT8 else {}
+            loaded = worker.ask(
+                "load", model=model, max_model_len=1024, num_threads=threads, speculation=None, settings=settings
+            )
             found[name] |= {
                 "load_seconds": loaded["seconds"],
                 "peak_bytes": loaded["peak_bytes"],
@@ -162,17 +166,15 @@ def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) ->
 
 
 def print_ratios(title: str, found: dict[str, Any]) -> None:
-    """One line for each measure and each engine that forerun is compared with."""
+    """One line for each measure and each pair of engines that are compared."""
+    pairs = [(own, other) for own in (OWN, OWN_INT8) for other in found if other not in (OWN, OWN_INT8)]
     for measure_name in MEASURES:
-        own = found[OWN][measure_name]
-        for name in found:
-            if name == OWN:
-                continue
-            other = found[name][measure_name]
-            ratio = statistics.median(a / b for a, b in zip(own, other, strict=True))
+        for own, other in pairs:
+            times, others = found[own][measure_name], found[other][measure_name]
+            ratio = statistics.median(a / b for a, b in zip(times, others, strict=True))
             print(
-                f"{title:8} {measure_name:7} forerun {1e3 * statistics.median(own):9.1f} ms  "
-                f"{name} {1e3 * statistics.median(other):9.1f} ms  ratio {ratio:.2f}",
+                f"{title:8} {measure_name:7} {own:12} {1e3 * statistics.median(times):9.1f} ms  "
+                f"{other} {1e3 * statistics.median(others):9.1f} ms  ratio {ratio:.2f}",
                 flush=True,
             )
     loads = (f"{name} {of['load_seconds']:.1f} s" for name, of in found.items())
@@ -208,7 +210,7 @@ def main() -> None:
             write_random(file, kind, config)
     files |= {Path(file).name: Path(file) for file in arguments.files}
     for title, file in files.items():
-        models = {OWN: str(file), PEER: str(file)}
+        models = {OWN: str(file), OWN_INT8: str(file), PEER: str(file)}
         if arguments.beside:
             models[arguments.beside] = arguments.beside
         results[title] = measure(models, logs=arguments.folder, threads=arguments.threads, rounds=arguments.rounds)

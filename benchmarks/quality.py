@@ -41,6 +41,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "int4, activations int8": {"quantization": "int4", "activation_dtype": "int8"},
 }
 SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
 WINDOW = 512

@@ -54,9 +54,9 @@ def _command_line(pid):
     return b""
 
 
-def packing_of(dtype, quantization=None):
+def packing_of(dtype, quantization=None, *, rounds_rows=False):
     """How weights are packed on the best kernels."""
-    return Packing.choose(next(iter(KERNELS.values())), dtype=dtype, quantization=quantization)
+    return Packing.choose(next(iter(KERNELS.values())), dtype=dtype, quantization=quantization, rounds_rows=rounds_rows)
 
 
 @contextmanager
@@ -70,9 +70,9 @@ def cores(count):
         torch.set_num_threads(before)
 
 
-def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, num_threads=1):
+def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, rounds_rows=False, num_threads=1):
     """The target in `num_ranks` processes of `num_threads` each; 1 for the plain one."""
-    path, packing = Path(path), packing_of(dtype, quantization)
+    path, packing = Path(path), packing_of(dtype, quantization, rounds_rows=rounds_rows)
     target = LoadedTarget(
         model=None,
         attention=NativeAttention(packing.kernels),

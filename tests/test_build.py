@@ -20,7 +20,7 @@ from forerun.ops.native.library import VARIABLE
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
-from tests.tiny_models import tiny_config
+from tests.tiny_models import save_tiny_model, tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -107,16 +107,24 @@ def test_on_a_gpu_torch_computes_in_the_checkpoints_dtype():
     assert choose(torch.device("cuda")) == (None, None)
 
 
-def test_int8_without_kernels_is_refused(no_kernels):
-    with pytest.raises(
-        ConfigError, match=r"quantization: got 'int8', which the native CPU kernels compute.*leave it out"
-    ):
-        choose(quantization="int8")
+@pytest.mark.parametrize("name", ["quantization", "activation_dtype"])
+def test_int8_without_kernels_is_refused(no_kernels, name):
+    with pytest.raises(ConfigError, match=rf"{name}: got 'int8', which the native CPU kernels compute.*leave it out"):
+        choose(**{name: "int8"})
 
 
-def test_int8_on_a_gpu_is_refused():
-    with pytest.raises(ConfigError, match="quantization: got 'int8'"):
-        choose(torch.device("cuda"), quantization="int8")
+@pytest.mark.parametrize("name", ["quantization", "activation_dtype"])
+def test_int8_on_a_gpu_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name}: got 'int8'"):
+        choose(torch.device("cuda"), **{name: "int8"})
+
+
+@needs_kernels
+def test_int8_activations_for_a_model_without_blocks_are_refused(tmp_path):
+    path = save_tiny_model(tmp_path)
+    settings = EngineSettings(model=str(path), activation_dtype="int8", dtype="bfloat16", load_format="dummy")
+    with pytest.raises(ConfigError, match=r"activation_dtype: got 'int8', but no weight of .* is in blocks.*leave it out"):
+        load_target(path, settings, CPU)
 
 
 def test_without_kernels_one_warning_says_what_is_lost(no_kernels, caplog):

@@ -38,6 +38,7 @@ from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel, check_draft_ranks, choose_attention
 from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
+from forerun.models.decoder import Decoder
 from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import LOADERS
 from forerun.models.model_folder import QUANTIZATION_KEY
@@ -96,6 +97,11 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
             model, make_cache, ranks = sharded.model, sharded.make_cache, sharded.drafter_ranks
         else:
             model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+        if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
+            raise ConfigError(
+                f"activation_dtype: got 'int8', but no weight of {path} is in blocks, which alone are multiplied so; "
+                "leave it out, or set quantization='int4'"
+            )
         loaded_tokenizer = tokenizer()
     return LoadedTarget(
         model=model,
@@ -173,21 +179,28 @@ def choose_arithmetic(
     """The dtype to compute in (None: the checkpoint's), and how to pack for the native kernels (None: torch computes).
 
     Raises:
-        ConfigError: int8 weights are asked for where there are no kernels.
+        ConfigError: int8 weights or activations are asked for where there are no kernels.
     """
     asked = settings.torch_dtype
     kernels = load_kernels() if device.type == "cpu" and asked in (None, torch.float32, torch.bfloat16) else None
     if kernels is None:
-        if settings.quantization:
-            raise ConfigError(
-                f"quantization: got {settings.quantization!r}, which the native CPU kernels compute; "
-                "they are not built or not for this device; leave it out"
-            )
+        named = {"quantization": settings.quantization, "activation_dtype": settings.activation_dtype}
+        for name, value in named.items():
+            if value not in (None, "auto"):
+                raise ConfigError(
+                    f"{name}: got {value!r}, which the native CPU kernels compute; "
+                    "they are not built or not for this device; leave it out"
+                )
         if device.type == "cpu":
             warn_if_not_built()
         return asked or (torch.float32 if device.type == "cpu" else None), None
     dtype = asked or (torch.bfloat16 if stored_dtype == torch.bfloat16 else torch.float32)
-    packing = Packing.choose(kernels, dtype=dtype, quantization=settings.quantization)
+    packing = Packing.choose(
+        kernels,
+        dtype=dtype,
+        quantization=settings.quantization,
+        rounds_rows=settings.activation_dtype == "int8",
+    )
     return packing.format.activations, packing
 
 
@@ -302,6 +315,7 @@ def profile_of(target: LoadedTarget) -> CostProfile:
         identity={
             "dtype": str(model.dtype).removeprefix("torch."),
             "weight_bytes": model.weight_bytes,
+            "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
             "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else describe_processor(),
             "kernels": "torch" if kernels is None else kernels.level,
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun import SamplingParams
+from forerun.build import load_target
+from forerun.config.settings import EngineSettings
 from tests.contract.drafters import CASES, SUFFIX, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import engine_of, native_target, tiny_llm
 from tests.native import needs_kernels, threads
+from tests.tiny_gguf import save_tiny_gguf
 
 pytestmark = needs_kernels
 BF16 = torch.bfloat16
@@ -83,6 +88,25 @@ def test_any_drafter_batched_preempted_and_chunked_gives_the_bits_of_plain_decod
 def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
     llm = tiny_llm(CASES["suffix-tree"], target=native_target(*weights))
     assert run(llm, 40) == plainly(*weights)[:40]
+
+
+@functools.cache
+def target_in_blocks(activation_dtype):
+    """A tiny random model in blocks of eight bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny.gguf"
+        save_tiny_gguf(path, quantized=True)
+        settings = EngineSettings(model=str(path), dtype="bfloat16", activation_dtype=activation_dtype)
+        return load_target(path, settings, torch.device("cpu"))
+
+
+def test_activations_in_int8_give_the_bits_of_plain_decoding_alone():
+    target = target_in_blocks("int8")
+    alone = tiny_llm(target=target, enable_prefix_caching=False)
+    requests = zip(PROMPTS[:40], SAMPLING[:40], strict=True)
+    plain = [reported(alone.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
+    assert run(tiny_llm(CASES["suffix-tree"], target=target), 40) == plain
+    assert run(tiny_llm(target=target_in_blocks("auto")), 40) != plain, "they were meant to round otherwise"
 
 
 def test_a_batch_gives_the_bits_of_each_alone():

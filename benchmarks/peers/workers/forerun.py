@@ -22,6 +22,7 @@ class Forerun:
             max_num_seqs=8,
             enable_prefix_caching=False,
             speculative_config=load.speculation,
+            **load.settings,
         )
         self.kernels = describe_kernels(self._llm)
 

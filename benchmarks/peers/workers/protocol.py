@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Load:
-    """The model and its settings; `speculation` is None for plain decoding, or has the peer's own keywords."""
+    """The model and its settings; `speculation` is None for plain decoding, or has the peer's own keywords, as `settings` has."""
 
     model: str
     max_model_len: int
     num_threads: int
     speculation: dict[str, Any] | None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,12 @@ class Decoder:
         layers: int = sum(layer.num_bytes for layer in self.layers.layers)
         return layers + self._parts.head.linear.num_bytes
 
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether some weights are multiplied with activations of eight bits."""
+        layers = self.layers.layers if isinstance(self.layers, NativeLayers) else ()
+        return any(weight.rounds_rows for layer in layers for weight in layer.weights.values())
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """See `TargetModel`."""
         return self._parts.embedding(token_ids)

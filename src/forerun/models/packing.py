@@ -20,6 +20,7 @@ from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
 from forerun.ops.native.formats import OTHER_DTYPES, WEIGHT_FORMATS, lossless_format, pack_weight
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
+from forerun.ops.native.formats.blocks import rounding_rows
 from forerun.ops.native.layers import (
     ACTIVATION_CODES,
     NativeLayer,
@@ -56,26 +57,31 @@ class Packing:
         weight_format: WeightFormat,
         kept: KeptWeights | None = None,
         *,
+        rounds_rows: bool = False,
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
         """Pack for one of `num_ranks` processes, which has some outputs of each layer's products.
 
         `kept` has weights that were packed at an earlier start, or keeps those that are packed now; it has them whole.
+        `rounds_rows`: weights in blocks are multiplied with rows of eight bits, see `rounding_rows`.
         """
         self.kernels = kernels
         self.format = weight_format
+        self.rounds_rows = rounds_rows
         self.rank = rank
         self.num_ranks = num_ranks
         self._kept = kept or Unkept()
         self._arena = Arena()
 
     @classmethod
-    def choose(cls, kernels: Kernels, *, dtype: torch.dtype, quantization: str | None = None) -> Packing:
+    def choose(
+        cls, kernels: Kernels, *, dtype: torch.dtype, quantization: str | None = None, rounds_rows: bool = False
+    ) -> Packing:
         """The quantization that was asked for, by its name in `WEIGHT_FORMATS`, or else the best lossless format of `dtype`."""
         if quantization is not None:
-            return cls(kernels, WEIGHT_FORMATS[quantization])
-        return cls(kernels, lossless_format(dtype, level=kernels.level))
+            return cls(kernels, WEIGHT_FORMATS[quantization], rounds_rows=rounds_rows)
+        return cls(kernels, lossless_format(dtype, level=kernels.level), rounds_rows=rounds_rows)
 
     @property
     def keeps_blocks(self) -> bool:
@@ -99,11 +105,15 @@ class Packing:
 
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
-        return Packing(self.kernels, self.format, kept, rank=self.rank, num_ranks=self.num_ranks)
+        return Packing(
+            self.kernels, self.format, kept, rounds_rows=self.rounds_rows, rank=self.rank, num_ranks=self.num_ranks
+        )
 
     def for_rank(self, rank: int, num_ranks: int) -> Packing:
         """The same for one process of several."""
-        return Packing(self.kernels, self.format, self._kept, rank=rank, num_ranks=num_ranks)
+        return Packing(
+            self.kernels, self.format, self._kept, rounds_rows=self.rounds_rows, rank=rank, num_ranks=num_ranks
+        )
 
     @property
     def needs_weights(self) -> bool:
@@ -113,7 +123,7 @@ class Packing:
     def linear(self, weight: AnyWeight, bias: Tensor | None = None, *, name: str | None = None) -> PackedLinear:
         """Pack a weight [outputs, inputs], which is kept under `name` if it has one."""
         if name is None:
-            return PackedLinear(self.kernels, self._pack(weight, bias))
+            return PackedLinear(self.kernels, self._as_computed(self._pack(weight, bias)))
         return PackedLinear(self.kernels, self._kept_or_packed(name, lambda: linear_of(weight, bias)))
 
     def head(self, weight: AnyWeight) -> PackedLinear:
@@ -124,7 +134,7 @@ class Packing:
         if found is None:
             found = self.format.pack_head(self.kernels, weight, self._arena)
             self._kept.add("head", found)
-        return PackedLinear(self.kernels, found)
+        return PackedLinear(self.kernels, self._as_computed(found))
 
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
@@ -208,7 +218,10 @@ class Packing:
             linear = read()
             found = self._pack(linear.weight, linear.bias, importance)
             self._kept.add(name, found)
-        return found
+        return self._as_computed(found)
+
+    def _as_computed(self, weight: PackedWeight) -> PackedWeight:
+        return rounding_rows(weight) if self.rounds_rows else weight
 
     def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
         # a whole weight of which only a part stays lies in memory of its own, which is then given back

@@ -63,6 +63,24 @@ def round_to_q8_0(weight: Tensor) -> BlockWeight:
     return BlockWeight(format="Q8_0", shape=_shape(weight), data=torch.cat(parts))
 
 
+def round_rows(rows: Tensor) -> Tensor:
+    """Round what a weight is multiplied with to whole numbers from -127 to 127 times a scale, 32 inputs to a block.
+
+    The scale is fp32, a 127th of the block's largest magnitude. The twin of csrc/rounded_blocks.h.
+
+    Args:
+        rows: [T, inputs] of any float dtype, which are first rounded to bf16; inputs are a multiple of 32.
+
+    Returns:
+        The rounded values, [T, inputs] fp32; NaN where a block has a value that is no number.
+    """
+    blocks = rows.to(torch.bfloat16).float().view(len(rows), -1, BLOCK)
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    steps = torch.where(largest > 0, torch.full_like(largest, 127).div(largest), 0.0)  # `127 / largest` would round twice
+    rounded = torch.where(largest.isfinite(), (blocks * steps).round() * (largest / 127), torch.nan)
+    return rounded.view(rows.shape)
+
+
 def parts_to_round(weight: Tensor) -> Iterator[Tensor]:
     """A weight's outputs in fp32, some at a time: [n, inputs] each, contiguous, one after the other.
 

@@ -66,11 +66,13 @@ def test_the_logits_of_three_processes_are_those_of_one(path, three_ranks):
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized):
+@pytest.mark.parametrize("rounds_rows", [False, True])
+def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized, rounds_rows):
     file = tmp_path / "tiny.gguf"
     save_tiny_gguf(file, quantized=quantized)
     prompts = [[7, 8, 9], list(range(20, 60))]
-    assert with_logits_of(target_of(file, 2), prompts) == with_logits_of(target_of(file, 1), prompts)
+    two, one = (target_of(file, count, rounds_rows=rounds_rows) for count in (2, 1))
+    assert with_logits_of(two, prompts) == with_logits_of(one, prompts)
 
 
 @pytest.mark.parametrize("name", ["plain", "recycle", "suffix-tree", "eagle3", "draft-model-tree", "self-exit"])

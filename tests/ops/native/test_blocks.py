@@ -18,48 +18,8 @@ from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.layers import PackedHead, PackedLinear
 from forerun.ops.native.memory import Arena
 from tests.blocks import every_block_format, random_blocks, tame_blocks
+from tests.block_products import assert_within_rounding, packed, size
 from tests.native import KERNELS, every_level, generator, needs_kernels, threads
-
-ROUNDING = 2.0**-24  # of one fp32 operation, relative
-BF16 = WEIGHT_FORMATS["bf16"]
-
-
-def packed(kernels, weight, bias=None):
-    """A linear layer on any weight."""
-    return PackedLinear(kernels, pack_weight(kernels, BF16, weight, bias, Arena()))
-
-
-def assert_within_rounding(found, weight, bias, x):
-    """Compare with the weight's values in fp64.
-
-    Of a group's inputs each is multiplied and added; then the sum is multiplied by the scale and added, and so is the
-    offset's. So an output errs by at most as many roundings of the sum of absolute values, in which the offset's part counts
-    by itself, since it may cancel the scale's.
-    """
-    x = x.bfloat16().double()
-    exact = x @ weight.dequantize().double().T
-    groups = [part.groups() for part in getattr(weight, "parts", (weight,))]
-    magnitude = torch.cat(
-        [
-            x.abs() @ (of_part.codes.double() * of_part.scale.double().repeat_interleave(size(of_part), 1)).abs().T
-            + (
-                0
-                if of_part.offset is None
-                else x.abs() @ of_part.offset.double().repeat_interleave(size(of_part), 1).abs().T
-            )
-            for of_part in groups
-        ],
-        dim=1,
-    )
-    if bias is not None:
-        exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
-    assert ((found.double() - exact).abs() <= (3 * x.shape[-1] + 4) * ROUNDING * magnitude).all()
-
-
-def size(groups):
-    """Inputs of a group."""
-    return groups.codes.shape[1] // groups.scale.shape[1]
-
 
 def same_bits(found, expected):
     """Equal, of NaNs whatever their bits."""
@@ -97,7 +57,7 @@ def test_linear_agrees_with_its_twin(kernels, name, rows, blocks, outputs, with_
     weight = tame_blocks(name, outputs, blocks * max(32, BLOCK_FORMATS[name].weights), seed)
     bias = torch.randn(outputs, generator=random) if with_bias else None
     x = torch.randn(rows, weight.shape[1], generator=random)
-    assert_within_rounding(packed(kernels, weight, bias)(x), weight, bias, x)
+    assert_within_rounding(packed(kernels, weight, bias)(x), weight, bias, x.bfloat16())
 
 
 @every_level
@@ -121,7 +81,7 @@ def test_weights_of_several_formats_are_one_product(kernels):
     linear = packed(kernels, weight, torch.arange(101.0))
     x = torch.randn(30, 256, generator=generator(0))
     whole = linear(x)
-    assert_within_rounding(whole, weight, torch.arange(101.0), x)
+    assert_within_rounding(whole, weight, torch.arange(101.0), x.bfloat16())
     assert torch.equal(linear(x[3:5]), whole[3:5])
     assert torch.equal(
         linear.rows(torch.tensor([0, 63, 64, 95, 96, 100])), weight.dequantize()[[0, 63, 64, 95, 96, 100]]

@@ -9,13 +9,15 @@ import torch
 
 from forerun.ops.layers import ACTIVATIONS
 from forerun.ops.native.attention import NativeAttention
+from tests.block_products import packed
+from tests.blocks import every_block_format, tame_blocks
 from tests.models.random_decoders import native_decoder
 from tests.native import BF16, FP32, INT8, KERNELS, every_format, generator, packed_linear
 from tests.ops.native.passes import filled_cache, random_batch, source
 from tests.ops.native.test_functions import native_gate
 
 # On x86-64 the portable build has no fused multiplication and addition: compilers may assume none there.
-ALIKE = [("neon", "portable")] if platform.machine() in ("aarch64", "arm64") else [("avx512", "avx2")]
+ALIKE = [("neon", "portable")] if platform.machine() in ("aarch64", "arm64") else [("avx512", "avx2"), ("avxvnni", "avx2")]
 two_alike = pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -33,6 +35,14 @@ def test_products_have_the_same_bits(one, other, weight_format, num_rows):
     weight, bias = torch.randn(70, 131, generator=generator(0)), torch.randn(70, generator=generator(1))
     rows = torch.randn(num_rows, 131, generator=generator(2))
     found, expected = (packed_linear(kernels, weight, bias, weight_format=weight_format) for kernels in (one, other))
+    assert torch.equal(found(rows), expected(rows))
+
+
+@two_alike
+@every_block_format
+def test_products_of_blocks_with_rounded_rows_have_the_same_bits(one, other, name):
+    rows = torch.randn(30, 256, generator=generator(2))
+    found, expected = (packed(kernels, tame_blocks(name, 70, 256), rounds_rows=True) for kernels in (one, other))
     assert torch.equal(found(rows), expected(rows))
 
 

@@ -206,6 +206,7 @@ def _load_workers(
                 load_format=load_format,
                 dtype=str(model.dtype).removeprefix("torch."),
                 weight_format=name,
+                rounds_rows=packing.rounds_rows,
                 level=level,
                 sizes=sizes,
                 num_threads=own.num_threads,

@@ -65,6 +65,7 @@ class WorkerSpec:
     load_format: str
     dtype: str
     weight_format: str
+    rounds_rows: bool
     level: str
     sizes: ExchangeSizes
     num_threads: int
@@ -199,7 +200,13 @@ def load_worker(spec: WorkerSpec, kernels: Kernels, descriptor: int) -> tuple[Ex
             f"tensor parallel: rank {spec.rank} finds other weights or another version of forerun than rank 0 in {path} "
             "and in its own package; start again when nothing changes them"
         )
-    packing = Packing(kernels, WEIGHT_FORMATS[spec.weight_format]).for_rank(spec.rank, spec.sizes.num_ranks)
+    packing = Packing(
+        kernels,
+        WEIGHT_FORMATS[spec.weight_format],
+        rounds_rows=spec.rounds_rows,
+        rank=spec.rank,
+        num_ranks=spec.sizes.num_ranks,
+    )
     model = LOADERS[spec.load_format](path, dtype=dtype, device=torch.device("cpu"), packing=packing)
     assert isinstance(model, Decoder), "rank 0 has checked it"
     exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)

@@ -31,6 +31,7 @@ class WeightStruct(Structure):
         ("rare", c_void_p),
         ("first_rare", c_void_p),
         ("parts", c_void_p),
+        ("rounds_rows", c_int64),
     ]
 
 

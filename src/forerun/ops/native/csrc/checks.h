@@ -60,6 +60,7 @@ inline void check_weight(const Weight& weight) {
     require(weight.data || !weight.outputs || !weight.inputs, "the weight has no data");
     require(weight.scale || !weight.outputs || weight.storage != kInt8, "the int8 weight has no scale");
     require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
+    require(!weight.rounds_rows || is_blocks(weight.storage), "rows are rounded for a weight that is not in blocks");
     if (is_blocks(weight.storage)) check_blocks(weight.storage, weight.outputs, weight.inputs);
 }
 

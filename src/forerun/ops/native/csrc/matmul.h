@@ -6,9 +6,9 @@
 // result never depends on the rows beside it.
 #pragma once
 
-#include "blocks.h"
 #include "coded.h"
 #include "functions.h"
+#include "rounded_blocks.h"
 
 namespace forerun {
 
@@ -39,6 +39,7 @@ struct Weight {
     const RareWeight* rare;     // coded: of all tiles
     const int64_t* first_rare;  // [tiles + 1] where each tile's begin
     const Weight* const* parts;  // joined: [num_parts], of as many inputs; the joined weight has no data of its own
+    int64_t rounds_rows;         // blocks: whether rows are rounded to eight bits
 
     // Rows are bf16, else fp32.
     bool narrow_inputs() const {
@@ -182,7 +183,8 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     if (weight.storage == kJoined)
         for (int32_t i = 0; i < weight.num_parts; ++i) bytes = std::max(bytes, scratch_bytes(*weight.parts[i], num_rows));
     else if (is_blocks(weight.storage))
-        bytes = BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
+        bytes = weight.rounds_rows ? RoundedScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows)
+                                   : BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
     else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
         bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
     else if (widens_rows(weight.storage))
@@ -224,14 +226,18 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         return;
     }
     if (is_blocks(weight.storage)) {
-        multiply_blocks(weight.blocks(), static_cast<const bf16*>(rows), num_rows, first_tile, last_tile, scratch, kBytesAhead,
-                        [&](int64_t row, int64_t tile, const float* sums) {
-                            F16 total[2] = {load(sums), load(sums + kLanes)};
-                            const int64_t output = tile * kTile;
-                            for (int half = 0; half < 2; ++half)
-                                if (weight.bias) total[half] = total[half] + load(weight.bias + output + half * kLanes);
-                            finish(row, first_output + output, total[0], total[1]);
-                        });
+        const auto emit = [&](int64_t row, int64_t tile, const float* sums) {
+            F16 total[2] = {load(sums), load(sums + kLanes)};
+            const int64_t output = tile * kTile;
+            for (int half = 0; half < 2; ++half)
+                if (weight.bias) total[half] = total[half] + load(weight.bias + output + half * kLanes);
+            finish(row, first_output + output, total[0], total[1]);
+        };
+        const auto* narrow_rows = static_cast<const bf16*>(rows);
+        if (weight.rounds_rows)
+            multiply_rounded_blocks(weight.blocks(), narrow_rows, num_rows, first_tile, last_tile, scratch, kBytesAhead, emit);
+        else
+            multiply_blocks(weight.blocks(), narrow_rows, num_rows, first_tile, last_tile, scratch, kBytesAhead, emit);
         return;
     }
     const auto finish_own = [&](int64_t row, int64_t output, F16 first, F16 second) {

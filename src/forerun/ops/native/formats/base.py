@@ -73,6 +73,8 @@ class WeightFormat(StoredFormat):
 class PackedWeight:
     """A weight [outputs, inputs] in the layout of its format; `struct` is what the kernels read of it.
 
+    `rounds_rows`: what it is multiplied with is rounded to eight bits, see `rounding_rows`.
+
     It keeps the tensors alive whose addresses are in `struct`.
     """
 
@@ -85,6 +87,7 @@ class PackedWeight:
     rare: Tensor | None = None  # see formats.coded
     first_rare: Tensor | None = None
     parts: tuple[PackedWeight, ...] = ()  # see formats.joined
+    rounds_rows: bool = False
     struct: WeightStruct = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class PackedWeight:
             first_rare=_address(self.first_rare),
             num_parts=len(self.parts),
             parts=cast(part_structs, c_void_p) if self.parts else None,
+            rounds_rows=self.rounds_rows,
         )
         object.__setattr__(self, "struct", struct)
 

@@ -1,0 +1,90 @@
+"""Products of weights in blocks with rows of eight bits, against rows that torch rounds, in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.ops.block_formats import BLOCK_FORMATS
+from forerun.ops.block_rounding import round_rows
+from forerun.ops.block_weight import join_weights
+from tests.block_products import assert_within_rounding, packed
+from tests.blocks import every_block_format, tame_blocks
+from tests.native import every_level, generator, threads
+
+
+@every_level
+@every_block_format
+@settings(max_examples=8)
+@given(
+    rows=st.integers(1, 40),
+    blocks=st.integers(1, 3),
+    outputs=st.integers(1, 100),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_products_agree_with_their_twin(kernels, name, rows, blocks, outputs, with_bias, seed):
+    random = generator(seed)
+    weight = tame_blocks(name, outputs, blocks * max(32, BLOCK_FORMATS[name].weights), seed)
+    bias = torch.randn(outputs, generator=random) if with_bias else None
+    x = torch.randn(rows, weight.shape[1], generator=random) * 10.0 ** torch.randint(-3, 4, (rows, 1), generator=random)
+    assert_within_rounding(packed(kernels, weight, bias, rounds_rows=True)(x), weight, bias, round_rows(x))
+
+
+@every_level
+@every_block_format
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute(kernels, name):
+    linear = packed(kernels, tame_blocks(name, 70, 512), rounds_rows=True)
+    x = torch.randn(60, 512, generator=generator(1))
+    whole = linear(x)
+    for count in (1, 2, 3, 4, 5, 7, 8, 12, 13, 24, 25, 37):
+        for first in (0, 17):
+            assert torch.equal(linear(x[first : first + count]), whole[first : first + count])
+    with threads(kernels, 3):
+        assert torch.equal(linear(x), whole)
+
+
+@every_level
+def test_rows_beyond_one_block_have_scales_of_their_own(kernels):
+    weight = tame_blocks("Q4_K", 40, 256)
+    x = torch.randn(3, 256, generator=generator(2))
+    x[:, :32] *= 1e6
+    assert_within_rounding(packed(kernels, weight, rounds_rows=True)(x), weight, None, round_rows(x))
+
+
+@every_level
+@every_block_format
+def test_zeros_give_zeros(kernels, name):
+    found = packed(kernels, tame_blocks(name, 40, 256), rounds_rows=True)(torch.zeros(2, 256))
+    assert torch.equal(found, torch.zeros(2, 40))
+
+
+@every_level
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_no_number_makes_its_row_none_and_no_other(kernels, value):
+    linear = packed(kernels, tame_blocks("Q5_K", 40, 256), rounds_rows=True)
+    x = torch.randn(3, 256, generator=generator(3))
+    expected = linear(x)
+    x[1, 70] = value
+    found = linear(x)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
+@every_level
+def test_only_blocks_of_a_joined_weight_round_their_rows(kernels):
+    dense = torch.randn(32, 256, generator=generator(0)).bfloat16()
+    blocks = tame_blocks("Q4_0", 40, 256)
+    x = torch.randn(9, 256, generator=generator(1))
+    found = packed(kernels, join_weights([dense, blocks]), rounds_rows=True)(x)
+    assert torch.equal(found[:, :32], packed(kernels, dense)(x))
+    assert torch.equal(found[:, 32:], packed(kernels, blocks, rounds_rows=True)(x))
+
+
+@every_level
+def test_chosen_outputs_of_a_weight_round_their_rows_too(kernels):
+    linear = packed(kernels, tame_blocks("Q6_K", 70, 256), rounds_rows=True)
+    x, some = torch.randn(2, 256, generator=generator(1)), torch.tensor([3, 69, 40])
+    assert torch.equal(linear.select(some)(x), linear(x)[:, some])
