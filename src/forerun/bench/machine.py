@@ -32,4 +32,5 @@ def describe_kernels(llm: LLM) -> str:
         threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
         return f"torch{threads}"
     weights = f", {llm.settings.quantization} weights" if llm.settings.quantization else ""
-    return f"native {llm.kernels.level}{weights}, {llm.kernels.num_threads} threads"
+    activations = ", int8 activations" if llm.settings.activation_dtype == "int8" else ""
+    return f"native {llm.kernels.level}{weights}{activations}, {llm.kernels.num_threads} threads"

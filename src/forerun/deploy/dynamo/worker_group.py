@@ -75,6 +75,7 @@ def text_configuration(llm: LLM) -> dict[str, str]:
         "model": "made in memory" if llm.path is None else fingerprint_of_files(llm.path)[:16],
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": str(llm.settings.quantization).lower(),
+        "activation_dtype": llm.settings.activation_dtype,
         "device": llm.device.type,
         "kernels": "torch" if llm.kernels is None else str(llm.kernels.level),
         "max_model_len": str(llm.max_model_len),
