@@ -151,6 +151,11 @@ def test_what_was_not_measured_is_said(profile: Profile) -> None:
         assert any("not measured" in one for one in plan.warnings)
 
 
+def test_a_profile_of_another_version_is_said(profile: Profile) -> None:
+    plan, _ = plan_deployment(replace(profile, version="0.0.1"), LOAD, SLA)
+    assert any("measured with forerun 0.0.1" in one for one in plan.warnings)
+
+
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_simulator_agrees_with_the_formulas(profile: Profile, layout: Layout) -> None:
     plan, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(layouts=(layout,)))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import forerun
 from forerun.errors import ConfigError
-from forerun.plan.profile import PROFILE_FILE, Profile, missing_points
+from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS, Profile, missing_points
 from tests.plan.profiles import fake_profile, random_trace
 
 
@@ -97,6 +98,14 @@ def test_a_profile_of_another_model_machine_or_version_is_refused() -> None:
         profile.check_fits(model="other")
     with pytest.raises(ConfigError, match="another machine"):
         profile.check_fits(machine="other")
+
+
+def test_a_profile_of_another_version_has_a_warning_unless_a_server_was_measured() -> None:
+    profile = fake_profile()
+    assert replace(profile, version=forerun.__version__).version_warning is None
+    older = replace(profile, version="0.0.1")
+    assert "measured with forerun 0.0.1" in older.version_warning
+    assert replace(older, kernels=SERVERS_KERNELS).version_warning is None
 
 
 def test_what_lies_beyond_the_measured_steps_is_said() -> None:

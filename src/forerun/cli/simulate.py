@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from forerun.plan.sla import Sla, parse_sla
 if TYPE_CHECKING:
     from forerun.plan.simulation.result import SimulationResult
 
+logger = logging.getLogger(__name__)
 Arrivals = Literal["steady", "bursts", "day"]
 
 
@@ -246,6 +248,8 @@ def simulate(
     requests.check()
     sla = result.parsed_sla
     known = Profile.load(profile)
+    if known.version_warning is not None:
+        logger.warning("%s", known.version_warning)
     engine = profiled_engine(
         known,
         fleet.config,

@@ -279,7 +279,8 @@ def _missed_when_idle(engine: EngineModel, answer: FleetAnswer, load: Load, sla:
 
 
 def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
-    policy, found = plan.policy, []
+    policy = plan.policy
+    found = [] if profile.version_warning is None else [profile.version_warning]
     usual = min(policy.max_num_seqs, math.ceil(plan.batch_size + 2.0 * math.sqrt(plan.batch_size)) or 1)
     rows = usual * (1 + int(policy.lengths[usual - 1]))
     prompt_rows = round(min(load.computed_isl, profile.max_num_batched_tokens))

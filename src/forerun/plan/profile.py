@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import forerun
 from forerun.engine.costs import KINKS
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
@@ -21,6 +22,9 @@ VERSION = 1
 PROFILE_FILE = "profile.json"
 SPECULATION_FILE = "speculation_profile.json"
 TRACES_FOLDER = "draft_traces"
+
+SERVERS_KERNELS = "a server's own"
+"""`Profile.kernels` of what was measured through a server."""
 
 COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
 NAMES = ("model", "machine", "kernels", "dtype", "version")
@@ -97,6 +101,16 @@ class Profile:
                 raise ConfigError(
                     f"profile: it is of another {name} ({found!r}, here {wanted!r}); make one with forerun profile"
                 )
+
+    @property
+    def version_warning(self) -> str | None:
+        """What to tell a user whose forerun is not the one that measured; None where it is, or a server was measured."""
+        if self.kernels == SERVERS_KERNELS or self.version == forerun.__version__:
+            return None
+        return (
+            f"the profile was measured with forerun {self.version}, and this is {forerun.__version__}, which may take other "
+            "times and draft otherwise; profile again for a sure answer"
+        )
 
     def trace(self, name: str) -> DraftTrace:
         """The drafts of a configuration at every place of the recorded texts.

@@ -24,7 +24,7 @@ from forerun.bench.profiling.stages import Stages, digest, open_stages
 from forerun.bench.profiling.step_sweep import DECODE, PREFILL, MeasuredPrompt, MeasuredStep, RoundResult
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.profile import Profile
+from forerun.plan.profile import SERVERS_KERNELS, Profile
 from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
 
 TIMEOUT = aiohttp.ClientTimeout(total=30 * 60)  # seconds
@@ -118,7 +118,7 @@ class _ServerProfiler:
         profile = Profile(
             model=self.task.model,
             machine=self.task.url,
-            kernels="a server's own",
+            kernels=SERVERS_KERNELS,
             dtype="unknown",
             version=facts.version,
             gigabytes_per_second=None,
