@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import forerun
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import NOTHING, DraftTrace, TracedDraft, TracedText
 from forerun.plan.profile import TRACES_FOLDER, Profile
@@ -76,7 +77,7 @@ def fake_profile(folder: Path | None = None) -> Profile:
         machine="Some Processor, 2 cores",
         kernels="native avx2, 2 threads",
         dtype="bfloat16",
-        version="0.1.0",
+        version=forerun.__version__,
         gigabytes_per_second=40.0,
         weight_bytes=270_000_000,
         kv_bytes_per_token=46_080,

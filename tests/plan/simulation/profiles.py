@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import forerun
 from forerun.engine.costs import PRIOR
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import DraftTrace, TracedDraft, TracedText
@@ -49,7 +50,7 @@ def a_profile(folder, **changes):
         "machine": "a machine",
         "kernels": "native",
         "dtype": "bfloat16",
-        "version": "0",
+        "version": forerun.__version__,
         "gigabytes_per_second": 40.0,
         "weight_bytes": 10**8,
         "kv_bytes_per_token": 1000,
