@@ -19,6 +19,7 @@ from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import StateDict
 from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
+from forerun.ops.native.memory import give_back_freed_memory
 from forerun.train.attention import FlashUnrolledAttention
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
@@ -138,6 +139,7 @@ class HeadTrainer:
             loss = self._loss(next(self._observed), of_part, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+            give_back_freed_memory()  # texts of many lengths leave gaps that the next ones do not fit
         clip_grad_norm_(self._trained, settings.most_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.rate(self.step)
