@@ -268,15 +268,6 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
     }
 }
 
-template <int Group, bool has_offsets, int Rows = kMaxRows, class Reader>
-void multiply_block_rows(int64_t num_rows, const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
-                         AheadOfStep ahead, float* sums) {
-    if constexpr (Rows > 1)
-        if (num_rows < Rows)
-            return multiply_block_rows<Group, has_offsets, Rows - 1>(num_rows, reader, unit, scales, rows, ahead, sums);
-    multiply_block_tile<Group, has_offsets, Rows>(reader, unit, scales, rows, ahead, sums);
-}
-
 // A tile's codes as the values they stand for, for `ValueReader`.
 template <class Reader>
 void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16* wide) {
@@ -296,6 +287,10 @@ void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16
 // Rows of a register tile where there are more than one tile's. With more, what ends a group, a sum for each row, takes longer
 // than it takes the processor to multiply all that it can look ahead to.
 constexpr int kRowsOfMany = kMaxRows < 8 ? kMaxRows : 8;
+
+inline int64_t register_tiles(int64_t num_rows) {
+    return num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany;
+}
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
@@ -353,45 +348,61 @@ struct BlockTiles {
     int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
 };
 
+// Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, codes, ahead)
+// writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where there are several such register tiles,
+// widen(codes) is called first, once for a tile.
+template <class Widen, class Multiply, class Emit>
+void each_block_tile(const BlockTiles& tiles, int64_t num_rows, int64_t first, int64_t last, int64_t bytes_ahead,
+                     GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, const Emit& emit) {
+    const BlockLayout& layout = tiles.layout();
+    const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles(num_rows);
+    for (int64_t tile = first; tile < last; ++tile) {
+        const uint8_t* header = tiles.data + tile * bytes;
+        const uint8_t* units = header + header_bytes(layout, inputs);
+        const uint8_t* next = tile + 1 < last ? header + bytes : header;
+        read_header(layout, header, inputs, scales, [&](const uint8_t* place) {
+            if (parts == 1)
+                for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
+        });
+        if (parts > 1) widen(units);
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
+            multiply(from, count, units,
+                     parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
+                                : AheadOfStep{next + bytes / parts * part, bytes / parts / steps});
+            for (int64_t r = 0; r < count; ++r) emit(from + r, tile, sums + r * kTile);
+        }
+    }
+}
+
 // Rows [num_rows, inputs] times tiles [first, last): emit(row, tile, sums [32]).
 template <class Emit>
 void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last, uint8_t* memory,
                      int64_t bytes_ahead, const Emit& emit) {
+    if (first >= last) return;
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
-    const int64_t inputs = tiles.inputs, groups = inputs / layout.group, bytes = tiles.tile_bytes();
-    const int64_t parts = num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany, steps = inputs / 2;
-    if (layout.has_offsets && first < last)
+    const int64_t inputs = tiles.inputs, groups = inputs / layout.group;
+    if (layout.has_offsets)
         for (int64_t row = 0; row < num_rows; ++row)
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
     bf16 values[kMostValues];
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
-        for (int64_t tile = first; tile < last; ++tile) {
-            const uint8_t* header = tiles.data + tile * bytes;
-            const uint8_t* units = header + header_bytes(layout, inputs);
-            const uint8_t* next = tile + 1 < last ? header + bytes : header;
-            read_header(layout, header, inputs, scratch.scales, [&](const uint8_t* place) {
-                if (parts == 1)
-                    for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
-            });
-            const bool is_widened = parts > 1;
-            if (is_widened) widen_codes(reader, units, inputs, scratch.wide);
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
-                const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
-                const AheadOfStep ahead =
-                    parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
-                               : AheadOfStep{next + bytes / parts * part, bytes / parts / steps};
-                if (is_widened)
-                    multiply_block_rows<group(), has_offsets()>(count, ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide),
-                                                                scratch.scales, block, ahead, scratch.sums);
-                else
-                    multiply_block_rows<group(), has_offsets()>(count, reader, units, scratch.scales, block, ahead, scratch.sums);
-                for (int64_t r = 0; r < count; ++r) emit(from + r, tile, scratch.sums + r * kTile);
-            }
-        }
+        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
+            const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
+            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto most) {
+                with_count<most()>(count, [&](auto height) {
+                    multiply_block_tile<group(), has_offsets(), height()>(source, codes, scratch.scales, block, ahead, scratch.sums);
+                });
+            };
+            if (register_tiles(num_rows) == 1)
+                return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
+            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), std::integral_constant<int, kRowsOfMany>{});
+        };
+        const auto widen = [&](const uint8_t* units) { widen_codes(reader, units, inputs, scratch.wide); };
+        each_block_tile(tiles, num_rows, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
     });
 }
 

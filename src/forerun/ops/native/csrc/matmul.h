@@ -138,14 +138,6 @@ void multiply_rows(const Weight& weight, Tile tile, int64_t output, const Value*
     }
 }
 
-template <int Rows = kMaxRows, class Tile, class Value, class Finish>
-void multiply_any(int64_t num_rows, const Weight& weight, Tile tile, int64_t output, const Value* rows, int64_t first_row,
-                  Ahead ahead, const Finish& finish) {
-    if constexpr (Rows > 1)
-        if (num_rows < Rows) return multiply_any<Rows - 1>(num_rows, weight, tile, output, rows, first_row, ahead, finish);
-    multiply_rows<Rows>(weight, tile, output, rows, first_row, ahead, finish);
-}
-
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
 // memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
 // stream a little further on, else the next tile, to be found in the cache by all of them.
@@ -158,7 +150,9 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
         const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
                                        : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
-        multiply_any(count, weight, tile, index * kTile, rows, first, ahead, finish);
+        with_count(count, [&](auto height) {
+            multiply_rows<height()>(weight, tile, index * kTile, rows, first, ahead, finish);
+        });
     }
 }
 

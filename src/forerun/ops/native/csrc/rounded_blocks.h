@@ -217,15 +217,6 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
     }
 }
 
-template <int Group, bool has_offsets, int Rows = kMaxRows, class Reader>
-void multiply_rounded_rows(int64_t num_rows, const Reader& reader, const uint8_t* unit, GroupScales scales,
-                           const RoundedRows& rows, AheadOfStep ahead, float* sums) {
-    if constexpr (Rows > 1)
-        if (num_rows < Rows)
-            return multiply_rounded_rows<Group, has_offsets, Rows - 1>(num_rows, reader, unit, scales, rows, ahead, sums);
-    multiply_rounded_tile<Group, has_offsets, Rows>(reader, unit, scales, rows, ahead, sums);
-}
-
 // Memory of one member for a product with rounded rows; `begin` is aligned to a cache line.
 struct RoundedScratch {
     GroupScales scales;
@@ -287,38 +278,28 @@ void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t 
     if (first >= last) return;
     const BlockLayout& layout = tiles.layout();
     const RoundedScratch scratch(layout, tiles.inputs, num_rows, memory);
-    const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2;
-    const int64_t parts = num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany;
+    const int64_t inputs = tiles.inputs;
     uint8_t names[16] = {};
     if (layout.values)
         for (int code = 0; code < 16; ++code) names[code] = static_cast<uint8_t>(layout.values[code] - kSignedBias);
     with_byte_reader(tiles.storage, names, [&](const auto& reader, auto group, auto has_offsets) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
+        using WideReader = WideByteReader<Reader::kHasAllBits || !kAllBitsCostMore>;
         for (int64_t row = 0; row < num_rows; ++row)
             round_row<group(), Reader>(rows + row * inputs, byte_base(layout), scratch.rows.from(row));
-        for (int64_t tile = first; tile < last; ++tile) {
-            const uint8_t* header = tiles.data + tile * bytes;
-            const uint8_t* units = header + header_bytes(layout, inputs);
-            const uint8_t* next = tile + 1 < last ? header + bytes : header;
-            read_header(layout, header, inputs, scratch.scales, [&](const uint8_t* place) {
-                if (parts == 1)
-                    for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
-            });
-            if (parts > 1) widen_bytes(reader, units, inputs, scratch.wide);
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
-                const RoundedRows block = scratch.rows.from(from);
-                if (parts == 1)
-                    multiply_rounded_rows<group(), has_offsets()>(
-                        count, reader, units, scratch.scales, block,
-                        AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}, scratch.sums);
-                else
-                    multiply_rounded_rows<group(), has_offsets(), kRowsOfMany>(
-                        count, WideByteReader<Reader::kHasAllBits || !kAllBitsCostMore>{}, scratch.wide, scratch.scales, block,
-                        AheadOfStep{next + bytes / parts * part, bytes / parts / steps}, scratch.sums);
-                for (int64_t r = 0; r < count; ++r) emit(from + r, tile, scratch.sums + r * kTile);
-            }
-        }
+        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
+            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto most) {
+                with_count<most()>(count, [&](auto height) {
+                    multiply_rounded_tile<group(), has_offsets(), height()>(source, codes, scratch.scales, scratch.rows.from(from),
+                                                                            ahead, scratch.sums);
+                });
+            };
+            if (register_tiles(num_rows) == 1)
+                return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
+            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kRowsOfMany>{});
+        };
+        const auto widen = [&](const uint8_t* units) { widen_bytes(reader, units, inputs, scratch.wide); };
+        each_block_tile(tiles, num_rows, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
     });
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 // GCC 12's own header initialises vectors with themselves and warns of it wherever it is inlined (its bug 105593).
@@ -401,6 +402,14 @@ inline F16 load_pairs(const float* p) { return load(p); }
 inline F16 load_pairs(const fp16* p) { return load(p); }
 inline F16 dot(F16 sum, F16 a, F16 b) { return fma(a, b, sum); }
 inline F16 join(const float* a, const float*) { return load(a); }
+
+// Calls visit with `count`, which is from 1 to Most, as a constant.
+template <int Most = kMaxRows, class Visit>
+inline void with_count(int64_t count, const Visit& visit) {
+    if constexpr (Most > 1)
+        if (count < Most) return with_count<Most - 1>(count, visit);
+    visit(std::integral_constant<int, Most>{});
+}
 
 // Sum and maximum of all lanes, halves onto halves: one fixed order.
 inline float sum_lanes(F16 x) {
