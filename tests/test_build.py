@@ -123,7 +123,9 @@ def test_int8_on_a_gpu_is_refused(name):
 def test_int8_activations_for_a_model_without_blocks_are_refused(tmp_path):
     path = save_tiny_model(tmp_path)
     settings = EngineSettings(model=str(path), activation_dtype="int8", dtype="bfloat16", load_format="dummy")
-    with pytest.raises(ConfigError, match=r"activation_dtype: got 'int8', but no weight of .* is in blocks.*leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"activation_dtype: got 'int8', but no weight of .* is in blocks.*leave it out"
+    ):
         load_target(path, settings, CPU)
 
 

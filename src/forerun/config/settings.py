@@ -117,9 +117,7 @@ class EngineSettings:
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"load_format: got {self.load_format!r}; may be {', '.join(LOAD_FORMATS)}")
         if self.activation_dtype not in ACTIVATION_DTYPES:
-            raise ConfigError(
-                f"activation_dtype: got {self.activation_dtype!r}; may be {', '.join(ACTIVATION_DTYPES)}"
-            )
+            raise ConfigError(f"activation_dtype: got {self.activation_dtype!r}; may be {', '.join(ACTIVATION_DTYPES)}")
         if self.quantization is not None:
             # Here, not above: the table of formats loads torch.
             from forerun.ops.native.formats import check_quantization

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import join_weights
-from forerun.ops.native.formats import WEIGHT_FORMATS, pack_weight
 from forerun.ops.native.formats import blocks as blocks_module
 from forerun.ops.native.formats.base import read_outputs
 from forerun.ops.native.formats.blocks import BLOCK_TILES
-from forerun.ops.native.layers import PackedHead, PackedLinear
-from forerun.ops.native.memory import Arena
+from forerun.ops.native.layers import PackedHead
+from tests.block_products import assert_within_rounding, packed
 from tests.blocks import every_block_format, random_blocks, tame_blocks
-from tests.block_products import assert_within_rounding, packed, size
 from tests.native import KERNELS, every_level, generator, needs_kernels, threads
+
 
 def same_bits(found, expected):
     """Equal, of NaNs whatever their bits."""

@@ -17,7 +17,9 @@ from tests.ops.native.passes import filled_cache, random_batch, source
 from tests.ops.native.test_functions import native_gate
 
 # On x86-64 the portable build has no fused multiplication and addition: compilers may assume none there.
-ALIKE = [("neon", "portable")] if platform.machine() in ("aarch64", "arm64") else [("avx512", "avx2"), ("avxvnni", "avx2")]
+ALIKE = (
+    [("neon", "portable")] if platform.machine() in ("aarch64", "arm64") else [("avx512", "avx2"), ("avxvnni", "avx2")]
+)
 two_alike = pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -93,7 +93,18 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, Tensor):
             return obj.dtype, tuple(obj.shape), obj.contiguous().flatten().view(torch.uint8).numpy()
         if isinstance(obj, PackedWeight):  # its struct has addresses
-            fields = ("format", "data", "outputs", "inputs", "scale", "bias", "rare", "first_rare", "parts", "rounds_rows")
+            fields = (
+                "format",
+                "data",
+                "outputs",
+                "inputs",
+                "scale",
+                "bias",
+                "rare",
+                "first_rare",
+                "parts",
+                "rounds_rows",
+            )
             return {name: getattr(obj, name) for name in fields}
         return None
 
