@@ -76,9 +76,8 @@ def round_rows(rows: Tensor) -> Tensor:
     """
     blocks = rows.to(torch.bfloat16).float().view(len(rows), -1, BLOCK)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    steps = torch.where(
-        largest > 0, torch.full_like(largest, 127).div(largest), 0.0
-    )  # `127 / largest` would round twice
+    steps = torch.full_like(largest, 127).div(largest)  # `127 / largest` would round twice
+    steps = torch.where(largest > 0, steps, 0.0)
     rounded = torch.where(largest.isfinite(), (blocks * steps).round() * (largest / 127), torch.nan)
     return rounded.view(rows.shape)
 

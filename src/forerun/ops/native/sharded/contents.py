@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -93,19 +93,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, Tensor):
             return obj.dtype, tuple(obj.shape), obj.contiguous().flatten().view(torch.uint8).numpy()
         if isinstance(obj, PackedWeight):  # its struct has addresses
-            fields = (
-                "format",
-                "data",
-                "outputs",
-                "inputs",
-                "scale",
-                "bias",
-                "rare",
-                "first_rare",
-                "parts",
-                "rounds_rows",
-            )
-            return {name: getattr(obj, name) for name in fields}
+            return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
         return None
 
 
