@@ -199,7 +199,7 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
             return None
         found = PackedFile(path, read=read)
     except (OSError, PackedFileError) as error:
-        logger.warning("packed weights cannot be used, and are packed again: %s", error)
+        logger.warning("what was packed cannot be used, and is packed again: %s", error)
         return None
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)

@@ -20,7 +20,10 @@ from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import map_file
 
 BETWEEN = "\0"  # words; a vocabulary with such a word is not kept
-WORDS, MERGES = "words", "merges"  # names in the file: [bytes] uint8 in UTF-8, and [merges, 2] int32, ids of the two parts
+WORDS, MERGES = (
+    "words",
+    "merges",
+)  # names in the file: [bytes] uint8 in UTF-8, and [merges, 2] int32, ids of the two parts
 
 
 @dataclass(frozen=True, slots=True)
