@@ -9,11 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from forerun.models.gguf.file import GGUFFile
-from forerun.models.gguf.merges import Merges
+from forerun.models.gguf.merges import MergedIds
 from forerun.models.kept_weights import KeptWeights
 from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.ops.native.library import best_kernels
@@ -28,11 +27,11 @@ WORDS, MERGES = (
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary: its words by id, the ids by word (of equal words the last), and the merges in their order."""
+    """A vocabulary: its words by id, the ids by word (of equal words the last), and the merges in their order as ids."""
 
     words: Sequence[str]
     ids: dict[str, int]
-    merges: Merges
+    merges: MergedIds
 
 
 def ids_by_word(words: Sequence[str]) -> dict[str, int]:
@@ -64,20 +63,12 @@ def _mapped(kept: KeptWeights) -> Pieces | None:
     if text is None or pairs is None:
         return None
     words = str(text.numpy().data, "utf-8").split(BETWEEN)
-    by_id = np.array(words, dtype=object)  # whose parts need no numbers as Python's objects
-    first, second = pairs.numpy().T
-    merges = list(zip(by_id[first].tolist(), by_id[second].tolist(), strict=True))
-    return Pieces(words, ids_by_word(words), merges)
+    return Pieces(words, ids_by_word(words), pairs.numpy())
 
 
 def _keep(pieces: Pieces, kept: KeptWeights) -> None:
-    """Keep pieces, unless they cannot be told apart or no tokenizer can be built of them."""
+    """Keep pieces, unless their words could not be told apart."""
     text = BETWEEN.join(pieces.words)
-    if text.count(BETWEEN) != len(pieces.words) - 1:
-        return
-    try:
-        parts = [pieces.ids[word] for merge in pieces.merges for word in merge]
-    except KeyError:
-        return
-    kept.add(WORDS, torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
-    kept.add(MERGES, torch.tensor(parts, dtype=torch.int32).view(-1, 2))
+    if text.count(BETWEEN) == len(pieces.words) - 1:
+        kept.add(WORDS, torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        kept.add(MERGES, torch.from_numpy(pieces.merges))

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from forerun.errors import ForerunError, ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
-from forerun.models.gguf.merges import Merges, used_merges_of
+from forerun.models.gguf.merges import MergedIds, ids_of, merges_by_id, used_merges_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pieces import Pieces, ids_by_word, kept_pieces
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -96,11 +96,11 @@ def _find_pieces(file: GGUFFile) -> Pieces:
         words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
     ids = ids_by_word(words)
     if metadata.text("model") == "gpt2" or "merges" in metadata:
-        return Pieces(words, ids, [_pair(merge) for merge in metadata.strings("merges")])
+        return Pieces(words, ids, ids_of(map(_pair, metadata.strings("merges")), ids))
     return Pieces(words, ids, _found_merges(file, metadata, words, ids))
 
 
-def _found_merges(file: GGUFFile, metadata: Metadata, words: Sequence[str], ids: dict[str, int]) -> Merges:
+def _found_merges(file: GGUFFile, metadata: Metadata, words: Sequence[str], ids: dict[str, int]) -> MergedIds:
     """The merges of a SentencePiece vocabulary."""
     is_gemma = file.architecture in GEMMA
     by_place = -np.arange(len(words), dtype=np.float64)  # Gemma's merges are in the order of the pieces
@@ -122,7 +122,7 @@ def _byte_level(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tok
     pre_tokenizer = _pre_tokenizer(file, metadata)
     model = BPE(
         vocab=pieces.ids,
-        merges=pieces.merges,
+        merges=merges_by_id(pieces.merges, pieces.words),
         ignore_merges=pre_tokenizer.takes_whole_words,
         continuing_subword_prefix="",
         end_of_word_suffix="",
@@ -155,7 +155,8 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentence_piece(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
     unknown = _unknown(file, metadata, pieces.words)
-    model = BPE(vocab=pieces.ids, merges=pieces.merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    merges = merges_by_id(pieces.merges, pieces.words)
+    model = BPE(vocab=pieces.ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
     tokenizer = Tokenizer(model)
     decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     adds_space = not is_gemma and metadata.flag("add_space_prefix", True)
