@@ -103,3 +103,11 @@ def test_any_other_file_is_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(PackedFileError):
             read_table(path)
+
+
+def test_a_tensor_that_is_no_weight_comes_back_too(tmp_path):
+    pairs = torch.arange(6, dtype=torch.int32).view(3, 2)
+    file = PackedFile(write(tmp_path / "file", {"w": plain(), "pairs": pairs, "none": pairs[:0]}))
+    assert torch.equal(file.tensor("pairs"), pairs)
+    assert file.tensor("none").shape == (0, 2)
+    assert torch.equal(file["w"].data, plain().data)

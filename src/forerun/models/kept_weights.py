@@ -1,4 +1,4 @@
-"""The packed weights of one model, kept from one start to the next."""
+"""The packed weights of one model, or other tensors that are made of its files, kept from one start to the next."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from forerun.models.packed_file import PackedFile, PackedFileWriter
 from forerun.ops.native.formats.base import PackedWeight
 
@@ -26,7 +28,7 @@ MOST_WAITING_BYTES = 512 << 20
 
 
 class KeptWeights(Protocol):
-    """The packed weights of one model by name, from one start to the next."""
+    """Packed weights or tensors of one model by name, from one start to the next."""
 
     is_complete: bool  # all of them are there, and none need be read and packed
 
@@ -34,8 +36,12 @@ class KeptWeights(Protocol):
         """Return the weight of this name, or None: it must be packed."""
         ...
 
-    def add(self, name: str, weight: PackedWeight) -> None:
-        """Keep a weight that has been packed."""
+    def find_tensor(self, name: str) -> Tensor | None:
+        """Return the tensor of this name, or None: it must be made."""
+        ...
+
+    def add(self, name: str, weight: PackedWeight | Tensor) -> None:
+        """Keep a weight that has been packed, or a tensor."""
         ...
 
 
@@ -48,7 +54,11 @@ class Unkept:
         """See `KeptWeights`."""
         return None
 
-    def add(self, name: str, weight: PackedWeight) -> None:
+    def find_tensor(self, name: str) -> Tensor | None:  # noqa: ARG002
+        """See `KeptWeights`."""
+        return None
+
+    def add(self, name: str, weight: PackedWeight | Tensor) -> None:
         """See `KeptWeights`."""
 
 
@@ -63,7 +73,11 @@ class MappedWeights:
         """See `KeptWeights`."""
         return self.file[name]
 
-    def add(self, name: str, weight: PackedWeight) -> None:
+    def find_tensor(self, name: str) -> Tensor | None:
+        """See `KeptWeights`."""
+        return self.file.tensor(name)
+
+    def add(self, name: str, weight: PackedWeight | Tensor) -> None:
         """See `KeptWeights`: it is there already."""
 
 
@@ -72,12 +86,13 @@ class NewWeights(Unkept):
 
     A thread writes them while the next ones are packed: a disk that cannot keep up would hold all cores.
     The file is of this process alone until then, so of two processes that pack at once each writes one, and the last
-    name stands. Where writing fails, that is said once, and nothing is kept.
+    name stands. Where writing fails, that is said once, and nothing is kept; `log_level` is how loud.
     """
 
-    def __init__(self, path: Path, *, most_bytes: int) -> None:
+    def __init__(self, path: Path, *, most_bytes: int, log_level: int = logging.WARNING) -> None:
         self._path, self._most_bytes = path, most_bytes
         self._work = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        self._log_level = log_level
         self._is_writing = True
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._waiting: deque[tuple[Future[None], int]] = deque()  # to be written, and the bytes of each
@@ -86,13 +101,14 @@ class NewWeights(Unkept):
             self._stream = self._work.open("xb")
             self._writer = PackedFileWriter(self._stream)
 
-    def add(self, name: str, weight: PackedWeight) -> None:
+    def add(self, name: str, weight: PackedWeight | Tensor) -> None:
         """See `KeptWeights`."""
-        self._wait(MOST_WAITING_BYTES - weight.num_bytes)
+        num_bytes = weight.nbytes if isinstance(weight, Tensor) else weight.num_bytes
+        self._wait(MOST_WAITING_BYTES - num_bytes)
         if self._is_writing:
-            self._waiting.append((self._thread.submit(self._write, name, weight), weight.num_bytes))
+            self._waiting.append((self._thread.submit(self._write, name, weight), num_bytes))
 
-    def _write(self, name: str, weight: PackedWeight) -> None:
+    def _write(self, name: str, weight: PackedWeight | Tensor) -> None:
         if self._is_writing:
             with self._giving_up():
                 self._writer.add(name, weight)
@@ -143,7 +159,8 @@ class NewWeights(Unkept):
             yield
         except OSError as error:
             self._remove()
-            logger.warning(
+            logger.log(
+                self._log_level,
                 "packed weights are not kept, so the next start packs them again: %s; "
                 "set FORERUN_CACHE to a folder with space that you may write, or turn the cache off with %s=0",
                 *(error, VARIABLE),

@@ -43,7 +43,10 @@ CODE_FOLDERS = ("models", "ops")  # of this package: they say what is packed, an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedModel:
-    """What packed weights are of: a model's files at `path`, a format and a level of the kernels."""
+    """What packed weights are of: a model's files at `path`, a format and a level of the kernels.
+
+    The pieces of a tokenizer are kept likewise, under a format of their own.
+    """
 
     path: Path
     format: str
@@ -100,11 +103,15 @@ class PackedCache:
 
     @contextmanager
     def weights(
-        self, model: PackedModel, *, read: Callable[[IO[bytes]], Tensor] = map_or_read
+        self,
+        model: PackedModel,
+        *,
+        read: Callable[[IO[bytes]], Tensor] = map_or_read,
+        log_level: int = logging.WARNING,
     ) -> Iterator[KeptWeights]:
         """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block.
 
-        `read` brings a file of kept weights into memory.
+        `read` brings a file of kept weights into memory. `log_level` is how loud it is said that nothing can be kept.
         """
         files = _weight_files(model.path)
         num_bytes = sum(file.stat().st_size for file in files)
@@ -117,10 +124,10 @@ class PackedCache:
         if found is not None:
             yield MappedWeights(found)
             return
-        if not self._has_room(num_bytes):
+        if not self._has_room(num_bytes, log_level):
             yield Unkept()
             return
-        new = NewWeights(path, most_bytes=self.most_bytes)
+        new = NewWeights(path, most_bytes=self.most_bytes, log_level=log_level)
         try:
             yield new
         except BaseException:
@@ -148,13 +155,14 @@ class PackedCache:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in (*self._files(), *self._works()))
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_room(self, num_bytes: int, log_level: int) -> bool:
         """Whether the disk has room for about so many bytes; said where it has not."""
         folder = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
         free = shutil.disk_usage(folder).free
         if free >= num_bytes + SPARE_BYTES:
             return True
-        logger.warning(
+        logger.log(
+            log_level,
             "packed weights are not kept, so the next start packs them again: %s has only %.1f GB free; make room "
             "(forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache off with %s=0",
             *(folder, free / 1e9, VARIABLE),
@@ -191,7 +199,7 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
             return None
         found = PackedFile(path, read=read)
     except (OSError, PackedFileError) as error:
-        logger.warning("packed weights cannot be used, and are packed again: %s", error)
+        logger.warning("what was packed cannot be used, and is packed again: %s", error)
         return None
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)

@@ -47,8 +47,8 @@ class PackedFileWriter:
         """Bytes of all weights so far."""
         return self._offset
 
-    def add(self, name: str, weight: PackedWeight) -> None:
-        """Write a weight.
+    def add(self, name: str, weight: PackedWeight | Tensor) -> None:
+        """Write a weight, or a tensor that is none.
 
         Raises:
             OSError: it cannot be written.
@@ -108,6 +108,14 @@ class PackedFile:
         """
         weight: PackedWeight = _weight(self._weights[name], self._tensor)
         return weight
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of this name, which is no packed weight.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._tensor(self._weights[name])
 
     def _tensor(self, record: Mapping[str, Any]) -> Tensor:
         dtype: torch.dtype = getattr(torch, record["dtype"])

@@ -15,9 +15,9 @@ from forerun.models.model_folder import gguf_parts
 from forerun.models.weights_summary import count_types
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
-    """A whole model: the metadata of its first part, and where each tensor lies."""
+    """A whole model: the metadata of its first part, and where each tensor lies. It is equal to itself alone."""
 
     path: Path
     metadata: Metadata

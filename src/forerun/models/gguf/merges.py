@@ -8,7 +8,8 @@ import numpy as np
 
 from forerun.ops.native.library import Kernels
 
-Merges = list[tuple[str, str]]
+Merges = list[tuple[str, str]]  # of pieces
+MergedIds = np.ndarray  # [merges, 2] int32: the same as ids
 
 BASE = 0x9E3779B97F4A7C15  # of powers modulo 2^64; any odd number with many bits
 INVERSE = pow(BASE, -1, 1 << 64)
@@ -18,8 +19,8 @@ LONGEST_WORD = 128  # characters; the time for a word grows with their square
 
 def used_merges_of(
     vocabulary: dict[str, int], scores: np.ndarray, *, kernels: Kernels | None, given: Iterable[str] = ()
-) -> Merges:
-    """Return the merges of `merges_of` that BPE ever makes, in their order; all of them where that cannot be told.
+) -> MergedIds:
+    """Return the ids of the merges of `merges_of` that BPE ever makes, in their order; all of them where that cannot be told.
 
     As long as no merge crosses the border of some characters, those between them are merged as they would be alone. So
     whatever text it is in, a piece comes about in one way: its last merge is the last one of that piece alone, and any other
@@ -30,8 +31,9 @@ def used_merges_of(
     words = list(vocabulary)
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     if kernels is None or lengths.max(initial=0) > LONGEST_WORD or _any_at_an_end(words, given):
-        return merges_of(vocabulary, scores)
-    own_scores = np.ascontiguousarray(scores[np.fromiter(vocabulary.values(), np.int64, len(words))], dtype=np.float64)
+        return ids_of(merges_of(vocabulary, scores), vocabulary)
+    ids = np.fromiter(vocabulary.values(), np.int32, len(words))
+    own_scores = np.ascontiguousarray(scores[ids], dtype=np.float64)
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     ends = np.cumsum(lengths)
     parts = np.empty((len(words), 2), np.int32)
@@ -39,8 +41,23 @@ def used_merges_of(
     (whole,) = np.nonzero(parts[:, 0] >= 0)
     first, second = parts[whole].T
     order = np.lexsort((-lengths[second], -lengths[first], -own_scores[whole]))
+    return np.stack([ids[first[order]], ids[second[order]]], axis=1)
+
+
+def ids_of(merges: Iterable[tuple[str, str]], vocabulary: dict[str, int]) -> MergedIds:
+    """The ids of merges.
+
+    Raises:
+        KeyError: a piece is not in the vocabulary.
+    """
+    return np.array([vocabulary[piece] for merge in merges for piece in merge], dtype=np.int32).reshape(-1, 2)
+
+
+def merges_by_id(ids: MergedIds, words: Sequence[str]) -> Merges:
+    """The merges of these ids, where `words` are the pieces by id."""
     pieces = np.array(words, dtype=object)  # whose parts need no numbers as Python's objects
-    return list(zip(pieces[first[order]].tolist(), pieces[second[order]].tolist(), strict=True))
+    first, second = ids.T
+    return list(zip(pieces[first].tolist(), pieces[second].tolist(), strict=True))
 
 
 def used_merges_one_by_one(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:

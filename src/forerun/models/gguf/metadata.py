@@ -89,8 +89,10 @@ class Metadata:
         if array.code != "s" or array.end - array.start > MOST_ARRAY_BYTES:
             raise self._wrong(key, f"an array of strings in {MOST_ARRAY_BYTES} bytes")
         content = self._read(array)
-        sought = {text.encode() for text in wanted}
-        last = max(content.rfind(LENGTH.pack(len(text)) + text) for text in sought)  # nothing is to be found after it
+        stored = {LENGTH.pack(len(text)) + text for text in map(str.encode, wanted)}
+        stored = {text for text in stored if text in content}  # which is faster to tell than where it is last
+        sought = {text[LENGTH.size :] for text in stored}
+        last = max(map(content.rfind, stored), default=-1)  # nothing is to be found after it
         found: dict[str, int] = {}
         position, index = 0, 0
         while position <= last and index < array.count:

@@ -13,10 +13,11 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from forerun.errors import ModelError, did_you_mean, one_line
+from forerun.errors import ForerunError, ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
-from forerun.models.gguf.merges import used_merges_of
+from forerun.models.gguf.merges import MergedIds, ids_of, merges_by_id, used_merges_of
 from forerun.models.gguf.metadata import Metadata
+from forerun.models.gguf.pieces import Pieces, ids_by_word, kept_pieces
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import give_back_freed_memory
@@ -36,18 +37,17 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
     """
     check_tokenizer(file)
     metadata = file.metadata.below("tokenizer.ggml")
-    words = metadata.strings("tokens")
-    if file.architecture in GEMMA:  # whose runs of spaces are stored as spaces
-        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
     try:
-        tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, words)
+        pieces = kept_pieces(file, lambda: _find_pieces(file))
+        words = pieces.words
+        tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, pieces)
         types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
         _add_tokens(tokenizer, words, types)
         special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
         bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
         eos = special.get("eos_token") if metadata.flag("add_eos_token", False) else None
         tokenizer.post_processor = _around(tokenizer, bos, eos)
-    except ModelError:
+    except ForerunError:
         raise
     except Exception as error:  # tokenizers raises no narrower type
         raise ModelError(
@@ -88,11 +88,41 @@ def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
     return {"default": default, **others} if others else default
 
 
-def _byte_level(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
+def _find_pieces(file: GGUFFile) -> Pieces:
+    """Read the words, and read or find how BPE puts them together."""
+    metadata = file.metadata.below("tokenizer.ggml")
+    words = metadata.strings("tokens")
+    if file.architecture in GEMMA:  # whose runs of spaces are stored as spaces
+        words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
+    ids = ids_by_word(words)
+    if metadata.text("model") == "gpt2" or "merges" in metadata:
+        return Pieces(words, ids, ids_of(map(_pair, metadata.strings("merges")), ids))
+    return Pieces(words, ids, _found_merges(file, metadata, words, ids))
+
+
+def _found_merges(file: GGUFFile, metadata: Metadata, words: Sequence[str], ids: dict[str, int]) -> MergedIds:
+    """The merges of a SentencePiece vocabulary."""
+    is_gemma = file.architecture in GEMMA
+    by_place = -np.arange(len(words), dtype=np.float64)  # Gemma's merges are in the order of the pieces
+    scores = by_place if is_gemma else metadata.numbers("scores").astype(np.float64)
+    if len(scores) != len(words):
+        raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
+    unknown = _unknown(file, metadata, words)
+    merges = used_merges_of(ids, scores, kernels=best_kernels(), given=[*BYTES, *([unknown] if unknown else [])])
+    give_back_freed_memory()  # of what found the merges, before they are copied
+    return merges
+
+
+def _unknown(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> str | None:
+    """What stands for a character that cannot be spelled; a vocabulary with all bytes but Gemma's has none."""
+    return words[metadata.integer("unknown_token_id", 0)] if file.architecture in GEMMA else None
+
+
+def _byte_level(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     pre_tokenizer = _pre_tokenizer(file, metadata)
     model = BPE(
-        vocab={word: index for index, word in enumerate(words)},
-        merges=[_pair(merge) for merge in metadata.strings("merges")],
+        vocab=pieces.ids,
+        merges=merges_by_id(pieces.merges, pieces.words),
         ignore_merges=pre_tokenizer.takes_whole_words,
         continuing_subword_prefix="",
         end_of_word_suffix="",
@@ -122,21 +152,12 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:space], merge[space + 1 :]
 
 
-def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> tuple[Tokenizer, bool]:
+def _sentence_piece(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
-    by_place = -np.arange(len(words), dtype=np.float64)  # Gemma's merges are in the order of the pieces
-    scores = by_place if is_gemma else metadata.numbers("scores").astype(np.float64)
-    if len(scores) != len(words):
-        raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
-    vocabulary = {word: index for index, word in enumerate(words)}
-    unknown = words[metadata.integer("unknown_token_id", 0)] if is_gemma else None
-    merges = (
-        [_pair(merge) for merge in metadata.strings("merges")]
-        if "merges" in metadata
-        else used_merges_of(vocabulary, scores, kernels=best_kernels(), given=[*BYTES, *([unknown] if unknown else [])])
-    )
-    give_back_freed_memory()  # of what found the merges, before they are copied
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
+    unknown = _unknown(file, metadata, pieces.words)
+    merges = merges_by_id(pieces.merges, pieces.words)
+    model = BPE(vocab=pieces.ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    tokenizer = Tokenizer(model)
     decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     adds_space = not is_gemma and metadata.flag("add_space_prefix", True)
     if is_gemma:
@@ -154,7 +175,7 @@ def _sentence_piece(file: GGUFFile, metadata: Metadata, words: Sequence[str]) ->
     return tokenizer, True
 
 
-KINDS: dict[str, Callable[[GGUFFile, Metadata, Sequence[str]], tuple[Tokenizer, bool]]] = {
+KINDS: dict[str, Callable[[GGUFFile, Metadata, Pieces], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
 }

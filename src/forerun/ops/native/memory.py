@@ -23,6 +23,7 @@ HUGE_PAGE = 2 << 20  # bytes
 CHUNK = 256 << 20  # bytes, reserved at once; the system provides a page when it is first written to
 READ_AT_ONCE = 8 << 20  # bytes
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, for which Python has no name
+AREA = re.compile(r"([0-9a-f]+)-[0-9a-f]+ ")  # of memory, as /proc/self/smaps begins the lines about it
 HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -99,11 +100,15 @@ def _is_in_huge_pages(mapped: mmap.mmap, address: int) -> bool:
         mapped.madvise(POPULATE_READ)
     huge = 0
     inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if area := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
-            inside = address <= int(area[1], 16) < address + len(mapped)
-        elif inside and line.startswith("FilePmdMapped:"):
-            huge += int(line.split()[1]) << 10
+    with Path("/proc/self/smaps").open() as areas:  # by rising addresses
+        for line in areas:
+            if area := AREA.match(line):
+                begin = int(area[1], 16)
+                if begin >= address + len(mapped):
+                    break
+                inside = begin >= address
+            elif inside and line.startswith("FilePmdMapped:"):
+                huge += int(line.split()[1]) << 10
     return huge > len(mapped) // 2
 
 
