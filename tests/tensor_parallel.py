@@ -12,10 +12,12 @@ import torch
 from forerun import SamplingParams
 from forerun.config.settings import EngineSettings
 from forerun.executor.tensor_parallel.target import PassLimits, load_sharded_target
+from forerun.executor.tensor_parallel.torch_target import load_torch_target
 from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
+from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native.attention import NativeAttention
 from tests.contract.test_contract import PROMPTS
 from tests.engines import EOS, engine_of
@@ -38,7 +40,7 @@ def save_model(folder, architecture="LlamaForCausalLM", **changes):
 
 def worker_ids():
     """The process ids of all ranks that this process has started and that have not ended."""
-    return [int(pid) for pid in _children() if b"tensor_parallel.worker" in _command_line(pid)]
+    return [int(pid) for pid in _children() if b"executor.tensor_parallel." in _command_line(pid)]
 
 
 def _children():
@@ -89,6 +91,30 @@ def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, round
             path, load_format="auto", dtype=dtype, packing=packing, num_ranks=num_ranks, limits=limits
         )
     return replace(target, model=sharded.model, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
+
+
+def torch_target_of(path, num_ranks, *, dtype=torch.float64, device=CPU):
+    """The target of which torch computes a part in each of `num_ranks` processes; 1 for the plain one."""
+    path = Path(path)
+    target = LoadedTarget(
+        model=None,
+        attention=PagedAttention(),
+        tokenizer=load_tokenizer(path),
+        eos_token_ids=frozenset({EOS}),
+    )
+    if num_ranks == 1:
+        return replace(target, model=load_model(path, dtype=dtype, device=device))
+    limits = PassLimits(max_rows=2048, max_num_seqs=64, max_model_len=None, block_size=4)
+    with cores(num_ranks):
+        sharded = load_torch_target(
+            path, load_format="auto", dtype=dtype, device=device, num_ranks=num_ranks, limits=limits
+        )
+    return replace(
+        target,
+        model=sharded.model,
+        make_cache=sharded.make_cache,
+        ranks=sharded.drafter_ranks,
+    )
 
 
 def texts_and_drafts(llm, *, count):

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
 from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, load_sharded_target
+from forerun.executor.tensor_parallel.torch_target import load_torch_target
 from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
@@ -90,11 +91,10 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     with _without_collections(), ThreadPoolExecutor(max_workers=1) as thread:
         tokenizer = _begin_tokenizer(path, settings, thread)
         model: TargetModel
-        make_cache: Callable[..., KVCache] = KVCache
-        ranks = None
+        sharded = None
         if settings.tensor_parallel_size > 1:
-            sharded = _load_sharded(path, settings, dtype, packing)
-            model, make_cache, ranks = sharded.model, sharded.make_cache, sharded.drafter_ranks
+            sharded = _load_sharded(path, settings, dtype, packing, device)
+            model = sharded.model
         else:
             model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
         if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
@@ -103,16 +103,15 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
                 "leave it out, or set quantization='int4'"
             )
         loaded_tokenizer = tokenizer()
-    return LoadedTarget(
+    target = LoadedTarget(
         model=model,
         attention=choose_attention(model.kv_specs, kernels),
         tokenizer=loaded_tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
         kernels=kernels,
-        make_cache=make_cache,
-        ranks=ranks,
     )
+    return target if sharded is None else replace(target, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
 
 
 @contextmanager
@@ -145,31 +144,25 @@ def _stored_dtype(config: HFConfig, settings: EngineSettings) -> torch.dtype | N
 
 
 def _load_sharded(
-    path: Path, settings: EngineSettings, dtype: torch.dtype | None, packing: Packing | None
+    path: Path, settings: EngineSettings, dtype: torch.dtype | None, packing: Packing | None, device: torch.device
 ) -> ShardedTarget:
-    """The target in `tensor_parallel_size` processes.
-
-    Raises:
-        ConfigError: torch computes, on a GPU or without kernels.
-    """
-    if packing is None:
-        raise ConfigError(
-            f"tensor_parallel_size: got {settings.tensor_parallel_size}; above 1 it needs the native CPU kernels, which are "
-            "not built, switched off or not for this device and dtype; leave it out"
-        )
-    return load_sharded_target(
+    """The target in `tensor_parallel_size` processes, on the native kernels or in torch."""
+    limits = PassLimits(
+        max_rows=2 * settings.max_num_batched_tokens
+        + 4096,  # drafters pass rows of their own; unused room costs nothing
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+    )
+    load = (
+        partial(load_torch_target, device=device) if packing is None else partial(load_sharded_target, packing=packing)
+    )
+    return load(
         path,
         load_format=settings.load_format,
         dtype=dtype,
-        packing=packing,
         num_ranks=settings.tensor_parallel_size,
-        limits=PassLimits(
-            max_rows=2 * settings.max_num_batched_tokens
-            + 4096,  # drafters pass rows of their own; unused room costs nothing
-            max_num_seqs=settings.max_num_seqs,
-            max_model_len=settings.max_model_len,
-            block_size=settings.block_size,
-        ),
+        limits=limits,
     )
 
 

@@ -40,7 +40,7 @@ class EngineSettings:
     memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
     what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
     requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
-    processes of this machine that compute the target together, on native CPU kernels only. device_step: texts,
+    processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
     rules and drafts lie in tables on the device, which draws and matches tokens itself, so that no logits come to
     the host; verification is by matching, and rules that only the host can follow are refused.
 

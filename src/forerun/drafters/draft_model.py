@@ -23,7 +23,6 @@ from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
 from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 from forerun.ops.native.formats import check_quantization
-from forerun.ops.native.layers import NativeLayers, PackedHead
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +116,10 @@ def _shared_out(model: TargetModel, ranks: SharesOut, path: Path) -> Decoder:
     Raises:
         ConfigError: they cannot.
     """
-    if (
-        not isinstance(model, Decoder)
-        or not isinstance(model.layers, NativeLayers)
-        or not isinstance(model.head, PackedHead)
-    ):
+    if not isinstance(model, Decoder):
         raise ConfigError(
-            f"draft_tensor_parallel_size: got {ranks.num_ranks}, but {path} does not run on the native kernels as a whole, "
-            "which alone compute in parts; set it to 1"
+            f"draft_tensor_parallel_size: got {ranks.num_ranks}, but {path} runs through transformers' own code, which computes "
+            "in one process; set it to 1"
         )
     return model.with_parts(layers=ranks.layers(model.layers, model.config), head=ranks.head(model.head))
 

@@ -14,12 +14,14 @@ from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.config import DecoderConfig
+from forerun.models.decoder import Layers
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.layers import Head
 from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.chains import NativeChains
-from forerun.ops.native.layers import NativeLayers, PackedHead
+from forerun.ops.native.layers import PackedHead
 from forerun.ops.native.library import Kernels
 
 
@@ -102,21 +104,21 @@ class SharesOut(Protocol):
     """The processes that compute a target, which can compute a drafter's layers and head as well."""
 
     num_ranks: int
-    num_kv_heads: int  # of the target, in all processes together: one that two of them hold counts twice
+    num_kv_heads: int  # of the target, in all processes that share a memory: one that two of them hold counts twice
 
     def target(self, model: Any) -> Any:
         """The target, a `Decoder`, as such a drafter calls it: with logits that all processes compute."""
         ...
 
-    def layers(self, layers: NativeLayers, config: DecoderConfig) -> NativeLayers:
-        """Hand out a drafter's layers; what is returned has all processes compute them, to the bits of `layers`.
+    def layers(self, layers: Layers, config: DecoderConfig) -> Layers:
+        """Hand out a drafter's layers; what is returned has all processes compute what `layers` computes.
 
         Raises:
             ConfigError: they cannot be shared out among so many processes.
         """
         ...
 
-    def head(self, head: PackedHead) -> PackedHead:
+    def head(self, head: Head | PackedHead) -> Head | PackedHead:
         """Hand out a drafter's head, like `layers`."""
         ...
 

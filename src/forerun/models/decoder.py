@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader
+from forerun.models.column_parallel import ColumnParallel
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
@@ -146,7 +147,7 @@ class Decoder:
         config = replace(self.config, ropes=self.config.ropes[:num_layers], windows=self.config.windows[:num_layers])
         return Decoder(config, self._parts, dtype=self.dtype, device=self.device)
 
-    def with_parts(self, *, layers: Layers, head: PackedHead) -> Decoder:
+    def with_parts(self, *, layers: Layers, head: Head | PackedHead) -> Decoder:
         """Return the same decoder with other layers and another head, which compute what these do."""
         return Decoder(
             self.config, replace(self._parts, layers=layers, head=head), dtype=self.dtype, device=self.device
@@ -182,8 +183,11 @@ def build_decoder(
     dtype: torch.dtype,
     device: torch.device,
     packing: Packing | None = None,
+    columns: ColumnParallel | None = None,
 ) -> Decoder:
-    """Load a decoder's weights as its family's row says; `packing` packs them for the native kernels.
+    """Load a decoder's weights as its family's row says.
+
+    `packing` packs them for the native kernels. Where torch computes, `columns` takes one rank's part of the layers.
 
     Raises:
         ModelError: the architecture has no row, the row does not cover a value in the configuration, or a
@@ -208,21 +212,21 @@ def build_decoder(
         )
     else:
         reader = WeightReader(checkpoint, dtype=dtype, device=device)
-        parts = _torch_parts(config, reader)
+        parts = _torch_parts(config, reader, columns)
     reader.finish(config.unused_prefixes)
     return Decoder(config, parts, dtype=dtype, device=device)
 
 
-def _torch_parts(config: DecoderConfig, reader: WeightReader) -> DecoderParts:
+def _torch_parts(config: DecoderConfig, reader: WeightReader, columns: ColumnParallel | None) -> DecoderParts:
     embedding = reader.tensor(*_embedding_place(config))
     if config.tied:
         reader.tie(config.head, embedding)
     head = Linear(embedding if config.tied else reader.tensor(config.head, tuple(embedding.shape)))
+    read = (read_layer(reader, config, index=index) for index in range(config.num_layers))
+    layers = read if columns is None else (columns.layer(layer, config) for layer in read)
     return DecoderParts(
         embedding=Embedding(embedding, config.embedding_scale),
-        layers=TorchLayers(
-            [read_layer(reader, config, index=index) for index in range(config.num_layers)], rotation_of(config)
-        ),
+        layers=TorchLayers(list(layers), rotation_of(config)),
         norm=_read_final_norm(config, reader),
         head=Head(head, config.logit_scale, config.logit_soft_cap),
         rotaries=make_rotaries(config, reader.dtype, reader.device),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +14,22 @@ from forerun.models.config import DecoderConfig, QKNorm
 from forerun.ops.attention import Attend
 from forerun.ops.block_weight import BlockLinear
 from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
-from forerun.ops.native.layers import PackedLinear
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
-Product = Linear | BlockLinear | PackedLinear
-"""x @ weight.T + bias, in torch or on the native kernels."""
+
+
+class Product(Protocol):
+    """x @ weight.T + bias, in torch or on the native kernels."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        ...
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[T, inputs] -> [T, outputs]"""
+        ...
 
 
 def unchanged(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
+from forerun.models.column_parallel import ColumnParallel
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
@@ -25,7 +26,12 @@ DUMMY_STD = 0.02  # what most models' weights are initialised with
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    packing: Packing | None = None,
+    columns: ColumnParallel | None = None,
 ) -> TargetModel:
     """Load the model in a Hugging Face folder or a .gguf file.
 
@@ -34,6 +40,7 @@ def load_model(
         dtype: of weights, activations and KV, or None for the checkpoint's.
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
+        columns: takes one rank's part of layers that torch computes, or None for all of them.
 
     Raises:
         ModelError: path, configuration, weights or architecture cannot be used.
@@ -48,7 +55,7 @@ def load_model(
     checkpoint = open_checkpoint(path)
     dtype = dtype or _stored_dtype(config, checkpoint)
     if packing is None:
-        return build_decoder(config, checkpoint, dtype=dtype, device=device)
+        return build_decoder(config, checkpoint, dtype=dtype, device=device, columns=columns)
     model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
     # one of several processes copies its part out of the file, so it maps the whole without reading it
     read = map_or_read if packing.num_ranks == 1 else map_file
@@ -57,7 +64,12 @@ def load_model(
 
 
 def load_dummy(
-    path: Path, *, dtype: torch.dtype | None, device: torch.device, packing: Packing | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    packing: Packing | None = None,
+    columns: ColumnParallel | None = None,
 ) -> TargetModel:
     """Make a model of seeded random weights from its configuration alone, to time models whose weights are not at hand.
 
@@ -66,6 +78,7 @@ def load_dummy(
         dtype: of weights, activations and KV, or None for the configuration's, bfloat16 where it names none.
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
+        columns: takes one rank's part of layers that torch computes, or None for all of them.
 
     Raises:
         ModelError: path, configuration or architecture cannot be used.
@@ -73,7 +86,7 @@ def load_dummy(
     config = read_transformers_config(path)
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     checkpoint = DummyCheckpoint(config, dtype=dtype or named)
-    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing)
+    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
 
 
 LOADERS = {"auto": load_model, "dummy": load_dummy}

@@ -254,7 +254,7 @@ def _interleaved(mlp: GatedMLP) -> Linear | BlockLinear:
 
 def _stored(product: Product) -> Linear | BlockLinear:
     """A product that is not packed yet."""
-    assert not isinstance(product, PackedLinear), "a layer is packed once"
+    assert isinstance(product, (Linear, BlockLinear)), "a layer is packed once"
     return product
 
 

@@ -48,7 +48,7 @@ class Shard:
         """Its key and value heads."""
         if self._shares_heads:
             return _window(self.config.num_kv_heads, self.rank, self.num_ranks)
-        return _share(self.config.num_kv_heads, self.rank, self.num_ranks)
+        return share_of(self.config.num_kv_heads, self.rank, self.num_ranks)
 
     @property
     def heads(self) -> range:
@@ -92,7 +92,7 @@ class Shard:
     @property
     def gate_tiles(self) -> range:
         """Its tiles of gates and ups, each of `LANES` gates and their ups."""
-        return _share(-(-self.config.intermediate_size // LANES), self.rank, self.num_ranks)
+        return share_of(-(-self.config.intermediate_size // LANES), self.rank, self.num_ranks)
 
     @property
     def head_tiles(self) -> range:
@@ -143,7 +143,7 @@ def part_of_head(kernels: Kernels, head: PackedLinear, shard: Shard, arena: Aren
 
 def tiles_of(num_outputs: int, rank: int, num_ranks: int) -> range:
     """A rank's tiles of a product's outputs."""
-    return _share(-(-num_outputs // TILE), rank, num_ranks)
+    return share_of(-(-num_outputs // TILE), rank, num_ranks)
 
 
 def _window(count: int, rank: int, num_ranks: int) -> range:
@@ -151,7 +151,8 @@ def _window(count: int, rank: int, num_ranks: int) -> range:
     return range(count * rank // num_ranks, -(-count * (rank + 1) // num_ranks))
 
 
-def _share(count: int, rank: int, num_ranks: int) -> range:
+def share_of(count: int, rank: int, num_ranks: int) -> range:
+    """A rank's part of `count` things, which are shared out one after the other; the first ranks have one more."""
     each, surplus = divmod(count, num_ranks)
     first = each * rank + min(rank, surplus)
     return range(first, first + each + (rank < surplus))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -44,11 +45,28 @@ class Linear:
         return self.weight[outputs]
 
 
+class HeadProduct(Protocol):
+    """The product of a head, of whose weights drafters may ask for some; a `Linear` is one."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        ...
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[R, in] -> [R, vocab_size]"""
+        ...
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs: [n] int64 -> [n, in]"""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Logits: a linear layer, then `scale`, then soft_cap * tanh(logits / soft_cap) where there is a cap."""
+    """Logits: a product, then `scale`, then soft_cap * tanh(logits / soft_cap) where there is a cap."""
 
-    linear: Linear
+    linear: HeadProduct
     scale: float = 1.0
     soft_cap: float | None = None
 

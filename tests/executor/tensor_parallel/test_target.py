@@ -169,12 +169,6 @@ def test_more_processes_than_cores_are_refused(path):
         load(path, tensor_parallel_size=3, num_cores=2)
 
 
-def test_without_kernels_it_is_refused(path, monkeypatch):
-    monkeypatch.setenv("FORERUN_CPU_KERNELS", "off")
-    with pytest.raises(ConfigError, match="tensor_parallel_size: got 2; above 1 it needs the native CPU kernels"):
-        load(path, tensor_parallel_size=2)
-
-
 def test_an_architecture_of_transformers_own_code_is_named(tmp_path):
     path = save_tiny_model(tmp_path, vocab_size=264)
     config = (path / "config.json").read_text().replace("LlamaForCausalLM", "GPT2LMHeadModel")

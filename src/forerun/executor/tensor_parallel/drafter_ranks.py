@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ConfigError
-from forerun.executor.tensor_parallel.worker import local_specs
+from forerun.executor.tensor_parallel.worker_process import local_specs
 from forerun.models.config import DecoderConfig
-from forerun.models.decoder import Decoder
+from forerun.models.decoder import Decoder, Layers
 from forerun.models.sharding import Shard, part_of_layer, tiles_of
+from forerun.ops.layers import Head
 from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedHead, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
@@ -40,14 +41,19 @@ class DrafterRanks:
         assert isinstance(model.head, ShardedHead)
         return model.with_parts(layers=model.layers, head=self.head(model.head))
 
-    def layers(self, layers: NativeLayers, config: DecoderConfig) -> ShardedDraftLayers:
+    def layers(self, layers: Layers, config: DecoderConfig) -> ShardedDraftLayers:
         """Hand out a drafter's layers.
 
         Raises:
-            ConfigError: they have fewer query heads than there are ranks, or are wider than the target's.
+            ConfigError: they are not packed, have fewer query heads than there are ranks, or are wider than the target's.
             ModelError: a weight in several block formats cannot be shared out.
             WorkerError: another rank has ended.
         """
+        if not isinstance(layers, NativeLayers):
+            raise ConfigError(
+                f"draft_tensor_parallel_size: got {self.num_ranks}, but the native kernels need even widths for the drafter's "
+                "layers; set it to 1"
+            )
         first = layers.layers[0].struct
         self._check_room("a layer's input", first.beside_width + first.width, self._sizes.input_width)
         self._check_room("heads", config.num_heads * config.head_dim, self._sizes.attended_width)
@@ -67,7 +73,10 @@ class DrafterRanks:
             [
                 to_bytes(
                     LayersContent.of(
-                        part(shard), layers.rotation_of, shard.struct(), local_specs([spec] * len(layers.layers), shard)
+                        part(shard),
+                        layers.rotation_of,
+                        shard.struct(),
+                        local_specs([spec] * len(layers.layers), len(shard.kv_heads)),
                     )
                 )
                 for shard in shards[1:]
@@ -76,13 +85,14 @@ class DrafterRanks:
         own = NativeLayers(self._kernels, part(shards[0]), layers.rotation_of)
         return ShardedDraftLayers(own, shards[0].struct(), self._leader, number=number)
 
-    def head(self, head: PackedHead) -> ShardedDraftHead:
+    def head(self, head: Head | PackedHead) -> ShardedDraftHead:
         """Hand out a drafter's head, of which rank 0 keeps the whole, too; the ranks have their parts of the target's already.
 
         Raises:
             ConfigError: it is larger than the target's.
             WorkerError: another rank has ended.
         """
+        assert isinstance(head, PackedHead), "the kernels have heads of any width"
         if isinstance(head, ShardedHead):
             return _draft_head(head, head.part, self._leader, head.number)
         weight = head.linear.weight

@@ -10,27 +10,37 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import forerun
 from forerun.errors import WorkerError
-from forerun.executor.tensor_parallel.worker import WorkerSpec
 from forerun.ops.native.sharded.exchange import Exchange, Leader
 
-MODULE = "forerun.executor.tensor_parallel.worker"
+KERNELS, TORCH = "forerun.executor.tensor_parallel.worker", "forerun.executor.tensor_parallel.torch_worker"
+"""Modules of workers, by what computes their parts."""
+
 LAST_WORDS_S = 5.0  # that a worker has to end by itself
+
+
+class WorkerSpec(Protocol):
+    """What a worker must know."""
+
+    def to_json(self) -> str:
+        """On one line."""
+        ...
 
 
 class WorkerProcess:
     """One process of the group, which imports what it needs as soon as it is started."""
 
-    def __init__(self, rank: int, descriptor: int) -> None:
+    def __init__(self, rank: int, descriptor: int, module: str = KERNELS) -> None:
         self.rank = rank
         package = str(Path(forerun.__file__).parents[1])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(descriptor)],
+            [sys.executable, "-m", module, str(descriptor)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[descriptor],
@@ -84,21 +94,31 @@ class WorkerProcess:
         self._process.stdout.close()
 
 
-def watch(leader: Leader, workers: Sequence[WorkerProcess]) -> None:
-    """End the group as soon as a worker ends, and end the workers when the leader is no longer used."""
+def nothing_more() -> None:
+    """What else is to be done at a group's end where all ranks wait in the shared memory alone."""
+
+
+def watch(leader: Leader, workers: Sequence[WorkerProcess], abort: Callable[[], None] = nothing_more) -> None:
+    """End the group as soon as a worker ends, and end the workers when the leader is no longer used.
+
+    `abort` lets what waits for a worker that is gone elsewhere than in the shared memory fail.
+    """
     reference = weakref.ref(leader)
     for worker in workers:
-        arguments = (worker, leader.exchange, reference)
+        arguments = (worker, leader.exchange, reference, abort)
         threading.Thread(target=_watch, args=arguments, name=f"watch-rank-{worker.rank}", daemon=True).start()
     weakref.finalize(leader, end, workers, leader.exchange)
 
 
-def _watch(worker: WorkerProcess, exchange: Exchange, reference: weakref.ref[Leader]) -> None:
+def _watch(
+    worker: WorkerProcess, exchange: Exchange, reference: weakref.ref[Leader], abort: Callable[[], None]
+) -> None:
     how = worker.end_of()
     leader = reference()
-    if leader is not None and leader.reason is None:
-        leader.reason = how
+    if leader is not None:
+        leader.explain(how)
     exchange.end(worker.rank)
+    abort()
 
 
 def end(workers: Sequence[WorkerProcess], exchange: Exchange | None = None) -> None:

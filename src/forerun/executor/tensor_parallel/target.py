@@ -15,8 +15,10 @@ from forerun.errors import ConfigError, ModelError
 from forerun.executor.tensor_parallel import group
 from forerun.executor.tensor_parallel.drafter_ranks import DrafterRanks
 from forerun.executor.tensor_parallel.group import WorkerProcess
-from forerun.executor.tensor_parallel.worker import WorkerSpec, identity_of, local_specs
+from forerun.executor.tensor_parallel.worker import WorkerSpec
+from forerun.executor.tensor_parallel.worker_process import identity_of, local_specs
 from forerun.kv.cache import KVCache
+from forerun.models.base import SharesOut
 from forerun.models.config import DecoderConfig
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
@@ -48,9 +50,10 @@ class PassLimits:
 class ShardedCaches:
     """Makes the target's KV caches, of which each rank holds its own heads, under the same blocks."""
 
-    def __init__(self, leader: Leader, shard: Shard) -> None:
+    def __init__(self, leader: Leader, num_kv_heads: int) -> None:
+        """Make caches of which rank 0 holds so many heads."""
         self._leader = leader
-        self._shard = shard
+        self._num_kv_heads = num_kv_heads
 
     def __call__(
         self,
@@ -68,7 +71,7 @@ class ShardedCaches:
             WorkerError: another rank has ended.
         """
         local = KVCache(
-            local_specs(specs, self._shard),
+            local_specs(specs, self._num_kv_heads),
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=dtype,
@@ -89,7 +92,7 @@ class ShardedTarget:
 
     model: Decoder
     make_cache: ShardedCaches
-    drafter_ranks: DrafterRanks
+    drafter_ranks: SharesOut
 
 
 def load_sharded_target(
@@ -136,16 +139,16 @@ def load_sharded_target(
     shard = Shard(model.config, 0, num_ranks)
     return ShardedTarget(
         _with_leader(model, own, shard, leader),
-        ShardedCaches(leader, shard),
+        ShardedCaches(leader, len(shard.kv_heads)),
         DrafterRanks(leader, packing.kernels, model.config, num_ranks),
     )
 
 
-def checked_config(path: Path, num_ranks: int) -> DecoderConfig:
-    """The configuration of a model that so many ranks can compute.
+def shareable_config(path: Path, num_ranks: int) -> DecoderConfig:
+    """The configuration of a model that computes in parts.
 
     Raises:
-        ConfigError: they cannot; the message says how many can.
+        ConfigError: it runs through transformers' own code.
     """
     hf_config = read_config(path)
     if not supports(hf_config):
@@ -154,7 +157,16 @@ def checked_config(path: Path, num_ranks: int) -> DecoderConfig:
             f"tensor_parallel_size: got {num_ranks}, but architecture {architecture!r} runs through transformers' own code, "
             "which computes in one process; leave it out"
         )
-    config = decoder_config(hf_config)
+    return decoder_config(hf_config)
+
+
+def checked_config(path: Path, num_ranks: int) -> DecoderConfig:
+    """The configuration of a model that so many ranks can compute on the kernels.
+
+    Raises:
+        ConfigError: they cannot; the message says how many can.
+    """
+    config = shareable_config(path, num_ranks)
     if not can_pack(config):
         raise ConfigError(
             f"tensor_parallel_size: got {num_ranks}, but the native kernels need even widths; got hidden_size="

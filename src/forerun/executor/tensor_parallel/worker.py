@@ -1,31 +1,22 @@
-"""One of the other processes of a tensor-parallel group: loads its part of the target, and does what rank 0 asks.
-
-It is started by `group.py` with the descriptor of the shared memory, reads a `WorkerSpec` from its standard input, and
-says on its standard output when it is ready. It ends when rank 0 does, which its standard input tells.
-"""
+"""One of the other processes of a group whose parts the native kernels compute."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from dataclasses import replace as changed
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from forerun.core.batch import LayerKVSpec
-from forerun.errors import ForerunError, WorkerError
+from forerun.executor.tensor_parallel.worker_process import check_identity, local_specs, run_worker
 from forerun.kv.cache import KVCache
 from forerun.models.decoder import Decoder
 from forerun.models.loader import LOADERS
-from forerun.models.packed_cache import PackedModel
 from forerun.models.packing import Packing
 from forerun.models.sharding import Shard
 from forerun.ops.native.attention import CacheAddresses
@@ -49,8 +40,6 @@ from forerun.ops.native.sharded.messages import (
     TakeLayers,
 )
 from forerun.ops.native.threads import lease_cores
-
-LAST_CALL_S = 1.0  # that a call in progress has to notice that rank 0 is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +72,6 @@ class WorkerSpec:
         return cls(**{**content, "sizes": ExchangeSizes(**content["sizes"])})
 
 
-def identity_of(path: Path, *, weight_format: str, level: str, dtype: torch.dtype) -> str:
-    """All that a rank's weights depend on, files and code among it: equal on all ranks."""
-    key = PackedModel(path=path, format=weight_format, level=level, dtype=str(dtype)).key()
-    return json.dumps(key, sort_keys=True)
-
-
 @dataclass(frozen=True, slots=True)
 class OwnLayers:
     """A rank's part of some layers, and the KV of its heads."""
@@ -116,7 +99,7 @@ class Worker:
         self._exchange = exchange
         part = LayersPart(decoder.layers, shard.struct())
         own_head = packing.part_of_head(decoder.head.linear, shard)
-        self._layers = {TARGET_LAYERS: OwnLayers(part, local_specs(decoder.kv_specs, shard))}
+        self._layers = {TARGET_LAYERS: OwnLayers(part, local_specs(decoder.kv_specs, len(shard.kv_heads)))}
         self._heads = {TARGET_HEAD: HeadPart.of(decoder.head, own_head, shard.head_tiles.start)}
         self._caches: dict[int, OwnCache] = {}
         self._device = decoder.device
@@ -181,25 +164,19 @@ class Worker:
         return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), Arena())
 
 
-def local_specs(specs: Sequence[LayerKVSpec], shard: Shard) -> list[LayerKVSpec]:
-    """The KV specs of a shard's heads."""
-    return [changed(spec, num_kv_heads=len(shard.kv_heads)) for spec in specs]
-
-
-def load_worker(spec: WorkerSpec, kernels: Kernels, descriptor: int) -> tuple[Exchange, Worker]:
+def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:
     """Load a rank's part of the target.
 
     Raises:
         WorkerError: the files or the code are not those that rank 0 has loaded.
         ForerunError: the target cannot be loaded.
     """
+    spec = WorkerSpec.from_json(line)
+    kernels = kernels_of_level(spec.level)
+    assert kernels is not None, "rank 0 computes on them"
+    _bind(spec, kernels)
     path, dtype = Path(spec.path), getattr(torch, spec.dtype)
-    identity = identity_of(path, weight_format=spec.weight_format, level=spec.level, dtype=dtype)
-    if identity != spec.identity:
-        raise WorkerError(
-            f"tensor parallel: rank {spec.rank} finds other weights or another version of forerun than rank 0 in {path} "
-            "and in its own package; start again when nothing changes them"
-        )
+    check_identity(spec.identity, path, weight_format=spec.weight_format, level=spec.level, dtype=dtype, rank=spec.rank)
     packing = Packing(
         kernels,
         WEIGHT_FORMATS[spec.weight_format],
@@ -213,16 +190,6 @@ def load_worker(spec: WorkerSpec, kernels: Kernels, descriptor: int) -> tuple[Ex
     return exchange, Worker(exchange, model, packing)
 
 
-def _end_with_rank_0(exchange: Exchange | None) -> None:
-    """Wait until rank 0 closes this process's standard input, which its end does, too; then end."""
-    with contextlib.suppress(OSError):
-        sys.stdin.buffer.read()
-    if exchange is not None:
-        exchange.end(0)
-        time.sleep(LAST_CALL_S)
-    os._exit(0)
-
-
 def _bind(spec: WorkerSpec, kernels: Kernels) -> None:
     """Compute on the cores that this rank has, if any were given to it."""
     torch.set_num_threads(1)
@@ -232,37 +199,5 @@ def _bind(spec: WorkerSpec, kernels: Kernels) -> None:
     kernels.use_threads(spec.num_threads, cores=cores)
 
 
-def _reply(replies: IO[str], **content: object) -> None:
-    replies.write(json.dumps(content) + "\n")
-    replies.flush()
-
-
-def main(descriptor: int) -> int:
-    """Load, say so, and work until rank 0 ends; the exit status is 0 unless this process failed."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not for rank 0
-    line = sys.stdin.buffer.readline().decode()
-    if not line:
-        return 0
-    spec = WorkerSpec.from_json(line)
-    kernels = kernels_of_level(spec.level)
-    assert kernels is not None, "rank 0 computes on them"
-    try:
-        _bind(spec, kernels)
-        with torch.inference_mode():
-            exchange, worker = load_worker(spec, kernels, descriptor)
-    except (ForerunError, OSError) as error:
-        _reply(replies, error=str(error))
-        return 1
-    threading.Thread(target=_end_with_rank_0, args=(exchange,), daemon=True).start()
-    _reply(replies, error=None)
-    try:
-        with torch.inference_mode():
-            worker.run()
-    except WorkerError:
-        return 0  # another rank's end is that rank's to report
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_worker(int(sys.argv[1]), load_worker))

@@ -93,16 +93,13 @@ class HeadReader:
 
     def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
         """Stack layers, packed if there are kernels."""
-        ranks = self.target.drafter_ranks
-        if self._packing and can_pack(config):
-            packed = self._packing.layers(layers, config, rotation_of(config))
-            return packed if ranks is None else ranks.layers(packed, config)
-        if ranks is not None:
-            raise ConfigError(
-                f"draft_tensor_parallel_size: got {ranks.num_ranks}, but the native kernels need even widths for the head's "
-                "layers; set it to 1"
-            )
-        return TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
+        packing, ranks = self._packing, self.target.drafter_ranks
+        stacked: Layers
+        if packing and can_pack(config):
+            stacked = packing.layers(layers, config, rotation_of(config))
+        else:
+            stacked = TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
+        return stacked if ranks is None else ranks.layers(stacked, config)
 
     def rotations(self, config: DecoderConfig) -> Rotations:
         """Make the rotary embeddings of the layers."""
@@ -146,9 +143,8 @@ class HeadReader:
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
         """Make a head of these weights [outputs, width], on the kernels if there are any."""
-        if self._packing is None:
-            return Head(Linear(weight))
-        head, ranks = PackedHead(self._packing.head(weight)), self.target.drafter_ranks
+        packing, ranks = self._packing, self.target.drafter_ranks
+        head = Head(Linear(weight)) if packing is None else PackedHead(packing.head(weight))
         return head if ranks is None else ranks.head(head)
 
     def finish(self) -> None:

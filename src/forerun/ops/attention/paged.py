@@ -11,7 +11,6 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache, LayerKV
-from forerun.ops.attention import Attend
 from forerun.ops.attention.padded import PaddedGroup, Span
 
 MOST_ROWS_TOGETHER = 16  # a sequence with more rows attends alone: padding others to it costs more than a call
@@ -28,7 +27,7 @@ class PagedAttention:
     chains and trees do: keys that a window therefore hides are not even gathered.
     """
 
-    def begin(self, batch: ForwardBatch, cache: KVCache) -> Attend:
+    def begin(self, batch: ForwardBatch, cache: KVCache) -> PagedPass:
         """Group the sequences; slots and masks are prepared by the first layer with a new window."""
         together: list[Span] = []
         alone: list[Span] = []
@@ -40,7 +39,7 @@ class PagedAttention:
                 alone += _tiles(first_row, sequence)
         small_groups = _similar_lengths(together, KEYS_PER_CALL[batch.positions.device.type])
         groups = [*small_groups, *([tile] for tile in alone)]
-        return _PagedPass(batch.slot_mapping, cache.layers, [PaddedGroup(group, batch) for group in groups])
+        return PagedPass(batch, cache, [PaddedGroup(group, batch) for group in groups])
 
 
 def _tiles(first_row: int, sequence: SequenceRows) -> list[Span]:
@@ -68,9 +67,11 @@ def _similar_lengths(spans: list[Span], keys_per_call: int) -> list[list[Span]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _PagedPass:
-    slot_mapping: Tensor
-    layers: list[LayerKV]
+class PagedPass:
+    """Attention of one pass, an `Attend`. In a cache with room for more heads, layers use the first."""
+
+    batch: ForwardBatch
+    cache: KVCache
     groups: list[PaddedGroup]
 
     def __call__(
@@ -85,9 +86,12 @@ class _PagedPass:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        kv = self.layers[layer]
-        kv.key.index_copy_(0, self.slot_mapping, key)
-        kv.value.index_copy_(0, self.slot_mapping, value)
+        """See `Attend`."""
+        kv = self.cache.layers[layer]
+        if key.shape[1] < kv.key.shape[1]:
+            kv = LayerKV(kv.key[:, : key.shape[1]], kv.value[:, : key.shape[1]])
+        kv.key.index_copy_(0, self.batch.slot_mapping, key)
+        kv.value.index_copy_(0, self.batch.slot_mapping, value)
         num_rows, num_heads = query.shape[:2]
         output: Tensor | None = None
         for group in self.groups:

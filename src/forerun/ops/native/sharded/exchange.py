@@ -24,6 +24,7 @@ from forerun.ops.native.sharded.messages import FIRST_FREE_NUMBER, Drop
 from forerun.ops.native.structs import GROUP_FLAGS_BYTES, ExchangeStruct
 
 ALIGNMENT = 64
+EXPLAINED_S = 1.0  # that the reason for a group's end may take to be known
 RECEIVE_MS = 200  # after which a rank looks whether there is anything else to do
 
 
@@ -199,6 +200,7 @@ class Leader:
         self.exchange = exchange
         self.lock = threading.RLock()
         self.reason: str | None = None
+        self._is_explained = threading.Event()
         self._numbers = itertools.count(FIRST_FREE_NUMBER)
         self._dropped: deque[int] = deque()
 
@@ -235,9 +237,16 @@ class Leader:
         if error is None:
             return
         if isinstance(error, WorkerError):
+            self.exchange.end(0)  # what is lost may be an exchange outside the shared memory
+            self._is_explained.wait(EXPLAINED_S)  # a broken exchange is noticed before the end of a process
             raise WorkerError(self.end_message()) from None
         self.exchange.end(0)
-        self.reason = self.reason or f"rank 0 was interrupted ({type(error).__name__})"
+        self.explain(f"rank 0 was interrupted ({type(error).__name__})")
+
+    def explain(self, reason: str) -> None:
+        """Say why the group has ended; the first reason stands."""
+        self.reason = self.reason or reason
+        self._is_explained.set()
 
     def check_health(self) -> None:
         """Look whether all ranks are there.

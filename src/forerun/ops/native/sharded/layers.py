@@ -246,7 +246,7 @@ class ShardedKVCache(KVCache):
             WorkerError: another rank has ended.
         """
         with self._leader as exchange:
-            exchange.post(MoveKV(self.number, sources.numpy(), destinations.numpy()))
+            exchange.post(MoveKV(self.number, sources.cpu().numpy(), destinations.cpu().numpy()))
             super().move(sources, destinations)
 
 
