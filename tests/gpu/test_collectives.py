@@ -9,12 +9,12 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from forerun.ops.collectives import TorchCollectives
-
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def test_a_group_of_one_gpu_gathers_and_broadcasts_what_it_has():
+    from forerun.ops.collectives import TorchCollectives
+
     device = torch.device("cuda", 0)
     alone = TorchCollectives(device, rank=0, num_ranks=1)
     alone.connect()
