@@ -348,12 +348,28 @@ struct BlockTiles {
     int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
 };
 
+// What is done with a row's sums of a tile, emit(row, tile, sums [32]): a reference, so that products are compiled once,
+// whatever it is.
+class EmitSums {
+  public:
+    template <class Emit>
+    EmitSums(const Emit& emit)
+        : emit_(&emit), call_([](const void* own, int64_t row, int64_t tile, const float* sums) {
+              (*static_cast<const Emit*>(own))(row, tile, sums);
+          }) {}
+    void operator()(int64_t row, int64_t tile, const float* sums) const { call_(emit_, row, tile, sums); }
+
+  private:
+    const void* emit_;
+    void (*call_)(const void*, int64_t, int64_t, const float*);
+};
+
 // Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, codes, ahead)
 // writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where there are several such register tiles,
 // widen(codes) is called first, once for a tile.
-template <class Widen, class Multiply, class Emit>
+template <class Widen, class Multiply>
 void each_block_tile(const BlockTiles& tiles, int64_t num_rows, int64_t first, int64_t last, int64_t bytes_ahead,
-                     GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, const Emit& emit) {
+                     GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
     const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles(num_rows);
     for (int64_t tile = first; tile < last; ++tile) {
@@ -376,9 +392,8 @@ void each_block_tile(const BlockTiles& tiles, int64_t num_rows, int64_t first, i
 }
 
 // Rows [num_rows, inputs] times tiles [first, last): emit(row, tile, sums [32]).
-template <class Emit>
-void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last, uint8_t* memory,
-                     int64_t bytes_ahead, const Emit& emit) {
+inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                            uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     if (first >= last) return;
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);

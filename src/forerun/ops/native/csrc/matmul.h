@@ -99,7 +99,7 @@ inline void fetch(const Ahead& ahead, int64_t offset) {
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
 // would keep them in memory, where the caller can see them.)
 template <int Rows, class Tile, class Value>
-inline void multiply_tile(Tile tile, const Value* rows, int64_t stride, int64_t inputs, Ahead ahead, F16 (&sums)[Rows][2]) {
+void multiply_tile(Tile tile, const Value* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     constexpr int step = sizeof(Value) == 2 ? 2 : 1;  // inputs per step
     F16 own[Rows][2];
 #pragma GCC unroll 12
@@ -111,7 +111,7 @@ inline void multiply_tile(Tile tile, const Value* rows, int64_t stride, int64_t 
         ahead.data += ahead.bytes;
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
-            const auto value = splat_pair(rows + r * stride + i);
+            const auto value = splat_pair(rows + r * inputs + i);
             own[r][0] = dot(own[r][0], first, value);
             own[r][1] = dot(own[r][1], second, value);
         }
@@ -123,24 +123,16 @@ inline void multiply_tile(Tile tile, const Value* rows, int64_t stride, int64_t 
     }
 }
 
-// What is done with a tile's sums: finish(row, first output, sums of 32 outputs), scale and bias applied.
-template <int Rows, class Tile, class Value, class Finish>
-void multiply_rows(const Weight& weight, Tile tile, int64_t output, const Value* rows, int64_t first_row, Ahead ahead,
-                   const Finish& finish) {
-    F16 sums[Rows][2];
-    multiply_tile<Rows>(tile, rows + first_row * weight.inputs, weight.inputs, weight.inputs, ahead, sums);
-    for (int r = 0; r < Rows; ++r) {
-        for (int half = 0; half < 2; ++half) {
-            if (weight.scale) sums[r][half] = sums[r][half] * load(weight.scale + output + half * kLanes);
-            if (weight.bias) sums[r][half] = sums[r][half] + load(weight.bias + output + half * kLanes);
-        }
-        finish(first_row + r, output, sums[r][0], sums[r][1]);
-    }
+// The same with the number of rows as a value. (It is compiled once for all that is done with sums.)
+template <class Tile, class Value>
+[[gnu::noinline]] void multiply_rows(Tile tile, const Value* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+    with_count(num_rows, [&](auto height) { multiply_tile<height()>(tile, rows, inputs, ahead, sums); });
 }
 
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
 // memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
-// stream a little further on, else the next tile, to be found in the cache by all of them.
+// stream a little further on, else the next tile, to be found in the cache by all of them. What is done with a tile's sums:
+// finish(row, first output, sums of 32 outputs), scale and bias applied.
 template <class Tile, class Value, class Finish>
 void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
@@ -150,9 +142,16 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
         const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
                                        : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
-        with_count(count, [&](auto height) {
-            multiply_rows<height()>(weight, tile, index * kTile, rows, first, ahead, finish);
-        });
+        F16 sums[kMaxRows][2];
+        multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
+        const int64_t output = index * kTile;
+        for (int64_t r = 0; r < count; ++r) {
+            for (int half = 0; half < 2; ++half) {
+                if (weight.scale) sums[r][half] = sums[r][half] * load(weight.scale + output + half * kLanes);
+                if (weight.bias) sums[r][half] = sums[r][half] + load(weight.bias + output + half * kLanes);
+            }
+            finish(first + r, output, sums[r][0], sums[r][1]);
+        }
     }
 }
 

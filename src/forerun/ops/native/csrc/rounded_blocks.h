@@ -272,9 +272,8 @@ inline int byte_base(const BlockLayout& layout) {
 }
 
 // Rows [num_rows, inputs], which are rounded, times tiles [first, last): emit(row, tile, sums [32]).
-template <class Emit>
-void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
-                             uint8_t* memory, int64_t bytes_ahead, const Emit& emit) {
+inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                                    uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     if (first >= last) return;
     const BlockLayout& layout = tiles.layout();
     const RoundedScratch scratch(layout, tiles.inputs, num_rows, memory);
