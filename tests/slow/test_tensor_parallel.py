@@ -29,13 +29,14 @@ from tests.engines import tiny_llm
 from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.heads_mtp import add_mtp_layers
 from tests.native import needs_kernels
-from tests.tensor_parallel import cores, save_model, target_of, texts_and_drafts, worker_ids
+from tests.tensor_parallel import cores, save_model, target_of, texts_and_drafts, torch_target_of, worker_ids
 from tests.tiny_models import SPECIAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_kernels]
 COUNT = 60
 FAMILIES = sorted(SPECIAL)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DRAFTERS_WITH_LAYERS = [name for name in CASES if name.startswith(("draft-model", "pard", "eagle", "peagle", "mtp"))]
 both_sizes = pytest.mark.parametrize("num_ranks", [2, 3])
 
 
@@ -97,9 +98,7 @@ def test_every_drafter_gives_the_bits_of_one_process(name, dtype, num_ranks):
     assert run(llm, COUNT) == plainly("LlamaForCausalLM", dtype)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if name.startswith(("draft-model", "pard", "eagle", "peagle", "mtp"))]
-)
+@pytest.mark.parametrize("name", DRAFTERS_WITH_LAYERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_sizes
 def test_every_drafter_with_layers_drafts_on_all_ranks_what_it_drafts_on_one(name, dtype, num_ranks):
@@ -107,6 +106,38 @@ def test_every_drafter_with_layers_drafts_on_all_ranks_what_it_drafts_on_one(nam
     found = [
         texts_and_drafts(tiny_llm(CASES[name] | {"draft_tensor_parallel_size": size}, target=target), count=20)
         for size in (1, num_ranks)
+    ]
+    assert found[0] == found[1]
+    assert any(token_ids for step in found[0][1] for token_ids, _ in step)
+
+
+# --- where torch computes, in fp64, of which no rounding shows in a text --------------------------
+
+
+@functools.cache
+def torch_target(num_ranks):
+    return torch_target_of(folder_of("LlamaForCausalLM"), num_ranks)
+
+
+@functools.cache
+def plainly_in_torch():
+    """What one process gives each request, without drafts."""
+    return texts_and_drafts(tiny_llm(target=torch_target(1)), count=20)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_drafter_gives_the_texts_of_one_process_where_torch_computes(name):
+    target = replace(torch_target(2), path=mtp_folder() if name == "mtp" else None)
+    llm = tiny_llm(CASES[name], target=target, num_gpu_blocks_override=40, max_num_batched_tokens=48, max_num_seqs=24)
+    assert texts_and_drafts(llm, count=20)[0] == plainly_in_torch()
+
+
+@pytest.mark.parametrize("name", DRAFTERS_WITH_LAYERS)
+def test_every_drafter_with_layers_drafts_on_two_ranks_what_it_drafts_on_one_where_torch_computes(name):
+    target = replace(torch_target(2), path=mtp_folder() if name == "mtp" else None)
+    found = [
+        texts_and_drafts(tiny_llm(CASES[name] | {"draft_tensor_parallel_size": size}, target=target), count=20)
+        for size in (1, 2)
     ]
     assert found[0] == found[1]
     assert any(token_ids for step in found[0][1] for token_ids, _ in step)
