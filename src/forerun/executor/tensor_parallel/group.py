@@ -12,24 +12,16 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import forerun
 from forerun.errors import WorkerError
+from forerun.executor.tensor_parallel.worker_process import WorkerSpec
 from forerun.ops.native.sharded.exchange import Exchange, Leader
 
 KERNELS, TORCH = "forerun.executor.tensor_parallel.worker", "forerun.executor.tensor_parallel.torch_worker"
 """Modules of workers, by what computes their parts."""
 
 LAST_WORDS_S = 5.0  # that a worker has to end by itself
-
-
-class WorkerSpec(Protocol):
-    """What a worker must know."""
-
-    def to_json(self) -> str:
-        """On one line."""
-        ...
 
 
 class WorkerProcess:

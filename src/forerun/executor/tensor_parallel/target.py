@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, ModelError
 from forerun.executor.tensor_parallel import group
 from forerun.executor.tensor_parallel.drafter_ranks import DrafterRanks
 from forerun.executor.tensor_parallel.group import WorkerProcess
-from forerun.executor.tensor_parallel.worker import WorkerSpec
+from forerun.executor.tensor_parallel.worker import KernelsWorkerSpec
 from forerun.executor.tensor_parallel.worker_process import identity_of, local_specs
 from forerun.kv.cache import KVCache
 from forerun.models.base import SharesOut
@@ -212,7 +212,7 @@ def _load_workers(
     for worker in workers:
         own = threads[worker.rank]
         worker.send(
-            WorkerSpec(
+            KernelsWorkerSpec(
                 rank=worker.rank,
                 path=str(path.absolute()),
                 load_format=load_format,

@@ -19,7 +19,7 @@ from forerun.executor.tensor_parallel.target import (
     shareable_config,
 )
 from forerun.executor.tensor_parallel.torch_layers import LeaderLayers, LeaderProduct
-from forerun.executor.tensor_parallel.torch_worker import LentLayers, TorchWorkerSpec, to_bytes
+from forerun.executor.tensor_parallel.torch_worker import TORCH_WEIGHTS, LentLayers, TorchWorkerSpec, to_bytes
 from forerun.executor.tensor_parallel.worker_process import identity_of
 from forerun.models.column_parallel import ColumnParallel, ColumnParallelLinear, dense, head_shares
 from forerun.models.config import DecoderConfig
@@ -140,7 +140,7 @@ def load_torch_target(
         model = LOADERS[load_format](path, dtype=dtype, device=devices[0], columns=columns)
         if not isinstance(model, Decoder):
             raise ModelError(f"tensor_parallel_size: got {num_ranks}, but {path} runs through transformers' own code")
-        identity = identity_of(path, weight_format="torch", level=kernels.level, dtype=model.dtype)
+        identity = identity_of(path, weight_format=TORCH_WEIGHTS, level=kernels.level, dtype=model.dtype)
         for worker in workers:
             worker.send(
                 TorchWorkerSpec(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, LayerKVSpec
 from forerun.executor.tensor_parallel.torch_layers import ComputePass
-from forerun.executor.tensor_parallel.worker_process import check_identity, local_specs, run_worker
+from forerun.executor.tensor_parallel.worker_process import WorkerSpec, local_specs, run_worker
 from forerun.kv.cache import KVCache
 from forerun.models.column_parallel import ColumnParallel, head_shares
 from forerun.models.config import DecoderConfig
@@ -26,7 +25,7 @@ from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.collectives import TorchCollectives
 from forerun.ops.layers import Linear
 from forerun.ops.native.library import kernels_of_level
-from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes
+from forerun.ops.native.sharded.exchange import Exchange
 from forerun.ops.native.sharded.messages import (
     TARGET_HEAD,
     TARGET_LAYERS,
@@ -39,35 +38,16 @@ from forerun.ops.native.sharded.messages import (
 )
 from forerun.ops.rotary import Rotary, Rotation
 
+TORCH_WEIGHTS = "torch"
+"""What stands for a format of weights in the identity of what ranks load."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchWorkerSpec:
-    """What a worker must know, as JSON.
+class TorchWorkerSpec(WorkerSpec):
+    """What a worker in torch must know: where it computes, and the port at which the ranks' collectives meet."""
 
-    `port` is where the ranks' collectives meet, `level` the kernels whose exchange brings messages, `identity` what
-    rank 0 has loaded.
-    """
-
-    rank: int
-    path: str
-    load_format: str
-    dtype: str
     device: str
     port: int
-    level: str
-    sizes: ExchangeSizes
-    num_threads: int
-    identity: str
-
-    def to_json(self) -> str:
-        """On one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> TorchWorkerSpec:
-        """The twin of `to_json`."""
-        content: dict[str, Any] = json.loads(line)
-        return cls(**{**content, "sizes": ExchangeSizes(**content["sizes"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +115,12 @@ class TorchWorker:
         self._heads = {TARGET_HEAD: self._columns.linear(decoder.head.linear)}
         self._caches: dict[int, OwnCache] = {}
 
-    def run(self) -> None:
-        """Do what rank 0 asks until the group ends.
-
-        Raises:
-            WorkerError: the group has ended.
-        """
+    def begin(self) -> None:
+        """See `Works`."""
         self._collectives.connect()
-        while True:
-            message = self._exchange.receive()
-            if message is not None:
-                self._obey(message)
-                self._exchange.finish()
 
-    def _obey(self, message: Any) -> None:
+    def obey(self, message: Any) -> None:
+        """See `Works`."""
         match message:
             case ComputePass():
                 self._compute(message)
@@ -217,8 +189,8 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, TorchWorker]:
         ForerunError: the target cannot be loaded.
     """
     spec = TorchWorkerSpec.from_json(line)
-    path, dtype, device = Path(spec.path), getattr(torch, spec.dtype), torch.device(spec.device)
-    check_identity(spec.identity, path, weight_format="torch", level=spec.level, dtype=dtype, rank=spec.rank)
+    device = torch.device(spec.device)
+    spec.check_identity(TORCH_WEIGHTS)
     torch.set_num_threads(spec.num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -227,7 +199,7 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, TorchWorker]:
     num_ranks = spec.sizes.num_ranks
     collectives = TorchCollectives(device, rank=spec.rank, num_ranks=num_ranks, port=spec.port)
     columns = ColumnParallel(collectives)
-    model = LOADERS[spec.load_format](path, dtype=dtype, device=device, columns=columns)
+    model = LOADERS[spec.load_format](Path(spec.path), dtype=spec.torch_dtype, device=device, columns=columns)
     assert isinstance(model, Decoder), "rank 0 has checked it"
     exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)
     return exchange, TorchWorker(exchange, collectives, model)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.core.batch import LayerKVSpec
-from forerun.executor.tensor_parallel.worker_process import check_identity, local_specs, run_worker
+from forerun.executor.tensor_parallel.worker_process import WorkerSpec, local_specs, run_worker
 from forerun.kv.cache import KVCache
 from forerun.models.decoder import Decoder
 from forerun.models.loader import LOADERS
@@ -25,7 +24,7 @@ from forerun.ops.native.layers import NativeLayers, PackedHead
 from forerun.ops.native.library import Kernels, kernels_of_level
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.sharded.contents import HeadContent, LayersContent, from_bytes
-from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes
+from forerun.ops.native.sharded.exchange import Exchange
 from forerun.ops.native.sharded.layers import HeadPart, LayersPart
 from forerun.ops.native.sharded.messages import (
     TARGET_HEAD,
@@ -43,33 +42,12 @@ from forerun.ops.native.threads import lease_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """What a worker must know, as JSON.
+class KernelsWorkerSpec(WorkerSpec):
+    """What a worker on the kernels must know: how weights are packed, and its cores."""
 
-    `identity` is what rank 0 has loaded; a worker that finds other files or code refuses to start.
-    """
-
-    rank: int
-    path: str
-    load_format: str
-    dtype: str
     weight_format: str
     rounds_rows: bool
-    level: str
-    sizes: ExchangeSizes
-    num_threads: int
     cores: list[int]
-    identity: str
-
-    def to_json(self) -> str:
-        """On one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> WorkerSpec:
-        """The twin of `to_json`."""
-        content: dict[str, Any] = json.loads(line)
-        return cls(**{**content, "sizes": ExchangeSizes(**content["sizes"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +83,11 @@ class Worker:
         self._device = decoder.device
         self._kernels = packing.kernels
 
-    def run(self) -> None:
-        """Do what rank 0 asks until the group ends.
+    def begin(self) -> None:
+        """See `Works`; there is nothing to wait for."""
 
-        Raises:
-            WorkerError: the group has ended.
-        """
-        while True:
-            message = self._exchange.receive()
-            if message is not None:
-                self._obey(message)
-                self._exchange.finish()
-
-    def _obey(self, message: Message) -> None:
+    def obey(self, message: Message) -> None:
+        """See `Works`."""
         match message:
             case ComputeLayers():
                 own, rows = self._caches[message.cache], message.rows.struct()
@@ -171,12 +141,11 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:
         WorkerError: the files or the code are not those that rank 0 has loaded.
         ForerunError: the target cannot be loaded.
     """
-    spec = WorkerSpec.from_json(line)
+    spec = KernelsWorkerSpec.from_json(line)
     kernels = kernels_of_level(spec.level)
     assert kernels is not None, "rank 0 computes on them"
     _bind(spec, kernels)
-    path, dtype = Path(spec.path), getattr(torch, spec.dtype)
-    check_identity(spec.identity, path, weight_format=spec.weight_format, level=spec.level, dtype=dtype, rank=spec.rank)
+    spec.check_identity(spec.weight_format)
     packing = Packing(
         kernels,
         WEIGHT_FORMATS[spec.weight_format],
@@ -184,13 +153,15 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:
         rank=spec.rank,
         num_ranks=spec.sizes.num_ranks,
     )
-    model = LOADERS[spec.load_format](path, dtype=dtype, device=torch.device("cpu"), packing=packing)
+    model = LOADERS[spec.load_format](
+        Path(spec.path), dtype=spec.torch_dtype, device=torch.device("cpu"), packing=packing
+    )
     assert isinstance(model, Decoder), "rank 0 has checked it"
     exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)
     return exchange, Worker(exchange, model, packing)
 
 
-def _bind(spec: WorkerSpec, kernels: Kernels) -> None:
+def _bind(spec: KernelsWorkerSpec, kernels: Kernels) -> None:
     """Compute on the cores that this rank has, if any were given to it."""
     torch.set_num_threads(1)
     cores = spec.cores if spec.cores and lease_cores(spec.cores) else []

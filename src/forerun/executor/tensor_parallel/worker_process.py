@@ -13,29 +13,74 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol, Self
 
 import torch
 
 from forerun.core.batch import LayerKVSpec
 from forerun.errors import ForerunError, WorkerError
 from forerun.models.packed_cache import PackedModel
-from forerun.ops.native.sharded.exchange import Exchange
+from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes
 
 LAST_CALL_S = 1.0  # that a call in progress has to notice that rank 0 is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker must know, as JSON, whatever computes its part.
+
+    `level` is that of the kernels by which messages come, `identity` what rank 0 has loaded: a worker that finds other
+    files or code refuses to start.
+    """
+
+    rank: int
+    path: str
+    load_format: str
+    dtype: str
+    level: str
+    sizes: ExchangeSizes
+    num_threads: int
+    identity: str
+
+    def to_json(self) -> str:
+        """On one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """The twin of `to_json`."""
+        content: dict[str, Any] = json.loads(line)
+        return cls(**{**content, "sizes": ExchangeSizes(**content["sizes"])})
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself."""
+        found = getattr(torch, self.dtype)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    def check_identity(self, weight_format: str) -> None:
+        """Raise `WorkerError` where this process finds other files or code than rank 0 has loaded."""
+        path = Path(self.path)
+        own = identity_of(path, weight_format=weight_format, level=self.level, dtype=self.torch_dtype)
+        if own != self.identity:
+            raise WorkerError(
+                f"tensor parallel: rank {self.rank} finds other weights or another version of forerun than rank 0 in {path} "
+                "and in its own package; start again when nothing changes them"
+            )
 
 
 class Works(Protocol):
     """What has loaded a rank's part."""
 
-    def run(self) -> None:
-        """Do what rank 0 asks until the group ends.
+    def begin(self) -> None:
+        """Do what has to wait until rank 0 knows that the part is loaded."""
+        ...
 
-        Raises:
-            WorkerError: the group has ended.
-        """
+    def obey(self, message: Any) -> None:
+        """Do what rank 0 asks."""
         ...
 
 
@@ -43,15 +88,6 @@ def identity_of(path: Path, *, weight_format: str, level: str, dtype: torch.dtyp
     """All that a rank's weights depend on, files and code among it: equal on all ranks."""
     key = PackedModel(path=path, format=weight_format, level=level, dtype=str(dtype)).key()
     return json.dumps(key, sort_keys=True)
-
-
-def check_identity(expected: str, path: Path, *, weight_format: str, level: str, dtype: torch.dtype, rank: int) -> None:
-    """Raise `WorkerError` where a rank finds other files or code than rank 0 has loaded."""
-    if identity_of(path, weight_format=weight_format, level=level, dtype=dtype) != expected:
-        raise WorkerError(
-            f"tensor parallel: rank {rank} finds other weights or another version of forerun than rank 0 in {path} "
-            "and in its own package; start again when nothing changes them"
-        )
 
 
 def local_specs(specs: Sequence[LayerKVSpec], num_kv_heads: int) -> list[LayerKVSpec]:
@@ -76,10 +112,14 @@ def run_worker(descriptor: int, load: Callable[[str, int], tuple[Exchange, Works
     _reply(replies, error=None)
     try:
         with torch.inference_mode():
-            worker.run()
+            worker.begin()
+            while True:
+                message = exchange.receive()
+                if message is not None:
+                    worker.obey(message)
+                    exchange.finish()
     except WorkerError:
         return 0  # another rank's end is that rank's to report
-    return 0
 
 
 def _end_with_rank_0(exchange: Exchange | None) -> None:
