@@ -19,7 +19,7 @@ from forerun.executor.tensor_parallel.target import (
     shareable_config,
 )
 from forerun.executor.tensor_parallel.torch_layers import LeaderLayers, LeaderProduct
-from forerun.executor.tensor_parallel.torch_worker import TORCH_WEIGHTS, LentLayers, TorchWorkerSpec, to_bytes
+from forerun.executor.tensor_parallel.torch_worker import TORCH_WEIGHTS, LentLayers, TorchWorkerSpec
 from forerun.executor.tensor_parallel.worker_process import identity_of
 from forerun.models.column_parallel import ColumnParallel, ColumnParallelLinear, dense, head_shares
 from forerun.models.config import DecoderConfig
@@ -29,6 +29,7 @@ from forerun.ops.collectives import TorchCollectives
 from forerun.ops.layers import Head, Linear
 from forerun.ops.native.layers import PackedHead
 from forerun.ops.native.library import load_kernels
+from forerun.ops.native.sharded.contents import to_bytes
 from forerun.ops.native.sharded.exchange import Exchange, ExchangeSizes, Leader, make_shared_memory
 from forerun.ops.native.sharded.messages import TARGET_HEAD, TARGET_LAYERS, Nothing, TakeHead, TakeLayers
 from forerun.ops.native.threads import threads_of_ranks

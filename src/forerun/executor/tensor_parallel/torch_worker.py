@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.collectives import TorchCollectives
 from forerun.ops.layers import Linear
 from forerun.ops.native.library import kernels_of_level
+from forerun.ops.native.sharded.contents import from_bytes
 from forerun.ops.native.sharded.exchange import Exchange
 from forerun.ops.native.sharded.messages import (
     TARGET_HEAD,
@@ -52,23 +52,11 @@ class TorchWorkerSpec(WorkerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentLayers:
-    """A drafter's layers, whole, as rank 0 hands them out, on the CPU."""
+    """A drafter's layers, whole, as rank 0 hands them out."""
 
     layers: Sequence[DecoderLayer]
     config: DecoderConfig
     dtype: torch.dtype
-
-
-def to_bytes(content: LentLayers | Linear) -> bytes:
-    """What `from_bytes` reads."""
-    stream = io.BytesIO()
-    torch.save(content, stream)
-    return stream.getvalue()
-
-
-def from_bytes(content: bytes, device: torch.device) -> Any:
-    """The content with its tensors on a device; to be called with what this user's own rank 0 wrote."""
-    return torch.load(io.BytesIO(content), map_location=device, weights_only=False)
 
 
 class OwnLayers:
@@ -178,7 +166,11 @@ class TorchWorker:
 
     def _borrowed(self, places: Sequence[range]) -> Any:
         """What rank 0 has lent to this rank."""
-        return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), self._device)
+
+        def make_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+        return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), make_tensor)
 
 
 def load_worker(line: str, descriptor: int) -> tuple[Exchange, TorchWorker]:

@@ -131,7 +131,7 @@ class Worker:
 
     def _borrowed(self, places: Sequence[range]) -> Any:
         """What rank 0 has lent to this rank, copied."""
-        return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), Arena())
+        return from_bytes(self._exchange.borrow(places[self._exchange.rank - 1]), Arena().empty)
 
 
 def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:

@@ -29,7 +29,7 @@ def test_a_weight_of_every_format_gives_the_same_products(name):
     part = HeadPart(sent, first_output=64, vocab_size=300, factor=0.5, cap=3.0)
     content = to_bytes(HeadContent.of(part))
     assert len(content) < 2 * sent.weight.num_bytes + 4096
-    arrived = from_bytes(content, Arena()).part(sent.kernels)
+    arrived = from_bytes(content, Arena().empty).part(sent.kernels)
     rows = torch.randn(3, 64)
     assert torch.equal(arrived.linear(rows), sent(rows))
     assert (arrived.first_output, arrived.vocab_size, arrived.factor, arrived.cap) == (64, 300, 0.5, 3.0)
@@ -40,4 +40,4 @@ def test_a_weight_of_several_parts_gives_the_same_products():
     joined = PackedLinear(whole.kernels, JOINED.join([whole.weight, packed("int8").weight]))
     content = to_bytes(HeadContent.of(HeadPart(joined, first_output=0, vocab_size=134, factor=1.0, cap=0.0)))
     rows = torch.randn(3, 64)
-    assert torch.equal(from_bytes(content, Arena()).part(whole.kernels).linear(rows), joined(rows))
+    assert torch.equal(from_bytes(content, Arena().empty).part(whole.kernels).linear(rows), joined(rows))

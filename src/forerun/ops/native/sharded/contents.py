@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,9 +15,10 @@ from forerun.core.batch import LayerKVSpec
 from forerun.ops.native.formats.base import PackedWeight
 from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedLinear
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.memory import Arena
 from forerun.ops.native.sharded.layers import HeadPart, LayersPart
 from forerun.ops.native.structs import LayerShardStruct, LayerStruct
+
+MakeTensor = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,36 +77,36 @@ class HeadContent:
         return HeadPart(PackedLinear(kernels, self.weight), self.first_output, self.vocab_size, self.factor, self.cap)
 
 
-def to_bytes(content: LayersContent | HeadContent) -> bytes:
+def to_bytes(content: object) -> bytes:
     """Pickle a content; of its tensors only what they show of their memory."""
     stream = io.BytesIO()
     _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
     return stream.getvalue()
 
 
-def from_bytes(content: bytes, arena: Arena) -> Any:
-    """The twin of `to_bytes`; tensors lie in memory of the arena."""
-    return _Unpickler(io.BytesIO(content), arena).load()
+def from_bytes(content: bytes, make_tensor: MakeTensor) -> Any:
+    """The twin of `to_bytes`; tensors are written into what `make_tensor(shape, dtype)` gives."""
+    return _Unpickler(io.BytesIO(content), make_tensor).load()
 
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: object) -> Any:
         if isinstance(obj, Tensor):
-            return obj.dtype, tuple(obj.shape), obj.contiguous().flatten().view(torch.uint8).numpy()
+            return obj.dtype, tuple(obj.shape), obj.cpu().contiguous().flatten().view(torch.uint8).numpy()
         if isinstance(obj, PackedWeight):  # its struct has addresses
             return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
         return None
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, arena: Arena) -> None:
+    def __init__(self, stream: io.BytesIO, make_tensor: MakeTensor) -> None:
         super().__init__(stream)
-        self._arena = arena
+        self._make_tensor = make_tensor
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, dict):
             return PackedWeight(**pid)
         dtype, shape, values = pid
-        tensor = self._arena.empty(shape, dtype)
+        tensor = self._make_tensor(shape, dtype)
         tensor.flatten().view(torch.uint8).copy_(torch.from_numpy(values))
         return tensor
