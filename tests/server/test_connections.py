@@ -83,6 +83,19 @@ def test_a_connection_on_which_nothing_comes_is_closed_without_a_word(impatient)
         assert rest(sock) == b""
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * 40_000, 431), (b"nothing of the kind\r\n\r\n", 400)],
+)
+def test_who_is_refused_reads_why_though_more_was_sent(impatient, sent, status):
+    with connected(impatient, sent) as sock:
+        head = sock.recv(1 << 16)
+        sock.sendall(b"a" * 60_000)
+        found, answer = parsed(head + rest(sock))
+    assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert impatient.send("GET", "/health")[0] == 200
+
+
 def test_between_two_requests_there_is_more_time(impatient):
     connection = impatient.connection()
     for _ in range(2):

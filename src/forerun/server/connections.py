@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import h11
@@ -17,6 +18,7 @@ except ModuleNotFoundError:  # Windows, which has no such limits
     resource = None  # type: ignore[assignment]
 
 LENGTHS = {b"content-length", b"transfer-encoding"}
+LINGER_S = 1.0  # how long a client that was refused may go on sending, unread
 OTHER_FILES = 256  # that are open besides connections: the model's, the process's own, and connections being closed
 
 
@@ -59,6 +61,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait; close the connection that waits longest if there are too many."""
@@ -71,6 +74,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the first of a request start its time, the last stop it."""
+        if self._is_refused:
+            return
         self._begin_to_wait()
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
@@ -86,6 +91,20 @@ class Connection(H11Protocol):
         if self.cycle is not None and {name for name, _ in self.cycle.scope["headers"]} >= LENGTHS:
             others = [header for header in self.headers if header[0] != b"connection"]
             self.cycle.scope["headers"] = [*others, (b"connection", b"close")]
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, or has too many headers, and let the client read that before the connection closes.
+
+        A connection that is closed over bytes that nobody has read is reset, and with it goes the answer.
+        """
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._stop_waiting()
+        self._write(ApiError(status, "headers: are too large" if status == 431 else f"request: {msg}"))
+        self._is_refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
 
     def on_response_complete(self) -> None:
         """Wait for the next request; its time starts with its first byte."""
