@@ -1,5 +1,5 @@
 # Everything a user or a contributor does:
-# make demo | demo-plan | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-gpu | soak | bench | format | clean
+# make demo | demo-plan | head | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-gpu | soak | bench | format | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo demo-plan quick test sanitize test-arm test-slow test-gpu soak check package wheels bench format clean
+.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-gpu soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -27,6 +27,10 @@ demo: install
 
 demo-plan: install
 	BIN=$(BIN) sh scripts/demo_plan.sh
+
+# The head that the package carries for the default model, anew: hours.
+head: install
+	$(BIN)/python scripts/make_head.py
 
 quick: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK)

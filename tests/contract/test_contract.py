@@ -29,7 +29,7 @@ def mixed_prompts(count):
 
 
 PROMPTS = mixed_prompts(120)
-NUM_GREEDY = 60
+NUM_GREEDY = 32
 SEEDED = [
     SamplingParams(
         temperature=0.9,
@@ -114,19 +114,19 @@ def test_aborting_at_any_moment_frees_everything_and_disturbs_nobody(config, pla
     llm = tiny_llm(config, **TIGHT)
     source = random.Random(3)
     engine = llm._engine
-    for i, prompt in enumerate(PROMPTS[:40]):
+    for i, prompt in enumerate(PROMPTS[:24]):
         engine.add_request(str(i), prompt, GREEDY)
     finished = {}
     while engine.has_work:
         for output in engine.step().finished:
             finished[output.request_id] = output
-        victim = str(source.randrange(40))
+        victim = str(source.randrange(24))
         if source.random() < 0.4 and (output := engine.abort(victim)) is not None:
             finished[victim] = output
-    assert len(finished) == 40
+    assert len(finished) == 24
     reasons = {output.outputs[0].finish_reason for output in finished.values()}
     assert reasons == {"abort", "length"}
-    for i in range(40):
+    for i in range(24):
         got = finished[str(i)].outputs[0].token_ids
         assert got == plain_outputs[i][: len(got)]
     assert_nothing_is_held(llm)

@@ -11,6 +11,7 @@ from tests.contract.drafters import CASES
 from tests.engines import tiny_llm
 
 ADVERSARIAL = {"method": AdversarialDrafter, "num_speculative_tokens": 4}
+NUM_SAMPLES = 900
 SEED_TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -22,7 +23,9 @@ def experiment():
 @pytest.mark.parametrize("drafter", [*CASES, "adversarial"])
 def test_samples_fit_the_target_under_matching(experiment, drafter):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
-    finding = run_experiment(tiny_llm(config, verifies_all=True), experiment, num_samples=1500, name=drafter, seed=1)
+    finding = run_experiment(
+        tiny_llm(config, verifies_all=True), experiment, num_samples=NUM_SAMPLES, name=drafter, seed=1
+    )
     assert finding.verdict in (Verdict.FITS, Verdict.UNTESTED)
     assert (finding.verdict is Verdict.UNTESTED) == (drafter in ("plain", "zero", "extract"))
 
@@ -32,7 +35,7 @@ def test_samples_fit_the_target_under_matching(experiment, drafter):
 def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
     llm = tiny_llm(config | {"rejection_sample_method": method})
-    finding = run_experiment(llm, experiment, num_samples=1500, name=drafter, seed=1)
+    finding = run_experiment(llm, experiment, num_samples=NUM_SAMPLES, name=drafter, seed=1)
     assert finding.verdict is Verdict.FITS
     assert finding.num_accepted_tokens > 0
 
@@ -59,7 +62,9 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
     config = CASES[drafter] | {"rejection_sample_method": method, "draft_sample_method": "probabilistic"}
-    finding = run_experiment(tiny_llm(config, verifies_all=True), experiment, num_samples=1500, name=drafter, seed=1)
+    finding = run_experiment(
+        tiny_llm(config, verifies_all=True), experiment, num_samples=NUM_SAMPLES, name=drafter, seed=1
+    )
     assert finding.verdict is Verdict.FITS
     assert finding.num_accepted_tokens > 0
 

@@ -33,7 +33,7 @@ EXTRAS = (
     {"temperature": 1.3, "min_p": 0.02, "presence_penalty": 0.5, "logprobs": 2},
     {"temperature": 1.0, "min_tokens": 2, "top_k": 40, "n": 2},
 )
-COUNT = 60
+COUNT = 36
 SAMPLING = [
     SamplingParams(seed=i, max_tokens=60, structured_outputs=KINDS[i % len(KINDS)], **EXTRAS[i % len(EXTRAS)])
     for i in range(COUNT)
@@ -96,7 +96,7 @@ def test_any_drafter_gives_the_bits_of_plain_decoding(config):
     assert engine_of(llm).scheduler.num_preemptions > 0, "the memory was meant to be too small"
     forced = llm.stats.speculation.by_drafter.get("grammar")
     if llm.speculative.num_speculative_tokens:
-        assert forced.num_accepted_tokens > 100
+        assert forced.num_accepted_tokens > 60
     else:
         assert forced is None
     assert_nothing_is_held(llm)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+import torch
 
 from forerun import LLM
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
 from forerun.drafters.priced import HOPE
 from forerun.errors import ConfigError
+from forerun.models import shipped_heads
+from forerun.models.shipped_heads import TARGET_FILE, HeadTarget
+from forerun.train.copied_block import begin_from_block
+from forerun.train.packaging import save_head
 from tests.contract.drafters import BadDrafter
 from tests.contract.test_contract import PROMPTS
 from tests.engines import storage, tiny_llm
@@ -18,6 +24,7 @@ from tests.native import needs_kernels
 from tests.stand_in import VOCAB_SIZE
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
+from tests.train.target_folder import chat_model, chat_model_folder
 
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]}
@@ -114,3 +121,27 @@ def test_a_failing_model_costs_its_drafts_only():
 def test_hidden_states_are_not_saved_by_the_way():
     with pytest.raises(ConfigError, match="extract_hidden_states"):
         resolve_speculative("auto", storage())
+
+
+@needs_kernels
+def test_a_head_that_comes_with_forerun_drafts_without_being_asked_for(monkeypatch, tmp_path):
+    heads, target = tmp_path / "heads", chat_model()
+    content, tensors = begin_from_block(target, torch.arange(0, 264, 2), seed=0)
+    save_head(heads / "one", content, tensors, layout="specforge", target=chat_model_folder(), stored_as="int8")
+    made_for = HeadTarget.of(target, title="Small")
+    (heads / "one" / TARGET_FILE).write_text(json.dumps(made_for.to_json()))
+    monkeypatch.setattr(shipped_heads, "FOLDER", heads)
+    config = {"method": "auto", "auto_memory": 100}
+    llm, plain = (LLM(str(chat_model_folder()), max_model_len=128, speculative_config=c) for c in (config, None))
+    chosen = {choice.method: choice for choice in llm.drafter_choices()}["trained head"]
+    assert (chosen.is_used, chosen.why) == (True, "the head for Small that comes with forerun")
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40)
+    found, expected = (
+        one.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, plain)
+    )
+    assert found == expected
+    rates = llm.executor.drafting.drafter._model._rates.chances("trained head", 1)
+    assert rates[1] != HOPE, "its drafts were compared with the text"
+    too_little = LLM(str(chat_model_folder()), max_model_len=128, speculative_config={"method": "auto"})
+    refused = {choice.method: choice for choice in too_little.drafter_choices()}["trained head"]
+    assert "allow it with auto_memory=" in refused.why

@@ -43,7 +43,7 @@ def test_texts_that_are_written_already_take_no_time():
 
 @pytest.mark.parametrize("changes", [{"budget": 120.0}, {"count": 3}, {"epochs": 0.1}])
 def test_too_little_to_train_anything_is_refused(changes):
-    with pytest.raises(ConfigError, match="steps, and at least 20 of 8192 tokens are needed"):
+    with pytest.raises(ConfigError, match="steps, and at least 80 of 2048 tokens are needed"):
         estimate(**changes)
 
 

@@ -10,7 +10,8 @@ import torch
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.train.copied_block import begin_from_block
 from forerun.train.measuring import Acceptance, Measurement
-from forerun.train.packaging import LAYOUTS, model_card, save_head
+from forerun.train.packaging import LAYOUTS, fits_int8, model_card, save_head
+from forerun.train.trained_head import begin_from_head
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model, chat_model_folder
 
@@ -28,6 +29,26 @@ def test_both_layouts_load_as_the_same_head(tmp_path):
         assert head.target_ids.tolist() == DRAFT_IDS.tolist()
         found.append(head.logits(head.project(features)))
     assert torch.equal(*found)
+
+
+@needs_kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_in_int8_takes_fewer_bytes_and_is_rounded_once(tmp_path, layout):
+    content, tensors = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
+    for folder, stored_as in (("whole", "bf16"), ("first", "int8")):
+        save_head(tmp_path / folder, content, tensors, layout=layout, target=chat_model_folder(), stored_as=stored_as)
+    sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "first")]
+    assert sizes[1] < sizes[0]
+    read_content, rounded = begin_from_head(tmp_path / "first", chat_model())
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            assert rounded[name].equal(tensor)
+            continue
+        step = tensor.abs().amax(-1, keepdim=True) / 127 if fits_int8(tensor) else tensor.abs() * 2**-7
+        assert (rounded[name] - tensor).abs().le(0.51 * step).all(), name
+    save_head(tmp_path / "again", read_content, rounded, layout=layout, target=chat_model_folder(), stored_as="int8")
+    _, again = begin_from_head(tmp_path / "again", chat_model())
+    assert all(torch.equal(rounded[name], tensor) for name, tensor in again.items())
 
 
 def test_the_layout_of_speculators_names_the_target_as_vllm_loads_it(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from forerun import LLM, SamplingParams
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ModelError
+from forerun.models.heads.eagle3 import load_eagle3
 from forerun.train import estimates
 from forerun.train.run import TrainingRun
 from forerun.train.run_settings import RunSettings
@@ -62,6 +63,42 @@ def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_
 
 
 @needs_kernels
+def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8(tmp_path):
+    first = settings(tmp_path, stored_as="int8")
+    TrainingRun(first, lambda found: None).go()
+    config = json.loads((first.output / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    second = replace(first, begin_with=first.output, output=tmp_path / "second", seed=3, draft_vocab_size=100)
+    run = TrainingRun(second, lambda found: None)
+    run.go()
+    heads = [load_eagle3(folder, run.target) for folder in (first.output, second.output)]
+    assert heads[0].target_ids.equal(heads[1].target_ids)
+    card = (second.output / "README.md").read_text()
+    assert "--begin-with head" in card
+    assert "| begun with | the head " in card
+
+
+@needs_kernels
+def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
+    pools = tmp_path / "pools"
+    config = {"method": "auto", "auto_memory": 100}
+    llm = LLM(str(chat_model_folder()), max_model_len=128, speculative_config=config, pools_folder=str(pools))
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=60, ignore_eos=True)
+    llm.generate([[5, 6, number] for number in range(70)], params, use_tqdm=False)
+    llm.executor.pools.save()
+    run = TrainingRun(settings(tmp_path, prompts=None, from_pool=pools), lambda found: None)
+    measured = run.go()
+    assert measured.num_tokens > 3000
+    assert "those of a server's users" in (tmp_path / "head" / "README.md").read_text()
+
+
+@needs_kernels
+def test_a_head_of_another_kind_is_not_trained_further(tmp_path):
+    with pytest.raises(ModelError, match=r"config.json"):
+        TrainingRun(settings(tmp_path, begin_with=tmp_path), lambda found: None)
+
+
+@needs_kernels
 def test_a_folder_of_another_run_is_refused(tmp_path):
     TrainingRun(settings(tmp_path), lambda found: None)
     with pytest.raises(ConfigError, match="seed 0 instead of 1; give the same command to go on"):
@@ -106,7 +143,7 @@ def test_texts_of_no_run_are_refused(tmp_path):
 @needs_kernels
 def test_a_run_that_is_too_short_is_refused_by_its_estimate(tmp_path):
     run = TrainingRun(settings(tmp_path, epochs=0.01), lambda found: None)
-    with pytest.raises(ConfigError, match="at least 3 of 8192 tokens are needed"):
+    with pytest.raises(ConfigError, match="at least 3 of 2048 tokens are needed"):
         run.estimate(seconds=0.2)
     assert "train" not in run.folder.progress.seconds
 

@@ -55,6 +55,10 @@ class TrainingOptions:
     """Conversations to invent; by default as many as there is time for."""
     texts: Path | None = None
     """The --output of another run for this model, whose texts are trained on instead of new ones."""
+    from_pool: Path | None = None
+    """A --pools-folder of a server, or a file of "forerun pools export": trained on its past answers instead of new texts."""
+    begin_with: Path | None = None
+    """A head of this command for this model, which is trained further on new texts; its draft vocabulary stays."""
     budget: Annotated[float | None, Parameter(converter=parse_duration)] = None
     """Time that all may take, e.g. 3h or 90m."""
     epochs: float | None = None
@@ -63,10 +67,12 @@ class TrainingOptions:
     """Files of evaluation prompts: conversations that share eight words in a row with one are left out."""
     draft_vocab_size: int = 8192
     """Tokens that the head can draft, the most frequent ones of what the model wrote."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     """The highest learning rate."""
     layout: str = "speculators"
     """How the head is stored: speculators (vLLM serves it) or specforge."""
+    stored_as: str = "bf16"
+    """The head's matrices: bf16, or int8 (compressed-tensors), half of the bytes."""
     seed: int = 0
     """Seed of conversations, of the first weights and of the order of texts."""
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
@@ -35,6 +37,7 @@ from forerun.models.decoder import Decoder
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import find_layout
 from forerun.models.packing import fits_blocks
+from forerun.models.shipped_heads import find_shipped_head
 from forerun.ops.native.formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
@@ -138,7 +141,7 @@ class AutoConfig:
                 "recycle", budget > 0, f"what the target held likely, within {share}" if budget else "auto_memory is 0"
             ),
         ]
-        models = [self._own_choice(), *self._target_choices(target, budget)]
+        models = [self._head_choice(target, budget), *self._target_choices(target, budget)]
         is_taken = False
         for choice in models:
             if choice.is_used and is_taken:
@@ -147,10 +150,15 @@ class AutoConfig:
             found.append(choice)
         return found
 
-    def _own_choice(self) -> Choice:
-        if self.drafter is None:
-            return Choice("trained head", False, "none is known for this target; name one with the key 'drafter'")
-        return Choice(self.drafter[0], True, "given as 'drafter'")
+    def _head_choice(self, target: TargetInfo, budget: int) -> Choice:
+        if self.drafter is not None:
+            return Choice(self.drafter[0], True, "given as 'drafter'")
+        shipped = None if target.loaded is None else find_shipped_head(target.loaded)
+        if target.loaded is None or shipped is None:
+            return Choice(HEAD, False, "none is known for this target; name one with the key 'drafter'")
+        need = int(shipped.num_bytes * (1 if _computes_int8(target.loaded) else target.loaded.model.dtype.itemsize))
+        weights = target.loaded.model.weight_bytes
+        return self._affordable(HEAD, need, budget, f"the head for {shipped.title} that comes with forerun", weights)
 
     def _target_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
         """Drafters that the target itself is good for."""
@@ -186,11 +194,17 @@ class AutoConfig:
         )
 
     def _model_config(self, method: str, target: TargetInfo) -> DrafterConfig:
-        from forerun.drafters.mtp import MTPConfig  # here, as most targets need neither
+        from forerun.drafters.eagle import Eagle3Config  # here, as a target needs one of them at most
+        from forerun.drafters.mtp import MTPConfig
         from forerun.drafters.self_draft import SelfConfig
 
         if self.drafter is not None:
             return self.drafter[1]
+        if method == HEAD:
+            shipped = find_shipped_head(target.itself)
+            assert shipped is not None, "its choice found one"
+            quantization = "int8" if _computes_int8(target.itself) else None
+            return Eagle3Config(model=str(shipped.folder), quantization=quantization, draft_sample_method="coupled")
         return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
 
     def _budget(self, target: TargetInfo) -> int:
@@ -200,6 +214,11 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+def _computes_int8(target: LoadedTarget) -> bool:
+    """Whether a head's matrices stay in int8."""
+    return target.kernels is not None and target.model.dtype == torch.bfloat16
 
 
 def _bits_of_self(target: LoadedTarget) -> str:
@@ -233,6 +252,7 @@ def _has_mtp_layers(path: Path) -> bool:
         return False
 
 
+HEAD = "trained head"
 LOOK_UPS = ("copy", "pool", "recycle")
 
 

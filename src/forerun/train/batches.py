@@ -31,12 +31,6 @@ class Batches:
         batch = self._planned[epoch][step - self._firsts[epoch]]
         return list(self._parts([self._texts[index] for index in batch]))
 
-    def from_step(self, step: int) -> Iterator[Part]:
-        """All parts from a step on, without end."""
-        while True:
-            yield from self.parts(step)
-            step += 1
-
     def _plan_epoch(self) -> None:
         epoch = len(self._planned)
         source = torch.Generator().manual_seed(self._seed * 1000 + epoch)

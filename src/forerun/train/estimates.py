@@ -15,7 +15,7 @@ logarithm counts. These are guesses from published heads of larger models: no he
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
 STATE_BYTES = 3 * 4  # of a weight in training: its master and two moments, fp32
 HEAD_BYTES = 2  # of a weight of a head that is kept
-LEAST_STEPS = 20  # fewer train nothing
+LEAST_STEPS = 80  # fewer train nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

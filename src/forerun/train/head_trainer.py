@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from forerun.train.attention import FlashUnrolledAttention
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
 from forerun.train.observer import ObservedTexts, Observer
-from forerun.train.observing_ahead import observe_ahead
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
 
@@ -38,13 +37,13 @@ class HeadSettings:
     """
 
     num_steps: int
-    batch_tokens: int = 8192  # of a step, prompts included
+    batch_tokens: int = 2048  # of a step, prompts included
     pass_tokens: int = 2048  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warm_up: float = 0.03  # share of the steps
     least_rate: float = 0.02  # share of the learning rate at the end
     hybrid_share: float = 1 / 3  # of the steps, at the end, that have the hybrid loss
@@ -114,7 +113,6 @@ class HeadTrainer:
         head = self._head()
         assert head.target_ids is not None, "the head drafts a part of the vocabulary"
         self._observer = Observer(target, head.needs, head.target_ids)
-        self._observed: Iterator[ObservedTexts] | None = None  # of the parts from this step on
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the head's tensors as they are now, fp32."""
@@ -124,8 +122,6 @@ class HeadTrainer:
         """Train on the next batch."""
         settings = self.settings
         parts = self._batches.parts(self.step)
-        if self._observed is None:
-            self._observed = observe_ahead(self._observer, self._batches.from_step(self.step))
         unrolled = [(index + self.step) % settings.unrolled_every == 0 for index in range(len(parts))]
         num_places = torch.zeros(settings.num_passes)  # by pass
         for part, is_unrolled in zip(parts, unrolled, strict=True):
@@ -134,9 +130,9 @@ class HeadTrainer:
         is_measured = self.step % settings.measured_every == 0
         measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64)
         total = 0.0
-        for is_unrolled in unrolled:
+        for part, is_unrolled in zip(parts, unrolled, strict=True):
             of_part = weights[: settings.num_passes if is_unrolled else 1]
-            loss = self._loss(next(self._observed), of_part, measured if is_measured else None)
+            loss = self._loss(self._observer.observe(part), of_part, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
             give_back_freed_memory()  # texts of many lengths leave gaps that the next ones do not fit
@@ -170,7 +166,6 @@ class HeadTrainer:
         Raises:
             ConfigError: it is damaged or of another head.
         """
-        self._observed = None
         try:
             with safe_open(path, framework="pt") as file:
                 metadata, names = file.metadata() or {}, set(file.keys())

@@ -15,19 +15,41 @@ from forerun.errors import ConfigError
 from forerun.models.config_file import read_config
 from forerun.models.heads.eagle3 import canonical_name
 from forerun.models.model_folder import CONFIG_FILE
+from forerun.ops.block_writing import BLOCK
 from forerun.train.head_trainer import write_tensors
 from forerun.train.measuring import NUM_DRAFTED, Measurement
 
 LAYOUTS = ("speculators", "specforge")
+STORED_AS = ("bf16", "int8")
+"""How a head's matrices can be stored: int8 has a scale for each output, and half of the bytes."""
+
+INT8_CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+            "input_activations": None,
+        }
+    },
+}
+"""The `quantization_config` of matrices in int8, as compressed-tensors writes it."""
 
 OUTSIDE_LAYER = ("architectures", "draft_vocab_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
 """Keys of config.json that do not describe the head's layer."""
 
 
 def save_head(
-    folder: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, layout: str, target: Path
+    folder: Path,
+    content: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    layout: str,
+    target: Path,
+    stored_as: str = "bf16",
 ) -> None:
-    """Write config.json and model.safetensors, floats in bf16.
+    """Write config.json and model.safetensors, floats in bf16 but for matrices in int8.
 
     Args:
         folder: where to; it is made.
@@ -35,22 +57,42 @@ def save_head(
         tensors: the head's, in the authors' layout.
         layout: one of `LAYOUTS`.
         target: the target's folder or file, which `vllm serve` loads with a head in the layout of speculators.
+        stored_as: one of `STORED_AS`.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    rounded = {
-        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
-    }
+    rounded: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if stored_as == "int8" and fits_int8(tensor):
+            rounded[name], rounded[f"{name}_scale"] = in_int8(tensor)
+        else:
+            rounded[name] = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
     if layout == "speculators":
         rounded = {canonical_name(name): tensor for name, tensor in rounded.items()}
         content = _speculators_config(content, target=target)
+    if stored_as == "int8":
+        ignored = [name for name, tensor in rounded.items() if tensor.ndim == 2 and tensor.dtype == torch.bfloat16]
+        modules = [name.removesuffix(".weight") for name in sorted(ignored)]
+        content = {**content, "quantization_config": {**INT8_CONFIG, "ignore": modules}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output: cannot make {folder} ({error}); give a place that can be written") from error
     write_tensors(rounded, folder / "model.safetensors", {"format": "pt"})
     write_text(folder / CONFIG_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def fits_int8(tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix of whole blocks of inputs, which all readers of int8 take."""
+    return tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % BLOCK == 0
+
+
+def in_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a matrix [outputs, inputs] to codes, int8 of that shape, and scales, fp16 [outputs, 1]: value = scale * code."""
+    scales = (matrix.float().abs().amax(1, keepdim=True) / 127).half()
+    codes = (matrix.float() / scales.float().clamp(min=torch.finfo(torch.float16).tiny)).round().clamp(-127, 127)
+    return codes.to(torch.int8), scales
 
 
 def _speculators_config(content: Mapping[str, Any], *, target: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from forerun.train.head_trainer import HeadTrainer
 
-PROBE_STEPS = 2
+PROBE_STEPS = 4
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 

@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from forerun import __version__
 from forerun.build import load_target
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig
+from forerun.drafters.pool_files import ModelIdentity
 from forerun.errors import ConfigError
 from forerun.llm import LLM
+from forerun.models.download import sha256_of
 from forerun.models.fingerprint import fingerprint_of_files
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
@@ -25,8 +30,8 @@ from forerun.train.copied_block import begin_from_block
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
 from forerun.train.measuring import Measurement, measure_head, measure_times
-from forerun.train.observing_ahead import divided_cores
 from forerun.train.packaging import model_card, save_head, write_text
+from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, peak_memory, training_rate
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
 from forerun.train.run_settings import RunSettings
@@ -34,6 +39,7 @@ from forerun.train.selection import Selection, read_excluded, select
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
 from forerun.train.texts import TextFile
+from forerun.train.trained_head import begin_from_head, draft_ids_of
 from forerun.train.writing import WritingLimits, write_texts
 
 WRITE_SHARE, TRAIN_SHARE = 0.35, 0.58
@@ -89,6 +95,7 @@ class TrainingRun:
             num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
         )
         ChatMarks.read(self.tokenizer)
+        self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
         self.folder = RunFolder(settings.output, settings.identity(path))
         self.folder.check_extent(settings.extent())
 
@@ -102,10 +109,10 @@ class TrainingRun:
     def go(self) -> Measurement:
         """Run the stages that are not complete and return the best head's measurement."""
         if not self.folder.is_done("write"):
-            if self.settings.texts is None:
+            if self.settings.texts is None and self.settings.from_pool is None:
                 self.write()
             else:
-                self.take_texts(self.settings.texts)
+                self.take_texts()
         selection = self.mask()
         if not self.folder.is_done("train"):
             self.train(selection)
@@ -153,12 +160,22 @@ class TrainingRun:
             self.folder.finish("write")
         return pace
 
-    def take_texts(self, source: Path) -> None:
-        """Take the texts that another run has written so far.
+    def take_texts(self) -> None:
+        """Take the texts that another run has written so far, or those that a server has kept.
 
         Raises:
             ConfigError: there are none, or they are of another model.
         """
+        if self.settings.from_pool is not None:
+            model = ModelIdentity(fingerprint=fingerprint_of_files(self._path), name=self.settings.model)
+            self.folder.texts.unlink(missing_ok=True)
+            with TextFile(self.folder.texts) as file:
+                for text in read_pooled_texts(self.settings.from_pool, model):
+                    file.append(text)
+            self.folder.finish("write")
+            return
+        source = self.settings.texts
+        assert source is not None, "one of the two is given"
         other = source / WORK
         try:
             written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
@@ -179,6 +196,7 @@ class TrainingRun:
                 vocab_size=self.target.model.vocab_size,
                 num_draft=self.settings.draft_vocab_size,
                 always=self.target.eos_token_ids,
+                draft_ids=self._draft_ids,
                 tokenizer=self.tokenizer,
                 excluded=self._excluded,
             )
@@ -194,7 +212,7 @@ class TrainingRun:
         """Train the head, and keep it at several places on the way."""
         clock = StageClock(self.folder, "train")
         progress = self.folder.progress
-        with clock, divided_cores(self.target.kernels):
+        with clock:
             if progress.num_steps is None:
                 progress.num_steps, progress.extent = self._plan_steps(selection), self.settings.extent()
                 self.folder.save()
@@ -228,7 +246,9 @@ class TrainingRun:
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
-        content, tensors = begin_from_block(self.target, torch.from_numpy(selection.draft_ids), seed=self.settings.seed)
+        content, tensors = self._begun or begin_from_block(
+            self.target, torch.from_numpy(selection.draft_ids), seed=self.settings.seed
+        )
         settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
         return HeadTrainer(self.target, content, tensors, selection.learned, settings)
 
@@ -272,20 +292,29 @@ class TrainingRun:
         """Put the best head into the output folder."""
         best = self.best_step()
         measured = self.folder.measured[best]
-        for name in ("config.json", "model.safetensors"):
-            shutil.copyfile(self.folder.head(best) / name, self.folder.output / name)
+        content, tensors = begin_from_head(self.folder.head(best), self.target)
+        save_head(
+            self.folder.output,
+            content,
+            tensors,
+            layout=self.settings.layout,
+            target=self._path,
+            stored_as=self.settings.stored_as,
+        )
         facts = {
             "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(self._path)[:16]}",
-            "texts": f"{len(selection.learned)} conversations of the target's own, {selection.num_places} tokens learnt",
-            "prompts": "invented by the target" if self.settings.prompts is None else self.settings.prompts.name,
+            "texts": f"{len(selection.learned)} of the target's own, {selection.num_places} tokens learnt",
+            "prompts": self._origin(),
             "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
             "draft vocabulary": f"{len(selection.draft_ids)} tokens, {selection.coverage:.1%} of what is learnt",
-            "torch": torch.__version__,
+            "digest of the texts": sha256_of(self.folder.texts)[:16],
+            "versions": f"forerun {__version__}, torch {torch.__version__}",
         }
-        command = f"forerun train {self.settings.model} --method {self.settings.method}"
+        if self.settings.begin_with is not None:
+            facts["begun with"] = f"the head {sha256_of(self.settings.begin_with / 'model.safetensors')[:16]}"
         card = model_card(
             target=Path(self.settings.model).name,
-            command=command,
+            command=self.settings.command(),
             facts=facts,
             measured=measured,
             curve=sorted(self.folder.measured.values(), key=lambda one: one.num_tokens),
@@ -301,8 +330,8 @@ class TrainingRun:
             ConfigError: what is asked for is too little to train anything.
         """
         writing = None
-        if self.settings.texts is not None:
-            self.take_texts(self.settings.texts)
+        if self.settings.texts is not None or self.settings.from_pool is not None:
+            self.take_texts()
         elif not self.folder.is_done("write"):
             spent = self.folder.progress.seconds.get("write", 0.0)
             writing = self.write(most_seconds=spent + seconds).answers_per_second
@@ -313,8 +342,9 @@ class TrainingRun:
             vocab_size=self.target.model.vocab_size,
             num_draft=self.settings.draft_vocab_size,
             always=self.target.eos_token_ids,
+            draft_ids=self._draft_ids,
         )
-        with StageClock(self.folder, "estimate"), divided_cores(self.target.kernels):
+        with StageClock(self.folder, "estimate"):
             training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
         rates = Rates(
             writing=writing or num_written / max(1.0, self.folder.progress.seconds.get("write", 0.0)),
@@ -345,6 +375,17 @@ class TrainingRun:
         return count_steps(
             plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=settings.epochs or MOST_EPOCHS)
         )
+
+    def _origin(self) -> str:
+        """Where the texts came from."""
+        if self.settings.from_pool is not None:
+            return "those of a server's users, whose answers it kept"
+        return "invented by the target" if self.settings.prompts is None else self.settings.prompts.name
+
+    @property
+    def _draft_ids(self) -> NDArray[np.int64] | None:
+        """The tokens that the head can draft, if one is trained further."""
+        return None if self._begun is None else draft_ids_of(self._begun[1]).numpy()
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import fingerprint_of_files
-from forerun.train.packaging import LAYOUTS
+from forerun.train.packaging import LAYOUTS, STORED_AS
 
 LEAST_BUDGET = 120.0  # seconds: less trains nothing
 
@@ -28,12 +28,15 @@ class RunSettings:
     prompts: Path | None = None
     magpie: int | None = None
     texts: Path | None = None
+    from_pool: Path | None = None
+    begin_with: Path | None = None
     budget: float | None = None  # seconds
     epochs: float | None = None
     exclude: tuple[Path, ...] = ()
     draft_vocab_size: int = 8192
     layout: str = "speculators"
-    learning_rate: float = 1e-3
+    stored_as: str = "bf16"
+    learning_rate: float = 3e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,9 +46,12 @@ class RunSettings:
             )
         if self.layout not in LAYOUTS:
             raise ConfigError(f"--layout: got {self.layout!r}; may be {', '.join(LAYOUTS)}")
-        given = [name for name in ("prompts", "magpie", "texts") if getattr(self, name) is not None]
+        if self.stored_as not in STORED_AS:
+            raise ConfigError(f"--stored-as: got {self.stored_as!r}; may be {', '.join(STORED_AS)}")
+        given = [name for name in ("prompts", "magpie", "texts", "from_pool") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"--{given[0]} and --{given[1]} are both given; keep one")
+            first, second = (name.replace("_", "-") for name in given[:2])
+            raise ConfigError(f"--{first} and --{second} are both given; keep one")
         if self.magpie is not None and self.magpie < 1:
             raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
         if self.epochs is not None and not self.epochs > 0:
@@ -71,12 +77,27 @@ class RunSettings:
             "prompts": None if self.prompts is None else _digest("--prompts", self.prompts),
             "magpie": self.magpie,
             "texts": None if self.texts is None else str(self.texts.resolve()),
+            "from_pool": None if self.from_pool is None else str(self.from_pool.resolve()),
+            "begin_with": None
+            if self.begin_with is None
+            else _digest("--begin-with", self.begin_with / "model.safetensors"),
             "exclude": [_digest("--exclude", path) for path in self.exclude],
             "draft_vocab_size": self.draft_vocab_size,
             "layout": self.layout,
             "learning_rate": self.learning_rate,
             "seed": self.seed,
         }
+
+    def command(self) -> str:
+        """Return the command that asks for this run; files are named without their folders."""
+        options = []
+        for option in fields(self)[2:]:
+            value = getattr(self, option.name)
+            for one in value if isinstance(value, tuple) else (value,):
+                if one != option.default:
+                    shown = one.name if isinstance(one, Path) else f"{one:g}s" if option.name == "budget" else one
+                    options.append(f"--{option.name.replace('_', '-')} {shown}")
+        return " ".join(["forerun train", self.model, *options, "--output", self.output.name])
 
     def extent(self) -> dict[str, float | None]:
         """Return how much is asked for, which may change until the training has been planned."""

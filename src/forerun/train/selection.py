@@ -62,6 +62,7 @@ def select(
     vocab_size: int,
     num_draft: int,
     always: Iterable[int] = (),
+    draft_ids: NDArray[np.int64] | None = None,
     tokenizer: Tokenizer | None = None,
     excluded: frozenset[tuple[str, ...]] = frozenset(),
 ) -> Selection:
@@ -72,6 +73,7 @@ def select(
         vocab_size: of the target.
         num_draft: how many tokens the head can draft.
         always: tokens that are drafted however rare they are, such as those that end a text.
+        draft_ids: the tokens that a head which was trained before can draft; None chooses them.
         tokenizer: decodes texts to compare them with `excluded`.
         excluded: n-grams of words; texts with one of them are left out.
 
@@ -109,7 +111,17 @@ def select(
             f"texts: none is left to learn from ({len(ordered)} written, {num_empty} without an answer, {num_repeated} "
             f"repeated, {num_excluded} excluded); write more"
         )
-    draft_ids, coverage = _draft_vocabulary(learned, vocab_size=vocab_size, num_draft=num_draft, always=always)
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for one in learned:
+        counts += np.bincount(one.token_ids[one.places + 1], minlength=vocab_size)
+    if draft_ids is None:
+        draft_ids = _draft_vocabulary(counts, num_draft=num_draft, always=always)
+    coverage = float(counts[draft_ids].sum() / counts.sum())
+    if coverage < LEAST_COVERAGE:
+        raise ConfigError(
+            f"--draft-vocab-size: {len(draft_ids)} tokens are {coverage:.1%} of what the target wrote; "
+            f"at least {LEAST_COVERAGE:.0%} are needed; give more, or begin anew"
+        )
     return Selection(
         learned=learned,
         held_out=held_out,
@@ -171,25 +183,14 @@ def _learned(text: WrittenText, places: NDArray[np.int64]) -> LearnedText:
     return LearnedText(token_ids=text.token_ids[: places[-1] + 2].astype(np.int64), places=places)
 
 
-def _draft_vocabulary(
-    learned: Sequence[LearnedText], *, vocab_size: int, num_draft: int, always: Iterable[int]
-) -> tuple[NDArray[np.int64], float]:
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for text in learned:
-        counts += np.bincount(text.token_ids[text.places + 1], minlength=vocab_size)
-    if num_draft >= vocab_size:
-        return np.arange(vocab_size), 1.0
+def _draft_vocabulary(counts: NDArray[np.int64], *, num_draft: int, always: Iterable[int]) -> NDArray[np.int64]:
+    """The most frequent tokens of `counts` [vocab_size], and some that are always drafted, ascending."""
+    if num_draft >= len(counts):
+        return np.arange(len(counts))
     fixed = np.unique([*range(NUM_ALWAYS), *always])
     order = np.argsort(-counts, kind="stable")
     others = order[~np.isin(order, fixed)][: max(0, num_draft - len(fixed))]
-    draft_ids = np.sort(np.concatenate([fixed, others]))[:num_draft]
-    coverage = float(counts[draft_ids].sum() / counts.sum())
-    if coverage < LEAST_COVERAGE:
-        raise ConfigError(
-            f"--draft-vocab-size: {num_draft} tokens are {coverage:.1%} of what the target wrote; "
-            f"at least {LEAST_COVERAGE:.0%} are needed; give more"
-        )
-    return draft_ids, coverage
+    return np.sort(np.concatenate([fixed, others]))[:num_draft]
 
 
 def _strings(value: object) -> list[str]:
