@@ -23,7 +23,7 @@ from forerun.models.store import KNOWN_MODELS, resolve_model
 
 MODEL = "smollm2-135m"
 NUM_ROUNDS = 1
-CONVERSATIONS, EPOCHS = 5000, 3
+CONVERSATIONS, EPOCHS = 5000, 1
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
 from forerun.models.checkpoint import StateDict, renamed
-from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
+from forerun.models.heads.eagle3 import MASK, PEagleHead, canonical_name
 from forerun.models.heads.reader import HeadReader
 from forerun.train.copied_block import begin_from_block
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
-from forerun.train.objectives import unrolled_loss
+from forerun.train.objectives import peagle_loss, unrolled_loss
+from forerun.train.packaging import LAYOUTS, save_head
 from forerun.train.selection import LearnedText
 from forerun.train.target import Batch, observe
 from tests.engines import tiny_target
@@ -91,8 +93,30 @@ def test_the_loss_is_that_of_the_unrolled_formula_where_nothing_lies_outside_the
     observed = training._observer.observe(learned(2))
     wanted = observed.wanted / observed.wanted.sum(-1, keepdim=True)
     counts = torch.tensor([float(sum(len(text.places) for text in learned(2)))] * 3)
-    found = training._loss(replace(observed, wanted=wanted), 0.8 ** torch.arange(3) / counts, None)
+    weights = 0.8 ** torch.arange(3) / counts
+    found = training._loss(replace(observed, wanted=wanted), weights, weights[:0], None)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
+    with_masks = training._loss(replace(observed, wanted=wanted), weights[:1], 1 / counts, None)
+    torch.testing.assert_close(with_masks, peagle_loss(head, whole, num_tokens=3), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_head_drafts_step_by_step_and_from_masks(tmp_path, layout):
+    training = trainer(num_steps=30, masked_every=1)
+    for _ in range(30):
+        training.run_step()
+    assert training.tensors()[MASK].abs().max() > 0
+    save_head(tmp_path, training.content, training.tensors(), layout=layout, target=chat_model_folder())
+    for method in ("eagle3", "peagle"):
+        config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
+        drafting, plain = (
+            LLM(str(chat_model_folder()), max_model_len=64, speculative_config=c) for c in (config, None)
+        )
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        texts = [llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for llm in (drafting, plain)]
+        assert texts[0] == texts[1]
+        assert drafting.stats.speculation.num_draft_tokens > 20
+        assert drafting.executor.drafting.num_failures == 0
 
 
 def test_an_interrupted_run_ends_in_the_same_head(tmp_path):
@@ -123,7 +147,7 @@ def test_the_engine_computes_the_trainers_logits():
     training = trainer()
     training.run_step()
     content, tensors = training.content, training.tensors()
-    served = Eagle3Head(HeadReader(content, renamed(StateDict(tensors), canonical_name), chat_model()))
+    served = PEagleHead(HeadReader(content, renamed(StateDict(tensors), canonical_name), chat_model()))
     (text,) = learned(1)
     observed = training._observer.observe([text])
     features = [observed.features[name][0].float() for name in served.needs]

@@ -73,6 +73,7 @@ def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8
     run.go()
     heads = [load_eagle3(folder, run.target) for folder in (first.output, second.output)]
     assert heads[0].target_ids.equal(heads[1].target_ids)
+    assert run.folder.measured[0].num_tokens == 0, "the head that was begun with might be better"
     card = (second.output / "README.md").read_text()
     assert "--begin-with head" in card
     assert "| begun with | the head " in card

@@ -94,6 +94,13 @@ class FlashUnrolledAttention:
         attended: Tensor = _MergedAttention.apply(query, *text, *(own or (None, None)), scale)  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2).reshape(self._num_texts * num_rows, num_heads, -1)
 
+    def after_first_pass(self) -> FlashUnrolledAttention:
+        """As it was after the first pass, for later ones of another kind."""
+        again = FlashUnrolledAttention(self._num_texts)
+        again._keys = {layer: keys[:1] for layer, keys in self._keys.items()}
+        again._values = {layer: values[:1] for layer, values in self._values.items()}
+        return again
+
     def _by_text(self, rows: Tensor, num_heads: int) -> Tensor:
         """[B * R, heads, dim] -> [B, num_heads, R, dim]"""
         by_text = rows.reshape(self._num_texts, -1, *rows.shape[1:]).transpose(1, 2)

@@ -12,6 +12,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import PRE_NORMS, QKNorm
 from forerun.models.decoder import Decoder
+from forerun.models.heads.eagle3 import DRAFTS_BOTH, MASK
 
 FINAL_NORM = "model.norm.weight"
 
@@ -55,6 +56,7 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     tensors["fc.weight"] = fusion
     tensors["norm.weight"] = final_norm
     tensors["lm_head.weight"] = model.head_rows(draft_ids).float().clone()
+    tensors[MASK] = torch.zeros(1, 1, num_features * width)
     tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
     tensors["t2d"] = torch.zeros(model.vocab_size, dtype=torch.bool).index_fill(0, draft_ids, value=True)
     content = {
@@ -75,6 +77,8 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
         "tie_word_embeddings": False,
         "norm_before_residual": False,
         "eagle_aux_hidden_state_layer_ids": layer_ids,
+        "mask_token_id": model.vocab_size - 1,
+        DRAFTS_BOTH: True,
     }
     return content, tensors
 

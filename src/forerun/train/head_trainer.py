@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import StateDict
-from forerun.models.heads.eagle3 import Eagle3Head, canonical_name
+from forerun.models.heads.eagle3 import MASK, Eagle3Head, PEagleHead, canonical_name
 from forerun.ops.native.memory import give_back_freed_memory
 from forerun.train.attention import FlashUnrolledAttention
 from forerun.train.batches import Batches
@@ -26,6 +26,9 @@ from forerun.train.draft_loss import draft_loss
 from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What the optimiser knows of each tensor; `step` counts the steps that had a gradient of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class HeadSettings:
     pass_tokens: int = 2048  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
+    masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE)
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 3e-3
@@ -109,7 +113,7 @@ class HeadTrainer:
         self._optimizer = torch.optim.AdamW(
             self._trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0, fused=True
         )
-        self._build = from_tensors(Eagle3Head, canonical_name)
+        self._build = from_tensors(PEagleHead if MASK in tensors else Eagle3Head, canonical_name)
         head = self._head()
         assert head.target_ids is not None, "the head drafts a part of the vocabulary"
         self._observer = Observer(target, head.needs, head.target_ids)
@@ -130,9 +134,10 @@ class HeadTrainer:
         is_measured = self.step % settings.measured_every == 0
         measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64)
         total = 0.0
-        for part, is_unrolled in zip(parts, unrolled, strict=True):
+        for index, (part, is_unrolled) in enumerate(zip(parts, unrolled, strict=True)):
             of_part = weights[: settings.num_passes if is_unrolled else 1]
-            loss = self._loss(self._observer.observe(part), of_part, measured if is_measured else None)
+            of_masks = weights if (index + self.step) % settings.masked_every == 0 else weights[:0]
+            loss = self._loss(self._observer.observe(part), of_part, of_masks, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
             give_back_freed_memory()  # texts of many lengths leave gaps that the next ones do not fit
@@ -156,7 +161,7 @@ class HeadTrainer:
         tensors = self.tensors()
         for name, tensor in self._masters.items():
             state = self._optimizer.state.get(tensor, {})
-            tensors |= {f"{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in state}
+            tensors |= {f"{kind}/{name}": state[kind] for kind in MOMENTS if kind in state}
         metadata = {"step": str(self.step), "num_tokens": str(self.num_tokens)}
         write_tensors(tensors, path, metadata)
 
@@ -174,9 +179,7 @@ class HeadTrainer:
                     master.data.copy_(file.get_tensor(name))
                     if f"exp_avg/{name}" in names:
                         self._optimizer.state[master] = {
-                            "step": torch.tensor(float(self.step)),
-                            "exp_avg": file.get_tensor(f"exp_avg/{name}").clone(),
-                            "exp_avg_sq": file.get_tensor(f"exp_avg_sq/{name}").clone(),
+                            kind: file.get_tensor(f"{kind}/{name}").clone() for kind in MOMENTS
                         }
         except Exception as error:
             raise ConfigError(
@@ -187,10 +190,11 @@ class HeadTrainer:
         head: Eagle3Head = self._build(self.content, StateDict(self._masters), self._target)
         return head
 
-    def _loss(self, observed: ObservedTexts, weights: Tensor, measured: Tensor | None) -> Tensor:
+    def _loss(self, observed: ObservedTexts, weights: Tensor, mask_weights: Tensor, measured: Tensor | None) -> Tensor:
         """Sum the losses at learned places of a pass for each of `weights` (training-time test, arXiv 2503.01840).
 
-        What is measured is added to `measured`, if it is given.
+        For each of `mask_weights` but the first, places are also drafted from masks after the first pass (P-EAGLE, arXiv
+        2602.01469). What is measured of the passes is added to `measured`, if it is given.
         """
         head, settings = self._head(), self.settings
         num_texts, length = observed.token_ids.shape
@@ -198,24 +202,32 @@ class HeadTrainer:
         weight = self._masters["lm_head.weight"].to(self._target.model.dtype)
         states = head.fuse([observed.features[name].flatten(0, 1) for name in head.needs]).view(num_texts, length, -1)
         loss = torch.zeros(())
-        for index in range(min(len(weights), length - 1)):
+
+        def loss_of(outputs: Tensor, index: int, measured: Tensor | None = None) -> Tensor:
+            """The loss of outputs [texts * rows, width], of which row r read token r + 1 + index and predicts the next."""
             num_rows = length - 1 - index
-            # row r reads token r + 1 + index and predicts what follows it
-            token_ids = observed.token_ids[:, 1 + index :]
-            positions = torch.arange(index, index + num_rows).repeat(num_texts)
-            outputs = head.forward(token_ids.flatten(), states[:, :num_rows].flatten(0, 1), positions, attend)
             is_reached = observed.places > index
             rows = (observed.rows * num_rows + observed.places - 1 - index)[is_reached]
             wanted = observed.wanted if bool(is_reached.all()) else observed.wanted[is_reached]
-            of_pass = draft_loss(
-                head.normed(outputs[rows]),
-                weight,
-                wanted,
-                is_hybrid=settings.is_hybrid(self.step),
-                measured=None if measured is None else measured[index],
-            )
-            loss = loss + weights[index] * of_pass
+            is_hybrid = settings.is_hybrid(self.step)
+            return draft_loss(head.normed(outputs[rows]), weight, wanted, is_hybrid=is_hybrid, measured=measured)
+
+        def positions(index: int) -> Tensor:
+            return torch.arange(index, length - 1).repeat(num_texts)
+
+        for index in range(min(len(weights), length - 1)):
+            num_rows = length - 1 - index
+            token_ids = observed.token_ids[:, 1 + index :]
+            outputs = head.forward(token_ids.flatten(), states[:, :num_rows].flatten(0, 1), positions(index), attend)
+            loss = loss + weights[index] * loss_of(outputs, index, None if measured is None else measured[index])
             states = head.states(outputs).view(num_texts, num_rows, -1)
+        if not isinstance(head, PEagleHead) or head.mask.state is None:
+            return loss
+        attend = attend.after_first_pass()
+        for index in range(1, min(len(mask_weights), length - 1)):
+            masks = torch.full(((length - 1 - index) * num_texts,), head.mask.token_id)
+            outputs = head.forward(masks, head.mask.state.expand(len(masks), -1), positions(index), attend)
+            loss = loss + mask_weights[index] * loss_of(outputs, index)
         return loss
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.config_file import read_config
-from forerun.models.heads.eagle3 import canonical_name
+from forerun.models.heads.eagle3 import DRAFTS_BOTH, canonical_name
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.block_writing import BLOCK
 from forerun.train.head_trainer import write_tensors
@@ -36,7 +36,14 @@ INT8_CONFIG = {
 }
 """The `quantization_config` of matrices in int8, as compressed-tensors writes it."""
 
-OUTSIDE_LAYER = ("architectures", "draft_vocab_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
+OUTSIDE_LAYER = (
+    "architectures",
+    "draft_vocab_size",
+    "norm_before_residual",
+    "eagle_aux_hidden_state_layer_ids",
+    "mask_token_id",
+    DRAFTS_BOTH,
+)
 """Keys of config.json that do not describe the head's layer."""
 
 
@@ -113,7 +120,7 @@ def _speculators_config(content: Mapping[str, Any], *, target: Path) -> dict[str
             "proposal_methods": [proposal],
             "verifier": verifier,
         },
-        **{name: content[name] for name in OUTSIDE_LAYER[1:]},
+        **{name: content[name] for name in OUTSIDE_LAYER[1:] if name in content},
         "target_hidden_size": None,
         "norm_before_fc": False,
         "tie_word_embeddings": False,

@@ -219,6 +219,8 @@ class TrainingRun:
             trainer = self.trainer(selection, num_steps=progress.num_steps)
             if self.folder.state.exists():
                 trainer.resume(self.folder.state)
+            elif self._begun is not None:
+                self._keep(trainer)  # what it begins with is measured too: training further may make it worse
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
             curve = [num_tokens for num_tokens in CURVE_AT if num_tokens > trainer.num_tokens]
             saved = time.monotonic()

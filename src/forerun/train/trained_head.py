@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import open_checkpoint
-from forerun.models.heads.eagle3 import canonical_name, load_eagle3
+from forerun.models.heads.eagle3 import DRAFTS_BOTH, MASK, canonical_name, load_eagle3
 from forerun.models.model_folder import CONFIG_FILE, read_json
 from forerun.ops.block_weight import BlockWeight
 from forerun.train.packaging import OUTSIDE_LAYER
@@ -45,6 +45,9 @@ def begin_from_head(folder: Path, target: LoadedTarget) -> tuple[dict[str, Any],
             f"--begin-with: the head in {folder} has {content.get('num_hidden_layers')} layers and the tensors "
             f"{', '.join(sorted(tensors))}; must be one of forerun train: of one layer, with fc, lm_head and d2t"
         )
+    if MASK not in tensors:  # trained before masks were
+        tensors[MASK] = torch.zeros(1, 1, tensors["fc.weight"].shape[1])
+        content |= {"mask_token_id": target.model.vocab_size - 1, DRAFTS_BOTH: True}
     return content, tensors
 
 

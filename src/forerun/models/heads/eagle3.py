@@ -32,6 +32,12 @@ from forerun.ops.layers import Embedding, RMSNorm
 from forerun.ops.native.chains import ChainHeadParts, NativeChains
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedHead, PackedLinear
 
+MASK = "mask_hidden"
+"""The learned features of places that are not known yet; heads of P-EAGLE have them."""
+
+DRAFTS_BOTH = "trained_step_by_step"
+"""The key of config.json by which a head with `MASK` says that it was trained as EAGLE-3 too; forerun's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Flags:
@@ -63,9 +69,11 @@ def load_eagle3(folder: Path, target: LoadedTarget, *, quantization: str | None 
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
     reader = HeadReader.open(folder, target, rename=canonical_name, quantization=quantization)
-    if "mask_hidden" in reader.weights:
+    if MASK not in reader.weights:
+        return Eagle3Head(reader)
+    if not reader.content.get(DRAFTS_BOTH):
         raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
-    return Eagle3Head(reader)
+    return PEagleHead(reader)
 
 
 def load_peagle(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> PEagleHead:
@@ -257,7 +265,7 @@ class PEagleHead(Eagle3Head):
     mask: MaskToken
 
     def __init__(self, reader: HeadReader) -> None:
-        if "mask_hidden" not in reader.weights:
+        if MASK not in reader.weights:
             raise ModelError(
                 "checkpoint: has no mask_hidden, so it is not of P-EAGLE; if it is of EAGLE-3, set method='eagle3'"
             )
@@ -267,13 +275,13 @@ class PEagleHead(Eagle3Head):
     def _read_fusion(self, reader: HeadReader, config: DecoderConfig) -> None:
         super()._read_fusion(reader, config)
         count, model = len(self.needs), reader.target.model
-        shape = reader.weights.shape("mask_hidden")  # [1, 1, width] in speculators' layout, [1, width] in others
+        shape = reader.weights.shape(MASK)  # [1, 1, width] in speculators' layout, [1, width] in others
         if math.prod(shape) != count * model.hidden_size:
             raise ModelError(
                 f"checkpoint: mask_hidden has shape {list(shape)}, the {count} features of the target are "
                 f"{count * model.hidden_size} wide; use a head that was trained for this target"
             )
-        features = reader.weights.tensor("mask_hidden", shape).view(1, -1).chunk(count, dim=-1)
+        features = reader.weights.tensor(MASK, shape).view(1, -1).chunk(count, dim=-1)
         state = self.fuse(features)[0]
         self.mask = MaskToken(read_mask_token(reader.content, vocab_size=model.vocab_size), state)
 

@@ -201,6 +201,7 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
     """
     model_type = FAMILIES[architecture].model_type
     values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
+    values.setdefault("eos_token_id", 0)  # it ends no text; without one transformers would be imported, for two seconds
     try:
         return decoder_config(config_like(model_type, architecture, values))
     except NotCoveredError as error:
