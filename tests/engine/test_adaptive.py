@@ -67,7 +67,7 @@ def simulate(control, *, rates, batch_size, row_seconds):
 
 
 @pytest.mark.parametrize("row_seconds", [0.00004, 0.0004, 0.002])
-@pytest.mark.parametrize("batch_size", [1, 8, 16])
+@pytest.mark.parametrize("batch_size", [1, 8, 32])
 @pytest.mark.parametrize("rates", [(0.9,), (0.6, 0.4), (0.1,)])
 def test_it_keeps_up_with_the_best_fixed_length(rates, batch_size, row_seconds):
     load = {"rates": rates, "batch_size": batch_size, "row_seconds": row_seconds}
