@@ -30,7 +30,10 @@ def test_texts_that_were_learnt_by_heart_are_drafted_almost_without_fault(tmp_pa
     prompts = write(8, length=PROMPT_LENGTH, seed=5).tolist()
     outputs = tiny_llm(None, target=target).generate(prompts, params, use_tqdm=False)
     written = [np.array([*one.prompt_token_ids, *one.outputs[0].token_ids]) for one in outputs]
-    texts = [LearnedText(token_ids=text, places=np.arange(PROMPT_LENGTH - 1, LENGTH - 1)) for text in written]
+    texts = [
+        LearnedText(number=i, token_ids=text, places=np.arange(PROMPT_LENGTH - 1, LENGTH - 1))
+        for i, text in enumerate(written)
+    ]
     settings = HeadSettings(num_steps=200, batch_tokens=8 * LENGTH, learning_rate=4e-3, hybrid_share=0.0)
     draft_ids = torch.from_numpy(np.unique(written))
     trainer = HeadTrainer(target, *begin_from_block(target, draft_ids, seed=0), texts, settings)

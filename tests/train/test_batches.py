@@ -12,7 +12,7 @@ from forerun.train.selection import LearnedText
 
 def texts(lengths):
     return [
-        LearnedText(token_ids=np.full(length, index), places=np.arange(length - 1))
+        LearnedText(number=index, token_ids=np.full(length, index), places=np.arange(length - 1))
         for index, length in enumerate(lengths)
     ]
 

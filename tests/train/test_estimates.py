@@ -66,3 +66,8 @@ def test_too_short_a_while_has_no_pace():
     pace = WritingPace(num_generated=10, num_answers=10)
     pace.note(0.0, 5)
     assert pace.answers_per_second is None
+
+
+def test_features_that_are_kept_take_room():
+    without, kept = estimate(), estimate(kept_bytes=1000)
+    assert kept.disk_bytes - without.disk_bytes == pytest.approx(400_000 * 1.25 * 1000)

@@ -30,7 +30,9 @@ def learned(count=24, length=30):
     source = torch.Generator().manual_seed(3)
     return [
         LearnedText(
-            token_ids=torch.randint(250, (length + i % 5,), generator=source).numpy(), places=np.arange(6, length)
+            number=i,
+            token_ids=torch.randint(250, (length + i % 5,), generator=source).numpy(),
+            places=np.arange(6, length - 1)
         )
         for i in range(count)
     ]

@@ -73,6 +73,8 @@ class TrainingOptions:
     """How the head is stored: speculators (vLLM serves it) or specforge."""
     stored_as: str = "bf16"
     """The head's matrices: bf16, or int8 (compressed-tensors), half of the bytes."""
+    keep_features: Flag = False
+    """Keep the model's hidden states of the texts on disk until the head is trained, so that they are computed only once."""
     seed: int = 0
     """Seed of conversations, of the first weights and of the order of texts."""
 

@@ -19,6 +19,11 @@ FINAL_NORM = "model.norm.weight"
 OF_EMBEDDINGS = 0.02  # deviation of the weights that read the token's embedding, which the block has no part for
 
 
+def feature_layers(num_layers: int) -> list[int]:
+    """The layers of a target whose inputs a head reads: an early one, a middle one and a late one (arXiv 2503.01840)."""
+    return sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)})
+
+
 def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Begin a head whose layer is a copy of the target's last block, reading the hidden state near the end.
 
@@ -39,7 +44,7 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
             "model: forerun train begins from blocks like Llama's, this model has others; train_head can begin anew"
         )
     config, last = model.config, model.num_layers
-    layer_ids = sorted({min(2, last), last // 2, max(last - 3, 0)})
+    layer_ids = feature_layers(last)
     source = torch.Generator().manual_seed(seed)
     block = _read_block(target, last - 1)
     final_norm = block.pop(FINAL_NORM)

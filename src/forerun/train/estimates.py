@@ -72,6 +72,7 @@ class Estimate:
         shares: tuple[float, float],
         most_epochs: float,
         num_heads: int,
+        kept_bytes: int = 0,
         num_written: float | None = None,
     ) -> Estimate:
         """Estimate a run.
@@ -84,6 +85,7 @@ class Estimate:
             shares: of the budget, that writing may take and that training may take.
             most_epochs: at most so many are trained.
             num_heads: how many are kept.
+            kept_bytes: of the hidden states that are kept of a token.
             num_written: tokens of answers, where all are written already.
 
         Raises:
@@ -105,7 +107,7 @@ class Estimate:
             num_trained=num_trained,
             write_seconds=write_seconds,
             train_seconds=num_trained / rates.training,
-            disk_bytes=num_written * rates.overhead * BYTES_PER_TOKEN
+            disk_bytes=num_written * rates.overhead * (BYTES_PER_TOKEN + kept_bytes)
             + rates.num_weights * (STATE_BYTES + HEAD_BYTES * (num_heads + 1)),
             memory_bytes=rates.memory_bytes,
             length=expected_length(num_trained),

@@ -23,6 +23,7 @@ from forerun.ops.native.memory import give_back_freed_memory
 from forerun.train.attention import FlashUnrolledAttention
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
+from forerun.train.kept_features import KeptFeatures
 from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
@@ -96,6 +97,7 @@ class HeadTrainer:
         tensors: Mapping[str, Tensor],
         texts: Sequence[LearnedText],
         settings: HeadSettings,
+        kept: KeptFeatures | None = None,
     ) -> None:
         self.settings = settings
         self.content = dict(content)
@@ -116,7 +118,7 @@ class HeadTrainer:
         self._build = from_tensors(PEagleHead if MASK in tensors else Eagle3Head, canonical_name)
         head = self._head()
         assert head.target_ids is not None, "the head drafts a part of the vocabulary"
-        self._observer = Observer(target, head.needs, head.target_ids)
+        self._observer = Observer(target, head.needs, head.target_ids, kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the head's tensors as they are now, fp32."""

@@ -1,7 +1,7 @@
-"""Computes what a head learns from, anew for each batch: the target's hidden states and its probabilities.
+"""Computes what a head learns from: the target's hidden states and its probabilities.
 
 The engine's own model computes them, on the native kernels where there are any, so they are those that the head
-will see when it drafts, and nothing is kept on disk.
+will see when it drafts. That is done anew for each batch, unless they are kept on disk (`KeptFeatures`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
 from forerun.ops.attention import Attend
+from forerun.train.kept_features import KeptFeatures
 from forerun.train.selection import LearnedText
 from forerun.train.target import BLOCK_SIZE
 
+LAST = "last_hidden"
 LOGITS_ROWS = 128  # of the whole vocabulary in fp32 at a time
 
 
@@ -29,7 +31,7 @@ class ObservedTexts:
 
     Attributes:
         token_ids: [B, S] int64, padded with 0 at the end.
-        features: name -> [B, S, hidden_size of the target].
+        features: name -> [B, S, hidden_size of the target], 0 for a text's last token and behind it.
         rows: the text of each learned place, [N] int64.
         places: the place in its text, [N] int64.
         wanted: the target's probabilities of the tokens that can be drafted, [N, V] in the head's dtype; what is
@@ -46,44 +48,74 @@ class ObservedTexts:
 class Observer:
     """Runs the target over texts, with a KV cache that is kept from one batch to the next."""
 
-    def __init__(self, target: LoadedTarget, features: Sequence[str], draft_ids: Tensor) -> None:
+    def __init__(
+        self, target: LoadedTarget, features: Sequence[str], draft_ids: Tensor, kept: KeptFeatures | None = None
+    ) -> None:
+        assert kept is None or kept.names == (*features, LAST), "what is kept is what is asked for"
         self._target = target
         self._names = tuple(features)
         self._draft_ids = draft_ids
+        self._kept = kept
         self._cache: KVCache | None = None
         self._num_blocks = 0
 
     @torch.no_grad()
     def observe(self, texts: Sequence[LearnedText]) -> ObservedTexts:
-        """Compute features and probabilities of texts."""
-        model = self._target.model
-        lengths = [len(text.token_ids) for text in texts]
-        starts = np.cumsum([0, *lengths])
-        result = model.forward(*self._pass(texts, lengths))
-        learned = np.concatenate([text.places + start for text, start in zip(texts, starts, strict=False)])
-        longest = max(lengths)
-        index = torch.zeros(len(texts), longest, dtype=torch.int64)
+        """Compute features and probabilities of texts.
+
+        Raises:
+            ConfigError: they cannot be kept on disk.
+        """
+        states = self._states(texts)  # of each text [S - 1, features, width]: nothing is learnt at the last token
+        longest = max(len(text.token_ids) for text in texts)
         token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-        for row, text in enumerate(texts):
-            index[row, : lengths[row]] = torch.arange(starts[row], starts[row + 1])
-            token_ids[row, : lengths[row]] = torch.from_numpy(text.token_ids)
+        features = torch.zeros(len(self._names), len(texts), longest, states[0].shape[-1], dtype=states[0].dtype)
+        for row, (text, own) in enumerate(zip(texts, states, strict=True)):
+            token_ids[row, : len(text.token_ids)] = torch.from_numpy(text.token_ids)
+            features[:, row, : len(own)] = own[:, :-1].transpose(0, 1)
+        last_hidden = torch.cat([own[text.places, -1] for text, own in zip(texts, states, strict=True)])
         return ObservedTexts(
             token_ids=token_ids,
-            features={name: result.features[name].to(model.dtype)[index] for name in self._names},
+            features=dict(zip(self._names, features, strict=True)),
             rows=torch.repeat_interleave(torch.tensor([len(text.places) for text in texts])),
             places=torch.from_numpy(np.concatenate([text.places for text in texts])),
-            wanted=self._wanted(result.features["last_hidden"], torch.from_numpy(learned)),
+            wanted=self._wanted(last_hidden),
         )
 
-    def _pass(self, texts: Sequence[LearnedText], lengths: Sequence[int]) -> tuple[ForwardBatch, Attend]:
+    def _states(self, texts: Sequence[LearnedText]) -> list[Tensor]:
+        """The hidden states of each text but of its last token, those of `_names` and the last, read or computed."""
+        ids = [torch.from_numpy(text.token_ids[:-1]) for text in texts]
+        if self._kept is None:
+            return self._compute(ids)
+        found = {
+            index: states
+            for index, (text, own) in enumerate(zip(texts, ids, strict=True))
+            if (states := self._kept.read(text.number, own)) is not None
+        }
+        missing = [index for index in range(len(texts)) if index not in found]
+        if missing:
+            for index, states in zip(missing, self._compute([ids[index] for index in missing]), strict=True):
+                self._kept.write(texts[index].number, ids[index], states)
+                found[index] = states
+        return [found[index] for index in range(len(texts))]
+
+    def _compute(self, ids: Sequence[Tensor]) -> list[Tensor]:
+        model = self._target.model
+        lengths = [len(own) for own in ids]
+        result = model.forward(*self._pass(ids, lengths))
+        names = (*self._names, LAST)
+        states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1).cpu()
+        return list(states.split(lengths))
+
+    def _pass(self, ids: Sequence[Tensor], lengths: Sequence[int]) -> tuple[ForwardBatch, Attend]:
         """Lay texts out one after the other, without padding."""
         model = self._target.model
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         firsts = np.cumsum([0, *num_blocks])
-        tables = [np.arange(firsts[row], firsts[row + 1], dtype=np.int32) for row in range(len(texts))]
+        tables = [np.arange(firsts[row], firsts[row + 1], dtype=np.int32) for row in range(len(ids))]
         places = [torch.arange(length) for length in lengths]
         batch = ForwardBatch(
-            token_ids=torch.from_numpy(np.concatenate([text.token_ids for text in texts])).to(model.device),
+            token_ids=torch.cat(list(ids)).to(model.device),
             positions=torch.cat(places).to(model.device),
             slot_mapping=torch.cat([int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]).to(
                 model.device
@@ -94,7 +126,7 @@ class Observer:
             ],
             block_size=BLOCK_SIZE,
             logits_rows=torch.zeros(0, dtype=torch.int64, device=model.device),
-            features=frozenset({*self._names, "last_hidden"}),
+            features=frozenset({*self._names, LAST}),
         )
         needed = int(firsts[-1])
         if self._cache is None or self._num_blocks < needed:
@@ -104,13 +136,13 @@ class Observer:
             )
         return batch, self._target.attention.begin(batch, self._cache)
 
-    def _wanted(self, last_hidden: Tensor, learned: Tensor) -> Tensor:
-        """Compute the probabilities of the tokens that can be drafted at learned rows, [N, V]."""
+    def _wanted(self, last_hidden: Tensor) -> Tensor:
+        """Compute the probabilities of the tokens that can be drafted, [N, V], from hidden states [N, width]."""
         model = self._target.model
-        wanted = torch.empty(len(learned), len(self._draft_ids), dtype=model.dtype)
-        for first in range(0, len(learned), LOGITS_ROWS):
+        wanted = torch.empty(len(last_hidden), len(self._draft_ids), dtype=model.dtype)
+        for first in range(0, len(last_hidden), LOGITS_ROWS):
             rows = slice(first, first + LOGITS_ROWS)
-            logits = model.logits(last_hidden[learned[rows]])
+            logits = model.logits(last_hidden[rows].to(model.device))
             odds = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
             wanted[rows] = odds.index_select(1, self._draft_ids) / odds.sum(-1, keepdim=True)
         return wanted

@@ -23,13 +23,16 @@ from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
 from forerun.models.fingerprint import fingerprint_of_files
+from forerun.models.heads.eagle3 import read_flags
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
-from forerun.train.copied_block import begin_from_block
+from forerun.train.copied_block import begin_from_block, feature_layers
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.kept_features import KeptFeatures
 from forerun.train.measuring import Measurement, measure_head, measure_times
+from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, peak_memory, training_rate
@@ -126,7 +129,9 @@ class TrainingRun:
         share = None if settings.budget is None else WRITE_SHARE * settings.budget
         allowed = min((s for s in (most_seconds, share) if s is not None), default=None)
         clock, pace = StageClock(self.folder, "write"), WritingPace()
-        llm = LLM.from_target(self.target, self._engine, SpeculativeConfig())
+        kept = self._kept()
+        speculative = SpeculativeConfig() if kept is None else kept.written_by_engine()
+        llm = LLM.from_target(self.target, self._engine, speculative)
 
         with clock, TextFile(self.folder.texts) as file:
             before = file.num_written
@@ -135,6 +140,7 @@ class TrainingRun:
                 seconds = clock.tick()
                 if num_running == self._limits.num_at_once:
                     pace.note(seconds, llm.stats.num_generation_tokens)
+                llm.engine.wait_for_files()
                 is_timed = allowed is not None
                 self._report(
                     StageReport(
@@ -154,6 +160,7 @@ class TrainingRun:
                 seed=settings.seed,
                 limits=self._limits,
                 goes_on=goes_on,
+                kept=kept,
             )
             pace.num_generated, pace.num_answers = llm.stats.num_generation_tokens, file.num_written - before
         if most_seconds is None:
@@ -245,6 +252,7 @@ class TrainingRun:
                     clock.note()
                     saved = time.monotonic()
         self.folder.finish("train")
+        shutil.rmtree(self.folder.features, ignore_errors=True)
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
@@ -252,7 +260,7 @@ class TrainingRun:
             self.target, torch.from_numpy(selection.draft_ids), seed=self.settings.seed
         )
         settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
-        return HeadTrainer(self.target, content, tensors, selection.learned, settings)
+        return HeadTrainer(self.target, content, tensors, selection.learned, settings, self._kept())
 
     def measure(self, selection: Selection) -> None:
         """Measure the heads that were kept, in the engine."""
@@ -346,6 +354,7 @@ class TrainingRun:
             always=self.target.eos_token_ids,
             draft_ids=self._draft_ids,
         )
+        kept, model = self._kept(), self.target.model
         with StageClock(self.folder, "estimate"):
             training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
         rates = Rates(
@@ -364,6 +373,7 @@ class TrainingRun:
             shares=(WRITE_SHARE, TRAIN_SHARE),
             most_epochs=MOST_EPOCHS,
             num_heads=len(HEADS_KEPT_AT) + len(CURVE_AT),
+            kept_bytes=0 if kept is None else len(kept.names) * model.hidden_size * model.dtype.itemsize,
             num_written=num_written if self.folder.is_done("write") else None,
         )
 
@@ -388,6 +398,17 @@ class TrainingRun:
     def _draft_ids(self) -> NDArray[np.int64] | None:
         """The tokens that the head can draft, if one is trained further."""
         return None if self._begun is None else draft_ids_of(self._begun[1]).numpy()
+
+    def _kept(self) -> KeptFeatures | None:
+        """Where the target's hidden states are kept, if they are."""
+        if not self.settings.keep_features:
+            return None
+        num_layers = self.target.model.num_layers
+        if self._begun is None:
+            layer_ids = feature_layers(num_layers)
+        else:
+            layer_ids = list(read_flags(self._begun[0], num_target_layers=num_layers).layer_ids)
+        return KeptFeatures(self.folder.features, [*(f"hidden.{layer}" for layer in layer_ids), LAST])
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)

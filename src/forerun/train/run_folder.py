@@ -50,11 +50,8 @@ class RunFolder:
             ConfigError: the folder is of a run with other settings, holds something else, or cannot be written.
         """
         self.output, self.work = output, output / WORK
-        self.texts, self.state, self.heads = (
-            self.work / "texts.bin",
-            self.work / "state.safetensors",
-            self.work / "heads",
-        )
+        self.texts, self.state = self.work / "texts.bin", self.work / "state.safetensors"
+        self.heads, self.features = self.work / "heads", self.work / "features"
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS
         if settings_file.exists():

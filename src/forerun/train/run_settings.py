@@ -36,6 +36,7 @@ class RunSettings:
     draft_vocab_size: int = 8192
     layout: str = "speculators"
     stored_as: str = "bf16"
+    keep_features: bool = False
     learning_rate: float = 3e-3
     seed: int = 0
 
@@ -94,7 +95,9 @@ class RunSettings:
         for option in fields(self)[2:]:
             value = getattr(self, option.name)
             for one in value if isinstance(value, tuple) else (value,):
-                if one != option.default:
+                if one is True:
+                    options.append(f"--{option.name.replace('_', '-')}")
+                elif one != option.default:
                     shown = one.name if isinstance(one, Path) else f"{one:g}s" if option.name == "budget" else one
                     options.append(f"--{option.name.replace('_', '-')} {shown}")
         return " ".join(["forerun train", self.model, *options, "--output", self.output.name])

@@ -18,14 +18,19 @@ from forerun.train.texts import WrittenText
 NGRAM = 8  # words in a row that a text must not share with an excluded file
 MOST_PERIOD = 32  # tokens of what is repeated in a loop
 LEAST_COVERAGE = 0.95
+LEAST_COVERAGE_TAKEN = 0.9  # by a draft vocabulary that was chosen for other texts
 NUM_ALWAYS = 3  # ids from 0 that are always drafted: the special tokens of most vocabularies
 HELD_OUT_EVERY = 32  # conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedText:
-    """A text and the places at which a head learns what the target predicts for the next one."""
+    """A text, by its number in the run, and the places at which a head learns what the target predicts for the next one.
 
+    The text's last token is no place: the engine that writes it never computes what would follow.
+    """
+
+    number: int
     token_ids: NDArray[np.int64]
     places: NDArray[np.int64]
 
@@ -114,13 +119,14 @@ def select(
     counts = np.zeros(vocab_size, dtype=np.int64)
     for one in learned:
         counts += np.bincount(one.token_ids[one.places + 1], minlength=vocab_size)
+    least = LEAST_COVERAGE if draft_ids is None else LEAST_COVERAGE_TAKEN
     if draft_ids is None:
         draft_ids = _draft_vocabulary(counts, num_draft=num_draft, always=always)
     coverage = float(counts[draft_ids].sum() / counts.sum())
-    if coverage < LEAST_COVERAGE:
+    if coverage < least:
         raise ConfigError(
             f"--draft-vocab-size: {len(draft_ids)} tokens are {coverage:.1%} of what the target wrote; "
-            f"at least {LEAST_COVERAGE:.0%} are needed; give more, or begin anew"
+            f"at least {least:.0%} are needed; give more, or begin anew"
         )
     return Selection(
         learned=learned,
@@ -180,7 +186,8 @@ def _places(text: WrittenText) -> NDArray[np.int64]:
 
 def _learned(text: WrittenText, places: NDArray[np.int64]) -> LearnedText:
     """A text up to the last token that says something about a place: what follows, as a loop, is not computed."""
-    return LearnedText(token_ids=text.token_ids[: places[-1] + 2].astype(np.int64), places=places)
+    ids = text.token_ids[: places[-1] + 2].astype(np.int64)
+    return LearnedText(number=text.number, token_ids=ids, places=places)
 
 
 def _draft_vocabulary(counts: NDArray[np.int64], *, num_draft: int, always: Iterable[int]) -> NDArray[np.int64]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from forerun.engine.client import EngineClient, EngineRequest
 from forerun.errors import RequestError
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, Plan, Plans
+from forerun.train.kept_features import KeptFeatures
 from forerun.train.texts import Span, TextFile, WrittenText
 
 LEAST_QUESTION = 3  # tokens of a question that is worth an answer
@@ -92,18 +94,20 @@ def write_texts(
     seed: int,
     limits: WritingLimits,
     goes_on: Callable[[int], bool],
+    kept: KeptFeatures | None = None,
 ) -> None:
     """Have the conversations that `file` lacks, and add each to it when it has ended.
 
     `goes_on` is told before each step of the engine how many conversations run, and says whether new ones may begin;
-    those that run are always finished, since short ones would be too many otherwise.
+    those that run are always finished, since short ones would be too many otherwise. The engine of `kept` writes
+    the hidden states of each conversation.
 
     Raises:
         ConfigError: the file cannot be written.
         RequestError: the target failed.
     """
     waiting = _numbers(plans, {text.number for text in file.texts})
-    talks = _Talks(client, file)
+    talks = _Talks(client, file, kept)
     try:
         while True:
             may_begin = goes_on(len(talks.running))
@@ -124,8 +128,8 @@ def write_texts(
 class _Talks:
     """The conversations that are being had, each with one request in the engine, under its number."""
 
-    def __init__(self, client: EngineClient, file: TextFile) -> None:
-        self._client, self._file = client, file
+    def __init__(self, client: EngineClient, file: TextFile, kept: KeptFeatures | None) -> None:
+        self._client, self._file, self._kept = client, file, kept
         self.running: dict[str, Conversation] = {}
 
     def begin(self, number: int, conversation: Conversation) -> None:
@@ -145,7 +149,8 @@ class _Talks:
             self._submit(output.request_id, conversation, ask)
 
     def _submit(self, request_id: str, conversation: Conversation, ask: Ask) -> None:
-        self._client.accept(EngineRequest(request_id=request_id, prompt_ids=ask.prompt_ids, sampling=ask.sampling))
+        sampling = ask.sampling if self._kept is None else _keeping(ask.sampling, self._kept.path(int(request_id)))
+        self._client.accept(EngineRequest(request_id=request_id, prompt_ids=ask.prompt_ids, sampling=sampling))
         self._client.submit(request_id)
         self.running[request_id] = conversation
 
@@ -163,6 +168,12 @@ def _sampling(chance: random.Random, *, temperature: float, top_p: float, max_to
     return SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=chance.getrandbits(32), detokenize=False
     )
+
+
+def _keeping(sampling: SamplingParams, path: Path) -> SamplingParams:
+    """Sampling whose hidden states are saved at `path`, over those of what was asked before in this conversation."""
+    keeping = {"hidden_states_path": str(path), "include_output_tokens": True}
+    return replace(sampling, extra_args={"kv_transfer_params": keeping})
 
 
 def _joined(ids: list[int], tokenizer: Tokenizer, text: str) -> list[int]:

@@ -1,0 +1,106 @@
+"""Hidden states on disk are those that would be computed, and whatever is wrong with a file, it is computed again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from forerun.config.settings import EngineSettings
+from forerun.errors import ConfigError
+from forerun.llm import LLM
+from forerun.train.conversations import GivenConversations
+from forerun.train.kept_features import KeptFeatures
+from forerun.train.observer import LAST, Observer
+from forerun.train.selection import LearnedText
+from forerun.train.texts import TextFile
+from forerun.train.writing import WritingLimits, write_texts
+from tests.native import needs_kernels
+from tests.train.target_folder import chat_model
+
+NAMES = ("hidden.1", LAST)
+DRAFT_IDS = torch.arange(0, 264, 2)
+LIMITS = WritingLimits(most_conversation=256, most_question=40, most_answer=12, num_at_once=3)
+PROMPTS = [(None, ("Hello?",)), ("Be kind.", ("One?", "Two?", "Three?")), (None, ("Why?", "How?"))]
+
+
+class NeverComputes(Observer):
+    def _compute(self, ids):
+        raise AssertionError("all was kept")
+
+
+def written(folder):
+    """Texts that an engine wrote, as they are learnt, and what it kept of them."""
+    kept = KeptFeatures(folder / "features", NAMES)
+    settings = EngineSettings(model="tiny", max_model_len=256, num_gpu_blocks_override=64)
+    llm = LLM.from_target(chat_model(), settings, kept.written_by_engine())
+    with TextFile(folder / "texts.bin") as file:
+        write_texts(
+            llm.engine,
+            chat_model().tokenizer,
+            GivenConversations(prompts=PROMPTS),
+            file,
+            seed=1,
+            limits=LIMITS,
+            goes_on=lambda running: True,
+            kept=kept,
+        )
+        texts = [text for text in file.texts if text.spans]
+    for text in texts:
+        assert llm.executor.exporter.finish(str(kept.path(text.number))) is None
+    learned = []
+    for text in texts:
+        places = torch.cat([torch.arange(first, end - 1) for first, end in text.spans])
+        if len(places):
+            learned.append(
+                LearnedText(number=text.number, token_ids=text.token_ids.astype("int64"), places=places.numpy())
+            )
+    assert learned
+    return learned, kept
+
+
+@needs_kernels
+def test_what_the_engine_kept_while_it_wrote_is_what_would_be_computed_to_the_bit(tmp_path):
+    learned, kept = written(tmp_path)
+    read = NeverComputes(chat_model(), NAMES[:1], DRAFT_IDS, kept).observe(learned)
+    computed = Observer(chat_model(), NAMES[:1], DRAFT_IDS).observe(learned)
+    assert torch.equal(read.features["hidden.1"], computed.features["hidden.1"])
+    assert torch.equal(read.wanted, computed.wanted)
+    assert computed.features["hidden.1"].abs().sum() > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("fault", ["cut off", "of another text", "missing"])
+def test_a_file_with_a_fault_is_computed_and_kept_again(tmp_path, fault):
+    learned, kept = written(tmp_path)
+    expected = Observer(chat_model(), NAMES[:1], DRAFT_IDS).observe(learned)
+    path = kept.path(learned[0].number)
+    if fault == "cut off":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif fault == "missing":
+        path.unlink()
+    else:
+        os.replace(kept.path(learned[1].number), path)
+    observed = Observer(chat_model(), NAMES[:1], DRAFT_IDS, kept).observe(learned)
+    assert torch.equal(observed.features["hidden.1"], expected.features["hidden.1"])
+    again = NeverComputes(chat_model(), NAMES[:1], DRAFT_IDS, kept).observe(learned)
+    assert torch.equal(again.wanted, expected.wanted)
+
+
+def test_what_was_kept_of_other_hidden_states_is_thrown_away(tmp_path):
+    ids, states = torch.arange(3), torch.ones(3, 2, 4)
+    KeptFeatures(tmp_path, NAMES).write(7, ids, states)
+    assert KeptFeatures(tmp_path, NAMES).read(7, ids).equal(states)
+    assert KeptFeatures(tmp_path, ["hidden.0", LAST]).read(7, ids) is None
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise OSError(28, "No space left on device")
+
+    kept = KeptFeatures(tmp_path, NAMES)
+    monkeypatch.setattr("forerun.train.kept_features.save_tensors", full)
+    with pytest.raises(ConfigError, match="No space left on device.*; make room"):
+        kept.write(1, torch.arange(3), torch.ones(3, 2, 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["names.json"]
