@@ -22,7 +22,7 @@ from forerun.models.shipped_heads import FOLDER, TARGET_FILE, HeadTarget
 from forerun.models.store import KNOWN_MODELS, resolve_model
 
 MODEL = "smollm2-135m"
-NUM_ROUNDS = 1
+NUM_ROUNDS = 2
 CONVERSATIONS, EPOCHS = 5000, 1
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
@@ -30,7 +30,7 @@ SHIPPED = ("config.json", "model.safetensors", "README.md")
 def train_round(number: int, folder: Path, before: Path | None, exclude: list[str]) -> None:
     """Train one round's head in `folder`, beginning with that of the round before."""
     options = ["--magpie", str(CONVERSATIONS), "--epochs", str(EPOCHS), "--seed", str(number)]
-    options += ["--layout", "specforge", "--stored-as", "int8"]
+    options += ["--layout", "specforge", "--stored-as", "int8", "--keep-features"]
     options += [] if before is None else ["--begin-with", str(before)]
     options += [part for file in exclude for part in ("--exclude", file)]
     forerun = Path(sys.executable).with_name("forerun")

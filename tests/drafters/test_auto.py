@@ -78,8 +78,7 @@ def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_
     plain = LLM(folder, dtype="bfloat16", speculative_config=None, max_model_len=128)
     expected = plain.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
-    rates = llm.executor.drafting.drafter._model._rates.chances("self", 1)
-    assert rates[1] != HOPE
+    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0] != HOPE
 
 
 @needs_kernels
@@ -140,8 +139,7 @@ def test_a_head_that_comes_with_forerun_drafts_without_being_asked_for(monkeypat
         one.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, plain)
     )
     assert found == expected
-    rates = llm.executor.drafting.drafter._model._rates.chances("trained head", 1)
-    assert rates[1] != HOPE, "its drafts were compared with the text"
+    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0] != HOPE, "it was compared with the text"
     too_little = LLM(str(chat_model_folder()), max_model_len=128, speculative_config={"method": "auto"})
     refused = {choice.method: choice for choice in too_little.drafter_choices()}["trained head"]
     assert "allow it with auto_memory=" in refused.why

@@ -50,7 +50,12 @@ def make(*, seconds):
     return PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_tokens=4, clock=clock), drafter
 
 
-def write(priced, drafter, sequences, *, tokens, num_steps, free=0.0):
+def free_draft(token_ids=(), chance=0.9):
+    """A chain for nothing; each of its tokens is said to stand with this chance."""
+    return Draft(token_ids, survival=tuple(chance for _ in token_ids))
+
+
+def write(priced, drafter, sequences, *, tokens, num_steps, free=NO_DRAFT):
     """Steps in which each sequence gets `tokens`; the drafts."""
     drafts = []
     for _ in range(num_steps):
@@ -73,9 +78,7 @@ def test_an_unknown_drafter_is_tried_and_kept_while_it_is_right():
     priced, drafter = make(seconds=0.001)
     (draft,) = write(priced, drafter, started(priced), tokens=[7, 7, 7], num_steps=60)
     assert len(drafter.asked) == 60
-    assert draft.source == "model"
-    assert draft.survival[0] > 0.9
-    assert list(draft.survival) == sorted(draft.survival, reverse=True)
+    assert set(draft.token_ids) == {7}
 
 
 def test_it_is_left_out_when_it_is_wrong_and_tried_again_later():
@@ -99,13 +102,37 @@ def test_it_is_left_out_when_it_becomes_slow():
     assert len(drafter.asked) - num_asked < 30
 
 
-def test_it_is_not_asked_where_free_drafts_bring_as_much():
+def test_it_is_not_asked_where_free_drafts_bring_the_same_tokens():
+    """Where they are expected to bring nothing it still is."""
     priced, drafter = make(seconds=0.001)
-    sequences = started(priced, 2)
-    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=20)
+    (one,) = started(priced)
+    same = free_draft((7, 7, 7, 7))
+    write(priced, drafter, [one], tokens=[7, 7, 7, 7], num_steps=100, free=same)
     drafter.asked.clear()
-    priced.propose([DraftRequest(one, 8, 8) for one in sequences], [0.0, 3.9], {})
-    assert [[seq_id for seq_id, _ in asked] for asked in drafter.asked] == [[0]]
+    write(priced, drafter, [one], tokens=[7, 7, 7, 7], num_steps=20, free=same)
+    assert not drafter.asked
+    write(priced, drafter, [one], tokens=[7, 7, 7, 7], num_steps=20)
+    assert len(drafter.asked) == 20
+
+
+def test_it_is_asked_where_free_drafts_promise_much_but_other_tokens():
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=60, free=free_draft((5, 5, 5, 5)))
+    assert len(drafter.asked) == 60
+
+
+def test_of_a_tree_the_path_of_first_children_counts():
+    class Branching(Costly):
+        def propose(self, context):
+            super().propose(context)
+            return [Draft((7, 8, 9), (-1, -1, 0)) for _ in context.requests]
+
+    clock = Clock()
+    drafter = Branching(clock, 0.001)
+    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_tokens=4, clock=clock)
+    (chain,) = write(priced, drafter, started(priced), tokens=[7], num_steps=1)
+    assert (chain.token_ids, chain.is_chain) == ((7, 9), True)
 
 
 def test_its_drafts_are_as_deep_as_pays():

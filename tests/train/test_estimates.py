@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.errors import ConfigError
@@ -11,9 +13,9 @@ from forerun.train.probing import WritingPace
 RATES = Rates(writing=1000.0, training=500.0, per_text=200.0, overhead=1.25, num_weights=10, memory_bytes=7)
 
 
-def estimate(**changes):
+def estimate(rates=RATES, **changes):
     asked = {"budget": 1000.0, "count": None, "epochs": None, "shares": (0.4, 0.5), "most_epochs": 8.0, "num_heads": 2}
-    return Estimate.of(RATES, **(asked | changes))
+    return Estimate.of(rates, **(asked | changes))
 
 
 def test_a_budget_is_divided_into_writing_and_training():
@@ -69,5 +71,5 @@ def test_too_short_a_while_has_no_pace():
 
 
 def test_features_that_are_kept_take_room():
-    without, kept = estimate(), estimate(kept_bytes=1000)
+    without, kept = estimate(), estimate(replace(RATES, kept_bytes=1000))
     assert kept.disk_bytes - without.disk_bytes == pytest.approx(400_000 * 1.25 * 1000)

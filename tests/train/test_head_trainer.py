@@ -32,7 +32,7 @@ def learned(count=24, length=30):
         LearnedText(
             number=i,
             token_ids=torch.randint(250, (length + i % 5,), generator=source).numpy(),
-            places=np.arange(6, length - 1)
+            places=np.arange(6, length - 1),
         )
         for i in range(count)
     ]

@@ -101,6 +101,6 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch):
 
     kept = KeptFeatures(tmp_path, NAMES)
     monkeypatch.setattr("forerun.train.kept_features.save_tensors", full)
-    with pytest.raises(ConfigError, match="No space left on device.*; make room"):
+    with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
         kept.write(1, torch.arange(3), torch.ones(3, 2, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["names.json"]

@@ -12,8 +12,7 @@ DISCOUNT = 0.998
 class DepthRates:
     """How often a draft's token at each depth stood, given that those before it did, for each drafter."""
 
-    def __init__(self, *, prior_rate: float = PRIOR_RATE) -> None:
-        self._prior_rate = prior_rate
+    def __init__(self) -> None:
         self._counts: dict[str | None, list[tuple[float, float]]] = {}
 
     def observe(self, source: str | None, *, depth: int, num_stood: int) -> None:
@@ -31,7 +30,7 @@ class DepthRates:
         chances, chance = [1.0], 1.0
         for i in range(depth):
             stood, reached = counts[i] if i < len(counts) else (0.0, 0.0)
-            chance *= (stood + self._prior_rate * PRIOR_WEIGHT) / (reached + PRIOR_WEIGHT)
+            chance *= (stood + PRIOR_RATE * PRIOR_WEIGHT) / (reached + PRIOR_WEIGHT)
             chances.append(chance)
         return chances
 

@@ -78,6 +78,15 @@ class Draft:
             node = self.parent(node)
         return nodes[::-1]
 
+    def num_stood(self, text: Sequence[int]) -> int:
+        """How many tokens of a text follow a path of the draft, from its first on."""
+        children, node = self.children(), -1
+        for num_stood, token_id in enumerate(text):
+            node = next((child for child in children[node + 1] if self.token_ids[child] == token_id), -2)
+            if node == -2:
+                return num_stood
+        return len(text)
+
     def first(self, num_nodes: int) -> Draft:
         """The draft made of the first `num_nodes` nodes."""
         if num_nodes >= len(self.token_ids):

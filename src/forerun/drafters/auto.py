@@ -101,6 +101,10 @@ class AutoConfig:
                     "speculative_config: drafter: must be one drafter without num_speculative_tokens, "
                     "as auto chooses how much it drafts"
                 )
+            if own.get("draft_tree") is not None:
+                raise ConfigError(
+                    "draft_tree: is given for auto's drafter; auto makes trees of its chains and of look-ups; leave it out"
+                )
             given["drafter"] = resolver.resolve(own, other_keys=())
         return cls(**given)
 
@@ -305,13 +309,12 @@ class AutoDrafter:
         self.lookup.learn(rows)
 
     def propose(self, context: DraftContext) -> list[Draft]:
-        """Return for each request the look-ups' draft, or the model's."""
+        """Return for each request the look-ups' draft, joined with the model's where that is worth its time."""
         drafts = self.lookup.propose(context)
         if self._model is None:
             return drafts
-        expected = [sum(draft.survival or ()) for draft in drafts]
-        computed = self._model.propose(context.requests, expected, context.features)
-        return [own if own.token_ids else free for own, free in zip(computed, drafts, strict=True)]
+        chains = self._model.propose(context.requests, drafts, context.features)
+        return self.lookup.join(context.requests, drafts, chains, computed_by=self._model.name)
 
     def stop(self, sequence: Sequence) -> None:
         """Stop the sequence in both."""

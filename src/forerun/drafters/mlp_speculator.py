@@ -63,7 +63,9 @@ class SpeculatorPasses:
             max_depth=request.max_depth,
         )
 
-    def draft_chains(self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]) -> None:
+    def draft_chains(
+        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
+    ) -> None:
         """Return None: each step has weights of its own."""
 
     def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:

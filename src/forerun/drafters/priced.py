@@ -1,14 +1,14 @@
-"""A drafter that computes, asked only for sequences where its drafts are worth the time that they take."""
+"""A drafter that computes, asked only for sequences where what it adds to free drafts is worth the time that it takes."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
@@ -17,8 +17,15 @@ from forerun.drafters.guard import GuardedDrafter
 if TYPE_CHECKING:
     from torch import Tensor
 
-HOPE = 0.8
-"""The rate at which an unknown drafter's tokens are expected to stand: high, so that it is tried."""
+HOPE, HOPE_WEIGHT = 0.8, 4.0
+"""The rate at which an unknown drafter's tokens are expected to stand where free ones do not, and as how many drafts that
+counts: high, so that it is tried."""
+
+DISCOUNT = 0.998
+"""Weight of all earlier drafts with each new one, so that a change of the texts shows after a few hundred."""
+
+FREE_TOKENS = (0.4, 0.8, 1.2, 2.0, 3.5)
+"""Where one class of free drafts ends and the next begins, by the tokens that they are expected to bring."""
 
 PASS_ROWS = 16
 """A pass over a few rows takes as long as it would take for so many more: it reads all weights."""
@@ -31,21 +38,49 @@ FORGOTTEN_AFTER = 256  # steps without a call: what was learnt of a drafter that
 LONGEST_STEP = 1.0  # seconds; a longer time between two steps is no step
 
 
+class AddedTokens:
+    """How many tokens a chain adds to free drafts at each depth: how often it stands there where no free one does.
+
+    Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self._counts = [[(0.0, 0.0)] * max_depth for _ in range(len(FREE_TOKENS) + 1)]  # added, drafts
+
+    def observe(self, free_tokens: float, *, num_known: int, free_stood: int, stood: int) -> None:
+        """Count a draft whose fate is known at the first `num_known` depths, as are those of its free drafts."""
+        counts = self._counts[bisect(FREE_TOKENS, free_tokens)]
+        for depth in range(min(num_known, len(counts))):
+            added, drafts = counts[depth]
+            counts[depth] = added * DISCOUNT + (free_stood <= depth < stood), drafts * DISCOUNT + 1.0
+
+    def expected(self, free_tokens: float) -> list[float]:
+        """The tokens that a chain adds at each depth."""
+        hope, least, found = 1.0, 1.0, []
+        for added, drafts in self._counts[bisect(FREE_TOKENS, free_tokens)]:
+            hope *= HOPE
+            least = min(least, (added + hope * HOPE_WEIGHT) / (drafts + HOPE_WEIGHT))
+            found.append(least)
+        return found
+
+
 @dataclass(slots=True)
 class _Pending:
-    """A draft whose fate is not known yet, and the number of tokens before it."""
+    """A chain whose fate is not known yet, the free draft in its place, and the number of tokens before both."""
 
-    draft: Draft
+    chain: tuple[int, ...]
+    free: Draft
+    free_tokens: float
     start: int
 
 
 class PricedDrafter:
-    """Asks a drafter for those sequences, and as deep, as the expected tokens outweigh its time.
+    """Asks a drafter for those sequences, and as deep, as what it adds outweighs its time.
 
     The time is counted in tokens: what the engine writes in a second, measured here between calls. A
-    draft says of each depth how often the text agreed with it there, whether it was verified or not: the
-    text is the label. A sequence that the drafter has not read lately costs a share of the rows that it must catch
-    up with, too.
+    chain says of each depth how often the text agreed with it there and not with the free draft, whether it was verified
+    or not: the text is the label. A sequence that the drafter has not read lately costs a share of the rows that it must
+    catch up with, too.
 
     Args:
         name: what statistics call the drafter.
@@ -66,7 +101,7 @@ class PricedDrafter:
         self.guarded = guarded
         self.max_tokens = max_tokens
         self._clock = clock
-        self._rates = DepthRates(prior_rate=HOPE)
+        self._added = AddedTokens(max_tokens)
         self._pending: dict[int, _Pending] = {}
         self._num_read: dict[int, int] = {}
         self._row_seconds = 0.0  # running; 0: not known
@@ -86,23 +121,24 @@ class PricedDrafter:
         self.guarded.stop(sequence)
 
     def propose(
-        self, requests: Listing[DraftRequest], free_tokens: Listing[float], features: Mapping[str, Tensor]
+        self, requests: Listing[DraftRequest], free: Listing[Draft], features: Mapping[str, Tensor]
     ) -> list[Draft]:
-        """Return a draft for each request, empty where its own expected tokens are not worth more than `free_tokens`.
+        """Return a chain for each request, empty where it is not expected to add what its time is worth.
 
         Args:
             requests: the sequences.
-            free_tokens: the tokens that a draft which costs nothing is expected to bring to each.
+            free: drafts that cost nothing, which say how likely their nodes are.
             features: as in `DraftContext`.
         """
         self._note_step(requests)
+        free_tokens = [sum(draft.survival or ()) for draft in free]
         chosen, depth = self._worth_asking(requests, free_tokens)
-        drafts = [NO_DRAFT] * len(requests)
+        chains = [NO_DRAFT] * len(requests)
         if not chosen:
             self._num_steps_left_out += 1
             if self._num_steps_left_out == FORGOTTEN_AFTER:
-                self._rates = DepthRates(prior_rate=HOPE)
-            return drafts
+                self._added = AddedTokens(self.max_tokens)
+            return chains
         self._num_steps_left_out = 0
         asked = [
             replace(
@@ -115,15 +151,11 @@ class PricedDrafter:
         answers = self.guarded.propose(asked, features)
         self._note_time(self._clock() - started, num_rows)
         for i, answer in zip(chosen, answers, strict=True):
-            self._num_read[requests[i].sequence.seq_id] = len(requests[i].sequence)
-            if answer.token_ids:
-                drafts[i] = self._adopt(answer, requests[i])
-        return drafts
-
-    def _adopt(self, answer: Draft, request: DraftRequest) -> Draft:
-        draft = replace(answer, source=self.name)
-        self._pending[request.sequence.seq_id] = _Pending(draft, len(request.sequence))
-        return replace(draft, survival=self._rates.survival(draft)) if draft.survival is None else draft
+            sequence = requests[i].sequence
+            self._num_read[sequence.seq_id] = len(sequence)
+            chains[i] = chain = _first_path(answer)
+            self._pending[sequence.seq_id] = _Pending(chain.token_ids, free[i], free_tokens[i], len(sequence))
+        return chains
 
     def _num_rows(self, request: DraftRequest, depth: int) -> int:
         """Rows that a draft for the sequence takes: those that it has to catch up with, and those of the draft."""
@@ -137,15 +169,12 @@ class PricedDrafter:
         """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most."""
         price = self._row_seconds * self._tokens_per_second  # tokens that a row's time is worth
         best: tuple[float, list[int], int] = (0.0, [], 0)
-        chances = self._rates.chances(self.name, self.max_tokens)
-        expected = 0.0
+        added = [self._added.expected(free) for free in free_tokens]
+        gains = [0.0] * len(requests)
         for depth in range(1, self.max_tokens + 1):
-            expected += chances[depth]
-            gains = [
-                (expected - free - price * (depth + self._num_to_read(request) / PAID_OFF_OVER), i)
-                for i, (request, free) in enumerate(zip(requests, free_tokens, strict=True))
-            ]
-            paying = [(gain, i) for gain, i in gains if gain > 0.0]
+            costs = [price * (depth + self._num_to_read(request) / PAID_OFF_OVER) for request in requests]
+            gains = [gain + of_depths[depth - 1] for gain, of_depths in zip(gains, added, strict=True)]
+            paying = [(gain - cost, i) for i, (gain, cost) in enumerate(zip(gains, costs, strict=True)) if gain > cost]
             worth = sum(gain for gain, _ in paying) - price * depth * PASS_ROWS
             if worth > best[0]:
                 best = worth, [i for _, i in paying], depth
@@ -169,21 +198,29 @@ class PricedDrafter:
             self._tokens_per_second += (rate - self._tokens_per_second) * (0.05 if self._tokens_per_second else 1.0)
 
     def _label(self, pending: _Pending, sequence: Sequence) -> None:
-        """Follow the text down the draft; as far as neither has ended, its fate is not known."""
-        draft, text = pending.draft, sequence.tokens_from(pending.start)
-        children, node, num_stood = draft.children(), -1, 0
-        for token_id in text:
-            node = next((child for child in children[node + 1] if draft.token_ids[child] == token_id), -2)
-            if node == -2:
-                self._rates.observe(self.name, depth=draft.depth, num_stood=num_stood)
-                return
-            num_stood += 1
-            if not children[node + 1]:
-                break
-        self._rates.observe(self.name, depth=num_stood, num_stood=num_stood)
+        """Follow the text down the chain and the free draft, as far as it goes."""
+        text = sequence.tokens_from(pending.start)
+        stood = next((i for i, pair in enumerate(zip(pending.chain, text, strict=False)) if pair[0] != pair[1]), None)
+        num_compared = min(len(pending.chain), len(text))
+        self._added.observe(
+            pending.free_tokens,
+            num_known=num_compared if stood is None else len(pending.chain),
+            free_stood=pending.free.num_stood(text),
+            stood=num_compared if stood is None else stood,
+        )
 
     def _note_time(self, seconds: float, num_rows: int) -> None:
         if not 0.0 < seconds < LONGEST_STEP * 10:  # a clock that jumps
             return
         measured = seconds / num_rows
         self._row_seconds += (measured - self._row_seconds) * (SPEED_WEIGHT if self._row_seconds else 1.0)
+
+
+def _first_path(draft: Draft) -> Draft:
+    """A chain, or the path of first children of a tree."""
+    if draft.parents is None:
+        return draft
+    children, path = draft.children(), [-1]
+    while children[path[-1] + 1]:
+        path.append(children[path[-1] + 1][0])
+    return replace(draft.only(path[1:]), parents=None)

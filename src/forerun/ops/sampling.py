@@ -77,7 +77,11 @@ class SamplingRules:
 
     def is_plain_greedy_at(self, num_output: int) -> bool:
         """Whether, from `num_output` generated tokens on, the answer is the argmax of the raw logits."""
-        return self.is_greedy and not self._changes_logits_at(num_output)
+        return self.is_greedy and not self.changes_logits_at(num_output)
+
+    def changes_logits_at(self, num_output: int) -> bool:
+        """Whether rules other than temperature, min-p, top-k and top-p change logits from `num_output` generated tokens on."""
+        return self._always_changes_logits or num_output < self._num_forbidding_stop
 
     @property
     def has_processors(self) -> bool:
@@ -129,7 +133,7 @@ class SamplingRules:
             RequestError: the grammar has no answer, or none yet.
         """
         num_output = len(output_ids) + len(path)
-        if not self._changes_logits_at(num_output):
+        if not self.changes_logits_at(num_output):
             return None
         forbidden = self._ends_of_bad_words(output_ids, path)
         if num_output < self._num_forbidding_stop:
@@ -154,9 +158,6 @@ class SamplingRules:
             mask = self.grammar.allowed(output_ids, path).numpy(force=True).copy()  # theirs is not to be changed
         mask[self._ends_of_bad_words(output_ids, path)] = False
         return mask
-
-    def _changes_logits_at(self, num_output: int) -> bool:
-        return self._always_changes_logits or num_output < self._num_forbidding_stop
 
     def _adjusted(self, row: Tensor, output_ids: list[int], path: Sequence[int]) -> Float32s:
         """Logits after all rules that can change the most likely token."""

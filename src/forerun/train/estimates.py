@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from forerun.errors import ConfigError
 from forerun.train.head_trainer import HeadSettings
 
-CURVE = ((3e5, 1.1), (1e6, 1.25), (1e7, 1.8), (5e7, 2.1))
+CURVE = ((3e5, 1.25), (1e6, 1.45), (1.7e6, 1.6), (3.4e6, 1.7), (1e7, 1.9), (5e7, 2.1))
 """Tokens that a head was trained on -> acceptance length of greedy chat with drafts of three tokens; between them the
-logarithm counts. These are guesses from published heads of larger models: no head of this command is measured yet."""
+logarithm counts. Up to 3.4 million they are those of the default model's head, beyond that guesses from published ones."""
 
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
 STATE_BYTES = 3 * 4  # of a weight in training: its master and two moments, fp32
@@ -29,6 +29,7 @@ class Rates:
         overhead: tokens of texts / tokens of answers.
         num_weights: of the head.
         memory_bytes: of this process at its largest, writing and training included; None if that is not known.
+        kept_bytes: of the hidden states of a token, where they are kept on disk.
     """
 
     writing: float
@@ -37,6 +38,7 @@ class Rates:
     overhead: float
     num_weights: int
     memory_bytes: int | None
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,6 @@ class Estimate:
         shares: tuple[float, float],
         most_epochs: float,
         num_heads: int,
-        kept_bytes: int = 0,
         num_written: float | None = None,
     ) -> Estimate:
         """Estimate a run.
@@ -85,7 +86,6 @@ class Estimate:
             shares: of the budget, that writing may take and that training may take.
             most_epochs: at most so many are trained.
             num_heads: how many are kept.
-            kept_bytes: of the hidden states that are kept of a token.
             num_written: tokens of answers, where all are written already.
 
         Raises:
@@ -107,7 +107,7 @@ class Estimate:
             num_trained=num_trained,
             write_seconds=write_seconds,
             train_seconds=num_trained / rates.training,
-            disk_bytes=num_written * rates.overhead * (BYTES_PER_TOKEN + kept_bytes)
+            disk_bytes=num_written * rates.overhead * (BYTES_PER_TOKEN + rates.kept_bytes)
             + rates.num_weights * (STATE_BYTES + HEAD_BYTES * (num_heads + 1)),
             memory_bytes=rates.memory_bytes,
             length=expected_length(num_trained),

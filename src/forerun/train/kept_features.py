@@ -94,6 +94,6 @@ class _Exported:
     exported: tuple[str, ...]
     default_num_speculative_tokens: int | None = None
 
-    def build(self, target: TargetInfo) -> Drafter:
+    def build(self, target: TargetInfo) -> Drafter:  # noqa: ARG002 - any target has hidden states
         """See `DrafterConfig`."""
         return NoDrafter(frozenset(self.exported))

@@ -105,7 +105,7 @@ class Observer:
         result = model.forward(*self._pass(ids, lengths))
         names = (*self._names, LAST)
         states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1).cpu()
-        return list(states.split(lengths))
+        return list(states.split(lengths))  # type: ignore[no-untyped-call]
 
     def _pass(self, ids: Sequence[Tensor], lengths: Sequence[int]) -> tuple[ForwardBatch, Attend]:
         """Lay texts out one after the other, without padding."""

@@ -364,6 +364,7 @@ class TrainingRun:
             overhead=sum(len(text.token_ids) for text in texts) / max(1, num_written),
             num_weights=num_weights,
             memory_bytes=peak_memory(),
+            kept_bytes=0 if kept is None else len(kept.names) * model.hidden_size * model.dtype.itemsize,
         )
         return Estimate.of(
             rates,
@@ -373,7 +374,6 @@ class TrainingRun:
             shares=(WRITE_SHARE, TRAIN_SHARE),
             most_epochs=MOST_EPOCHS,
             num_heads=len(HEADS_KEPT_AT) + len(CURVE_AT),
-            kept_bytes=0 if kept is None else len(kept.names) * model.hidden_size * model.dtype.itemsize,
             num_written=num_written if self.folder.is_done("write") else None,
         )
 

@@ -11,8 +11,9 @@ from forerun.drafters.base import TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import PlainLookup
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.lookup.growing import grow
-from forerun.drafters.lookup.guesses import Place, adjusted, place_at_end
+from forerun.drafters.lookup.guesses import COMPUTED, Copy, Place, adjusted, place_at_end, take
 from forerun.drafters.lookup.live_text import LiveText
+from forerun.drafters.lookup.text_index import BREAK
 from forerun.ops.native.lookup import DraftLimits
 from tests.drafters.texts import sequence
 
@@ -47,7 +48,9 @@ def all_paths(drafter: LookupDrafter, text: LiveText, place: Place, chance: floa
         if left * rate >= least:
             path = [*place.path, guess.token_id]
             yield left * rate, tuple(path)
-            behind = Place(text, text.ending() + path, path, place.behind(guess.token_id))
+            behind = Place(
+                text, text.ending() + path, path, place.behind(guess.token_id), place.computed_behind(guess.token_id)
+            )
             yield from all_paths(drafter, text, behind, left * rate, depth - 1, least)
         left *= 1.0 - rate
 
@@ -58,9 +61,11 @@ def all_paths(drafter: LookupDrafter, text: LiveText, place: Place, chance: floa
     rows=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.permutations(range(8))), max_size=12),
     max_nodes=st.integers(0, 12),
     max_depth=st.integers(0, 4),
+    chain=st.lists(st.integers(0, 7), max_size=4),
 )
-def test_the_tree_has_the_likeliest_of_all_paths(prompt, rows, max_nodes, max_depth):
+def test_the_tree_has_the_likeliest_of_all_paths(prompt, rows, max_nodes, max_depth, chain):
     drafter, text = learnt(prompt, rows)
+    text.guess(chain)
     tree = grow(text, DraftLimits(max_nodes, max_depth, 0.02), drafter.rates)
     paths: list[tuple[int, ...]] = []
     for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
@@ -87,3 +92,39 @@ def test_a_sequence_whose_guesses_fail_more_often_than_others_gets_lower_chances
     after = grow(text, DraftLimits(2, 2, 0.0), drafter.rates)
     assert after.token_ids == before.token_ids
     assert after.survival[0] == pytest.approx(before.survival[0] * 0.4)
+
+
+def test_a_computed_token_is_tried_first_and_only_once():
+    _, text = learnt([1, 2], [(1, 2, [3, 4, 5, 6, 7, 0, 1, 2])])
+    text.guess([4, 9])
+    first = place_at_end(text)
+    assert [guess.token_id for guess in first.guesses()] == [4, 3, 5, 6]
+    assert first.guesses()[0].source == COMPUTED
+    ending = [*text.ending(), 4]
+    second = Place(text, ending, [4], first.behind(4), first.computed_behind(4))
+    assert second.computed == 9
+    assert Place(text, ending, [3], first.behind(3), first.computed_behind(3)).computed == BREAK
+
+
+def test_a_chain_is_followed_along_the_text_until_that_leaves_it():
+    drafter, text = learnt([1, 2], [])
+    text.reserve(64)
+    text.guess([3, 4, 5])
+    take(text, [3], drafter.rates)
+    assert place_at_end(text).computed == 4
+    assert grow(text, DraftLimits(2, 2, 0.0), drafter.rates).token_ids == (4, 5)
+    take(text, [7], drafter.rates)
+    assert place_at_end(text).computed == BREAK
+
+
+def test_rates_of_computed_tokens_are_learnt_by_depth_from_the_text():
+    drafter, text = learnt([1], [])
+    text.reserve(1024)
+    for _ in range(60):
+        text.guess([2, 3])
+        take(text, [2, 9], drafter.rates)  # the first is right, the second never
+    text.guess([2, 3])
+    tree = grow(text, DraftLimits(2, 2, 0.0), drafter.rates)
+    assert tree.survival[0] > 0.9
+    second = Place(text, [2], [2], [Copy(), Copy()], 1).guesses()[0]
+    assert drafter.rates.rate(second.guess_class) < 0.1

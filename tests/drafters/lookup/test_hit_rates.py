@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
 from forerun.drafters.lookup.hit_rates import (
+    AFTER_COMPUTED,
     LENGTHS,
+    MOST_COMPUTED,
     NUM_CLASSES,
     NUM_COPY_CLASSES,
+    NUM_LOOK_UP_CLASSES,
     HitRates,
     candidate_class,
+    computed_class,
     copy_class,
 )
 
 
 def test_each_class_has_a_number_of_its_own():
     copies = [
-        copy_class(source, length, agreement) for source in range(2) for length in LENGTHS for agreement in range(4)
+        copy_class(source, length, agreement, after_computed=after)
+        for source, length, agreement, after in product(range(2), LENGTHS, range(4), (False, True))
     ]
     tables = [
-        candidate_class(length, decile / 10 + 0.05, after_copy=after)
-        for length in (1, 2)
-        for decile in range(10)
-        for after in (False, True)
+        candidate_class(length, decile / 10 + 0.05, after=after)
+        for length, decile, after in product((1, 2), range(10), range(3))
     ]
+    computed = [computed_class(*place) for place in product(range(MOST_COMPUTED), range(3), range(4))]
     assert copies == list(range(NUM_COPY_CLASSES))
-    assert tables == list(range(NUM_COPY_CLASSES, NUM_CLASSES))
+    assert tables == list(range(NUM_COPY_CLASSES, NUM_LOOK_UP_CLASSES))
+    assert computed == list(range(NUM_LOOK_UP_CLASSES, NUM_CLASSES))
 
 
 def test_longer_matches_start_with_higher_rates():
     rates = HitRates()
-    by_length = [rates.rate(copy_class(0, length, 3)) for length in LENGTHS]
+    by_length = [rates.rate(copy_class(0, length, 3, after_computed=False)) for length in LENGTHS]
     assert by_length == sorted(by_length)
     assert 0 < by_length[0] < by_length[-1] < 1
 
@@ -54,4 +60,4 @@ def test_what_was_counted_long_ago_is_forgotten():
 
 
 def test_the_highest_share_belongs_to_the_last_decile():
-    assert candidate_class(2, 1.0, after_copy=True) == NUM_CLASSES - 1
+    assert candidate_class(2, 1.0, after=AFTER_COMPUTED) == NUM_LOOK_UP_CLASSES - 1

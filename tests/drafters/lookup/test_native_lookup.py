@@ -31,7 +31,8 @@ def state_of(index: TextIndex) -> tuple[object, ...]:
 def state_of_text(text: LiveText) -> tuple[object, ...]:
     struct = text.struct
     copies = [(copy.place, copy.match) for copy in struct.copies]
-    return state_of(text.index), copies, struct.lost_place, struct.num_since, struct.hits, struct.expected
+    computed = struct.computed[:], struct.num_computed, struct.next_computed
+    return state_of(text.index), copies, computed, struct.lost_place, struct.num_since, struct.hits, struct.expected
 
 
 def table_state(table: RecycleTable, salt: str | None) -> object:
@@ -90,6 +91,18 @@ class Pair:
         assert plain == compiled
         return plain
 
+    def join(self, chain: list[int], max_tokens: int) -> list[Draft]:
+        """Drafts of all sequences but the first, which gets none, with a chain."""
+        requests = [DraftRequest(one, max_tokens, 12) for one in self.running]
+        chains = [Draft(tuple(chain) if place else ()) for place in range(len(requests))]
+        free = [drafter.propose(DraftContext(requests=requests)) for drafter in self.drafters]
+        plain, compiled = (
+            drafter.join(requests, drafts, chains, computed_by="head")
+            for drafter, drafts in zip(self.drafters, free, strict=True)
+        )
+        assert plain == compiled
+        return plain
+
     def check_states(self) -> None:
         plain, compiled = self.drafters
         assert plain.rates.counts.tobytes() == compiled.rates.counts.tobytes()
@@ -114,6 +127,7 @@ operations = st.one_of(
         st.lists(st.floats(-30, 30, width=32), min_size=8, max_size=8),
     ),
     st.tuples(st.just("propose"), st.integers(0, 20), st.integers(0, 12)),
+    st.tuples(st.just("join"), st.lists(st.integers(0, 4), max_size=10), st.integers(0, 20)),
 )
 
 
@@ -141,6 +155,7 @@ def test_drafts_and_states_are_equal_along_texts_that_fill_the_ring_of_past_answ
         for _ in range(12):
             pair.commit(phrases[source.integers(12)], source.normal(0, 4, 8).tolist())
             drafted += sum(map(len, pair.propose(16, 12)))
+            pair.join(phrases[source.integers(12)][:8], 16)
         pair.check_states()
         for _ in range(3):
             pair.stop()

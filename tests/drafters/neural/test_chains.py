@@ -11,6 +11,7 @@ from forerun import SamplingParams
 from forerun.drafters.neural import forward
 from forerun.errors import ConfigError
 from forerun.ops.native.chains import ChainText
+from forerun.ops.sampling import SamplingRules
 from tests import heads_eagle, heads_medusa
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.recording import recorded, recorded_under_pressure
@@ -108,13 +109,45 @@ def test_a_head_whose_state_is_the_last_hidden_state_needs_no_fusion(tmp_path):
     assert sum(map(len, found.values())) > 100
 
 
-def test_requests_whose_tokens_are_drawn_are_drafted_for_pass_by_pass(tmp_path):
-    sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+RULES = {
+    "plain": {},
+    "nucleus": {"top_p": 0.7, "temperature": 1.3},
+    "few": {"top_k": 5, "min_p": 0.05},
+    "ends not yet": {"min_tokens": 4},
+    "penalised": {"repetition_penalty": 1.3},
+}
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["eagle3", *WHOLE])
+@pytest.mark.parametrize("rules", RULES)
+def test_tokens_that_are_drawn_are_those_of_passes_one_by_one(rules, kind, dtype, quantization, tmp_path):
+    """Beside requests without rules of their own, and greedy ones."""
+    of_each = [
+        SamplingParams(**({"temperature": 1.0, "seed": seed, "max_tokens": 12, "ignore_eos": True} | changes))
+        for seed, changes in enumerate([RULES[rules], {}, {"temperature": 0}, RULES[rules]])
+    ]
+    options = {"options": (EAGLE3 | WHOLE)[kind], "draft_sample_method": "coupled"}
     found, expected = (
-        drafts(way(chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled")), PROMPTS[:4], sampled)
+        drafts(way(chains_llm(tmp_path, dtype, quantization, **options)), PROMPTS[:4], of_each)
         for way in (lambda llm: llm, one_by_one)
     )
     assert found == expected
+    assert sum(map(len, found.values())) > 60
+
+
+def test_drawn_tokens_are_drafted_in_one_call_unless_a_rule_changes_logits(tmp_path):
+    llm = chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled")
+    calls = []
+    chains = passes_of(llm)._chains
+    draft = chains.draft
+    chains.draft = lambda texts, *given, **more: calls.append(texts) or draft(texts, *given, **more)
+    llm.generate(PROMPTS[:1], SamplingParams(seed=1, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    assert calls
+    assert all(text.rules is not None for texts in calls for text in texts)
+    calls.clear()
+    llm.generate(PROMPTS[:1], SamplingParams(seed=1, max_tokens=8, presence_penalty=1.0), use_tqdm=False)
+    assert not calls
 
 
 # --- int8 heads -----------------------------------------------------------------------------------
@@ -193,6 +226,7 @@ def test_an_unknown_quantization_is_refused(method):
         ({"token_ids": []}, "a text has no unread token"),
         ({"token_ids": [3, 264]}, "a token has no embedding"),
         ({"token_ids": [-1]}, "a token has no embedding"),
+        ({"rules": SamplingRules(SamplingParams(top_p=0.5), prompt_ids=[], vocab_size=264), "seed": -1}, None),
     ],
 )
 def test_texts_that_do_not_fit_are_refused(change, message, tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Listing
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Pool, TargetInfo, VerifiedRows
+from forerun.drafters.base import DraftContext, DraftRequest, Pool, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import Lookup, best_lookup
+from forerun.drafters.lookup.guesses import COMPUTED
 from forerun.drafters.lookup.hit_rates import HitRates
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.past_answers import PastAnswers
@@ -17,8 +19,9 @@ from forerun.ops.native.lookup import DraftLimits, GrownTree
 LEAST_SURVIVAL = 0.015
 """The least chance of a drafted node where the request names none: a row costs at least so much of a pass."""
 
-SOURCES = ("copy", "pool", "recycle")
-"""What a draft is called whose first node is from the own text, from past answers, from the recycle table."""
+SOURCES = ("copy", "pool", "recycle", "computed")
+"""What a draft is called whose first node is from the own text, from past answers, from the recycle table, from another
+drafter's chain."""
 
 
 class LookupDrafter:
@@ -76,12 +79,31 @@ class LookupDrafter:
     def propose(self, context: DraftContext) -> list[Draft]:
         """Return a tree per request."""
         self._take_new_tokens()
-        texts = [self._texts[request.sequence.seq_id] for request in context.requests]
-        limits = [
-            DraftLimits(request.max_tokens, request.max_depth, request.min_survival or LEAST_SURVIVAL)
-            for request in context.requests
-        ]
-        return list(map(as_draft, self._lookup.grow(texts, limits, self.rates)))
+        return self._grow(context.requests)
+
+    def join(
+        self,
+        requests: Listing[DraftRequest],
+        drafts: Listing[Draft],
+        chains: Listing[Draft],
+        *,
+        computed_by: str,
+    ) -> list[Draft]:
+        """Grow drafts anew where there is a chain that was computed for the text, too.
+
+        Args:
+            requests: as in `propose`, which was called before.
+            drafts: what it returned.
+            chains: one for each request, or none.
+            computed_by: what a draft is called whose first node is the chain's.
+        """
+        joined = [i for i, chain in enumerate(chains) if chain.token_ids]
+        for i in joined:
+            self._texts[requests[i].sequence.seq_id].guess(chains[i].token_ids)
+        found = list(drafts)
+        for i, draft in zip(joined, self._grow([requests[i] for i in joined], computed_by), strict=True):
+            found[i] = draft
+        return found
 
     def stop(self, sequence: Sequence) -> None:
         """Forget the sequence, but keep its answer for later sequences of the same salt."""
@@ -89,6 +111,15 @@ class LookupDrafter:
             self.past_answers.add(sequence.output_ids, sequence.cache_salt)
             for text in self._texts.values():  # an index that was replaced or dropped is to be freed now
                 self._share(text)
+
+    def _grow(self, requests: Listing[DraftRequest], computed_by: str = SOURCES[COMPUTED]) -> list[Draft]:
+        texts = [self._texts[request.sequence.seq_id] for request in requests]
+        limits = [
+            DraftLimits(request.max_tokens, request.max_depth, request.min_survival or LEAST_SURVIVAL)
+            for request in requests
+        ]
+        trees = self._lookup.grow(texts, limits, self.rates) if texts else []
+        return [as_draft(tree, computed_by) for tree in trees]
 
     def _take_new_tokens(self) -> None:
         """Bring all texts up to what is committed, also those that get no draft in this step."""
@@ -116,10 +147,11 @@ class LookupDrafter:
         text.recycle_from(self.table.of(salt))
 
 
-def as_draft(tree: GrownTree) -> Draft:
+def as_draft(tree: GrownTree, computed_by: str = SOURCES[COMPUTED]) -> Draft:
     """The tree as a draft; a chain where it has no branches."""
     token_ids, parents, survival, sources = tree
     if not token_ids:
         return NO_DRAFT
     is_chain = parents[-1] == len(parents) - 2 and parents == tuple(range(-1, len(parents) - 1))
-    return Draft(token_ids, None if is_chain else parents, source=SOURCES[sources[0]], survival=survival)
+    source = computed_by if sources[0] == COMPUTED else SOURCES[sources[0]]
+    return Draft(token_ids, None if is_chain else parents, source=source, survival=survival)

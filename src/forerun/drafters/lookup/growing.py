@@ -18,7 +18,7 @@ def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
     """
     nodes: list[tuple[int, int, float, int]] = []
     ratio = (text.struct.hits + PSEUDO_COUNT) / (text.struct.expected + PSEUDO_COUNT)
-    frontier: list[tuple[float, int, int, int, int, list[int], list[Copy]]] = []
+    frontier: list[tuple[float, int, int, int, int, list[int], list[Copy], int]] = []
     num_found = 0
     place, survival, parent = place_at_end(text), 1.0, -1
     while True:
@@ -30,7 +30,9 @@ def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
                 if chance >= limits.min_survival:
                     copies = place.behind(guess.token_id)
                     path = [*place.path, guess.token_id]
-                    heapq.heappush(frontier, (-chance, num_found, guess.token_id, guess.source, parent, path, copies))
+                    following = place.computed_behind(guess.token_id)
+                    offer = (-chance, num_found, guess.token_id, guess.source, parent, path, copies, following)
+                    heapq.heappush(frontier, offer)
                     num_found += 1
                 left *= 1.0 - rate
                 if left < limits.min_survival:
@@ -38,8 +40,8 @@ def grow(text: LiveText, limits: DraftLimits, rates: HitRates) -> GrownTree:
         if not frontier or len(nodes) >= limits.max_nodes:
             token_ids, parents, chances, sources = zip(*nodes, strict=True) if nodes else ((), (), (), ())
             return GrownTree(token_ids, parents, chances, sources)
-        negative_chance, _, token_id, source, node_parent, path, copies = heapq.heappop(frontier)
+        negative_chance, _, token_id, source, node_parent, path, copies, following = heapq.heappop(frontier)
         survival = -negative_chance
         parent = len(nodes)
         nodes.append((token_id, node_parent, survival, source))
-        place = Place(text, text.ending() + path, path, copies)
+        place = Place(text, text.ending() + path, path, copies, following)

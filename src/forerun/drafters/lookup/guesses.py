@@ -1,4 +1,4 @@
-"""What may come next: copies, then candidates of the recycle table, each given that those before it are wrong.
+"""What may come next: a computed token, copies, candidates of the recycle table, each given that those before it are wrong.
 
 These functions define what is guessed and learnt; `ops.native.lookup` has them compiled.
 """
@@ -9,20 +9,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from forerun.drafters.lookup.hit_rates import (
+    AFTER_COMPUTED,
+    AFTER_COPY,
     AMONG,
+    COPIED,
+    COPIED_OTHER,
+    NO_GUESS,
     NONE,
+    NOT_COPIED,
     OTHER,
     SAME,
     HitRates,
     candidate_class,
+    computed_class,
     copy_class,
 )
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
 from forerun.drafters.recycle_table import GAP_WEIGHTS, Found
 
-OWN, PAST, TABLE = range(3)
-"""Where a guess is from: the text itself, past answers, the recycle table."""
+OWN, PAST, TABLE, COMPUTED = range(4)
+"""Where a guess is from: the text itself, past answers, the recycle table, a drafter that computes."""
+
+LEFT = -1
+"""In place of the computed token that is next: the path has left them."""
 
 MAX_CANDIDATES = 4
 """The most candidates of the recycle table that are looked at for one place."""
@@ -77,13 +87,16 @@ def go_on(copy: Copy, predicted: int, token_id: int) -> Copy:
 
 
 class Place:
-    """A place in a text or after a drafted path: the tokens before it, and what is copied there."""
+    """A place in a text or after a drafted path: the tokens before it, and what is copied and computed there."""
 
-    __slots__ = ("copies", "ending", "path", "predicted", "text")
+    __slots__ = ("copies", "ending", "next_computed", "path", "predicted", "text")
 
-    def __init__(self, text: LiveText, ending: Sequence[int], path: Sequence[int], copies: Sequence[Copy]) -> None:
+    def __init__(
+        self, text: LiveText, ending: Sequence[int], path: Sequence[int], copies: Sequence[Copy], next_computed: int
+    ) -> None:
         """`ending` holds the last tokens of the text and then `path`; copies that are none are looked up."""
         self.text, self.ending, self.path = text, ending, path
+        self.next_computed = next_computed
         self.copies: list[Copy] = []
         self.predicted: list[int] = []
         for source, copy in enumerate(copies):
@@ -100,18 +113,44 @@ class Place:
         """The copies that predicted `token_id`, behind it."""
         return [go_on(copy, predicted, token_id) for copy, predicted in zip(self.copies, self.predicted, strict=True)]
 
+    @property
+    def computed(self) -> int:
+        """The token that was computed for this place, or `BREAK`."""
+        struct = self.text.struct
+        if 0 <= self.next_computed < struct.num_computed:
+            token_id: int = struct.computed[self.next_computed]
+            return token_id
+        return BREAK
+
+    def computed_behind(self, token_id: int) -> int:
+        """Which computed token is next behind `token_id`."""
+        return self.next_computed + 1 if token_id == self.computed else LEFT
+
     def guesses(self) -> list[Guess]:
         """What may come next, in the order in which it is tried."""
         found = self._look_up()
         guesses: list[Guess] = []
+        computed = self.computed
+        if computed != BREAK:
+            is_copied = COPIED if computed in self.predicted else COPIED_OTHER
+            if all(token_id == BREAK for token_id in self.predicted):
+                is_copied = NOT_COPIED
+            guess_class = computed_class(self.next_computed, is_copied, agreement(found, computed))
+            guesses.append(Guess(computed, guess_class, COMPUTED))
         first = PAST if self.copies[PAST].match > self.copies[OWN].match else OWN
         for source in (first, 1 - first):
             token_id = self.predicted[source]
             if token_id == BREAK or any(guess.token_id == token_id for guess in guesses):
                 continue
-            guess_class = copy_class(source, self.copies[source].match, agreement(found, token_id))
+            guess_class = copy_class(
+                source,
+                self.copies[source].match,
+                agreement(found, token_id),
+                after_computed=computed != BREAK,
+            )
             guesses.append(Guess(token_id, guess_class, source))
-        return guesses + candidates(found, guesses)
+        after = AFTER_COMPUTED if computed != BREAK else AFTER_COPY if guesses else NO_GUESS
+        return guesses + candidates(found, guesses, after)
 
     def _look_up(self) -> Found | None:
         contexts, ending = self.text.contexts, self.ending
@@ -129,11 +168,11 @@ def agreement(found: Found | None, token_id: int) -> int:
     return AMONG if token_id in found.token_ids else OTHER
 
 
-def candidates(found: Found | None, copied: Sequence[Guess]) -> list[Guess]:
-    """The table's candidates that no copy has guessed, each with its share of the probability that is left."""
+def candidates(found: Found | None, before: Sequence[Guess], after: int) -> list[Guess]:
+    """The table's candidates that were not guessed before, each with its share of the probability that is left."""
     if found is None:
         return []
-    guessed = [guess.token_id for guess in copied]
+    guessed = [guess.token_id for guess in before]
     weights = [GAP_WEIGHTS[gap] for gap in found.gaps]
     total = 0.0
     for weight in weights:  # not `sum`, whose order of additions is its own
@@ -149,7 +188,7 @@ def candidates(found: Found | None, copied: Sequence[Guess]) -> list[Guess]:
         if token_id in guessed:
             continue
         share = min(1.0, prob / max(left, 1e-6))
-        guess_class = candidate_class(found.context_length, share, after_copy=bool(guessed))
+        guess_class = candidate_class(found.context_length, share, after=after)
         guesses.append(Guess(token_id, guess_class, TABLE))
         left -= prob
     return guesses
@@ -157,7 +196,8 @@ def candidates(found: Found | None, copied: Sequence[Guess]) -> list[Guess]:
 
 def place_at_end(text: LiveText) -> Place:
     """The place behind the committed text."""
-    return Place(text, text.ending(), (), [Copy(copy.place, copy.match) for copy in text.struct.copies])
+    copies = [Copy(copy.place, copy.match) for copy in text.struct.copies]
+    return Place(text, text.ending(), (), copies, text.struct.next_computed)
 
 
 def take(text: LiveText, token_ids: Sequence[int], rates: HitRates) -> None:
@@ -169,6 +209,7 @@ def take(text: LiveText, token_ids: Sequence[int], rates: HitRates) -> None:
         place = place_at_end(text)
         learn(text, place.guesses(), token_id, rates)
         copies = place.behind(token_id)
+        text.struct.next_computed = place.computed_behind(token_id)
         note_edit(text, place, token_id)
         text.index.extend([token_id])
         settle(text, copies)

@@ -2,12 +2,14 @@
 
 A guess is told apart by what can be seen before it is verified: a copy by its source, by the length of its match
 and by whether the recycle table says the same; a candidate of the table by the length of its context, by its share of the
-probability that is left, and by whether a copy was guessed before it.
+probability that is left, and by what was guessed before it; a computed token by its depth in its draft, and by what copies
+and the table say of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from forerun.drafters.confidence import discount
 from forerun.drafters.lookup.text_index import LONGEST_MATCH
 from forerun.drafters.recycle_table import GAP_WEIGHTS
+from forerun.ops.native.structs import MOST_COMPUTED
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33)
 """The least match length (tokens) of each bucket."""
@@ -25,12 +28,21 @@ BUCKET_OF_LENGTH = [max(bisect(LENGTHS, length) - 1, 0) for length in range(LONG
 SAME, AMONG, OTHER, NONE = range(4)
 """What the recycle table says of a copied token: its first candidate, another one, none of them, or nothing."""
 
+NO_GUESS, AFTER_COPY, AFTER_COMPUTED = range(3)
+"""What was guessed before a candidate: nothing, copies, or a computed token and perhaps copies."""
+
+COPIED, COPIED_OTHER, NOT_COPIED = range(3)
+"""What copies say of a computed token: the same, others, or nothing."""
+
+COMPUTED_PRIOR = 0.5
+
 NUM_SHARES = 10  # classes of a candidate's share of the probability that is left
 COPY_PRIORS = (1.0, 0.7)  # by source: how much of `1 - discount` a copy is worth at first
 CANDIDATE_PRIORS = {1: 0.6, 2: 0.9}  # by context length: how much of its probability a candidate is worth at first
 
-NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4
-NUM_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 2
+NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4 * 2
+NUM_LOOK_UP_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 3
+NUM_CLASSES = NUM_LOOK_UP_CLASSES + MOST_COMPUTED * 3 * 4
 
 PRIOR_WEIGHT = 4.0  # guesses that the prior counts as
 DECAY = 0.999  # of what was counted, per guess of the class
@@ -38,15 +50,20 @@ DECAY = 0.999  # of what was counted, per guess of the class
 HITS, TRIALS, PRIOR, RATE = range(4)
 
 
-def copy_class(source: int, match_length: int, agreement: int) -> int:
+def copy_class(source: int, match_length: int, agreement: int, *, after_computed: bool) -> int:
     """The class of a copied token from source 0 (the own text) or 1 (past answers)."""
-    return (source * len(LENGTHS) + BUCKET_OF_LENGTH[match_length]) * 4 + agreement
+    return ((source * len(LENGTHS) + BUCKET_OF_LENGTH[match_length]) * 4 + agreement) * 2 + after_computed
 
 
-def candidate_class(context_length: int, share: float, *, after_copy: bool) -> int:
+def candidate_class(context_length: int, share: float, *, after: int) -> int:
     """The class of a candidate of the recycle table; `share` (0 to 1) is of the probability that is left."""
     decile = min(NUM_SHARES - 1, int(share * NUM_SHARES))
-    return NUM_COPY_CLASSES + ((context_length - 1) * NUM_SHARES + decile) * 2 + after_copy
+    return NUM_COPY_CLASSES + ((context_length - 1) * NUM_SHARES + decile) * 3 + after
+
+
+def computed_class(depth: int, copied: int, agreement: int) -> int:
+    """The class of a computed token, `depth` (from 0) tokens behind what it was computed for."""
+    return NUM_LOOK_UP_CLASSES + (depth * 3 + copied) * 4 + agreement
 
 
 class HitRates:
@@ -61,13 +78,16 @@ class HitRates:
         self.counts: npt.NDArray[np.float64] = np.zeros((NUM_CLASSES, 4))
         for source, worth in enumerate(COPY_PRIORS):
             for length in LENGTHS:
-                for agreement in range(4):
-                    self._set_prior(copy_class(source, length, agreement), (1.0 - discount(length)) * worth)
+                for agreement, after_computed in product(range(4), (False, True)):
+                    guess_class = copy_class(source, length, agreement, after_computed=after_computed)
+                    self._set_prior(guess_class, (1.0 - discount(length)) * worth)
         for context_length, worth in CANDIDATE_PRIORS.items():
             for decile in range(NUM_SHARES):
-                for after_copy in (False, True):
+                for after in (NO_GUESS, AFTER_COPY, AFTER_COMPUTED):
                     share = (decile + 0.5) / NUM_SHARES
-                    self._set_prior(candidate_class(context_length, share, after_copy=after_copy), share * worth)
+                    self._set_prior(candidate_class(context_length, share, after=after), share * worth)
+        for guess_class in range(NUM_LOOK_UP_CLASSES, NUM_CLASSES):
+            self._set_prior(guess_class, COMPUTED_PRIOR)
         self._counts: Any = self.counts.data  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listing
 from ctypes import addressof
 
 from forerun.core.sequence import Sequence
 from forerun.drafters.lookup.text_index import LONGEST_MATCH, TextIndex
 from forerun.drafters.recycle_table import SaltContexts
-from forerun.ops.native.structs import LiveTextStruct
+from forerun.ops.native.structs import MOST_COMPUTED, LiveTextStruct
 
 OWN_GRAMS = (3, 1)
 """Lengths (tokens) of the grams by which the own text is looked up."""
@@ -21,7 +22,8 @@ class LiveText:
     `struct.copies` holds for the own text and for past answers where the copy goes on, and the length of the match
     before it: a copy is followed while it predicts right. `struct.lost_place` is where the last long copy of the own text
     went wrong (0: none is looked for), and `struct.num_since` how many tokens were written after the first other one. `struct.hits` and `struct.expected` count, discounted, how
-    many guesses were right and how many the rates of all sequences had led to expect.
+    many guesses were right and how many the rates of all sequences had led to expect. `struct.computed` holds a chain that
+    was computed for the text, `num_computed` its tokens, and `next_computed` which of them is next at the text's end.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -42,6 +44,12 @@ class LiveText:
         self.struct.own = self.index.struct
         self.index.struct = self.struct.own
         return True
+
+    def guess(self, computed: Listing[int]) -> None:
+        """Guess at the tokens of a chain, too, which was computed for the text as it is."""
+        count = min(len(computed), MOST_COMPUTED)
+        self.struct.computed[:count] = list(computed[:count])
+        self.struct.num_computed, self.struct.next_computed = count, 0
 
     def ending(self) -> list[int]:
         """The last tokens, at most `LONGEST_MATCH`."""

@@ -163,9 +163,12 @@ class ForwardPasses(Protocol):
     """The passes that a `Writer` asks for: `PagedPasses`, or those of a network without KV."""
 
     def draft_chains(
-        self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
     ) -> list[list[int]] | None:
-        """Draft greedily for all sequences in one call, as many tokens as each may have; None where passes are computed one by one."""
+        """Draft for all sequences in one call, as many tokens as each may have; None where passes are computed one by one.
+
+        They are the likeliest tokens for a sequence that `is_greedy`, and those of the target's races for others.
+        """
         ...
 
     def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:
@@ -237,13 +240,13 @@ class PagedPasses:
         return self._scratch_of[number]
 
     def draft_chains(
-        self, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
     ) -> list[list[int]] | None:
         """See `ForwardPasses`."""
         if self._chains is None or self._addresses is None:
             return None
         texts = []
-        for sequence in sequences:
+        for sequence, greedy in zip(sequences, is_greedy, strict=True):
             self._read_all_but_last(sequence, hidden_states)
             texts.append(
                 ChainText(
@@ -251,6 +254,8 @@ class PagedPasses:
                     sequence.num_read,
                     sequence.request.sequence.tokens_from(sequence.num_read),
                     min(sequence.max_tokens, sequence.max_depth),
+                    None if greedy else sequence.request.rules,
+                    sequence.request.sequence.seed,
                 )
             )
         return self._chains.draft(texts, hidden_states, self._addresses, block_size=self._block_size)

@@ -53,6 +53,11 @@ class DraftSampler:
         """Whether a request's tokens are the likeliest ones, whatever was drafted before them."""
         return self._method == "greedy" or request.rules is None or request.rules.is_greedy
 
+    def may_race(self, request: DraftRequest) -> bool:
+        """Whether a request's tokens are those of the target's races, with logits that no rule changes."""
+        rules, num_output = request.rules, len(request.sequence.output_ids)
+        return self._method == "coupled" and rules is not None and not rules.changes_logits_at(num_output)
+
     def _likeliest(self, logits: Tensor, num_tokens: int) -> list[list[int]]:
         """The likeliest tokens of each row, the likeliest first."""
         if num_tokens == 1:

@@ -96,8 +96,12 @@ class ChainWriter:
         """See `Writer`."""
         chains = [_GrowingChain(sequence) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
-        if growing and all(self._sampler.is_greedy(chain.sequence.request) for chain in growing):
-            drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], hidden_states)
+        requests = [chain.sequence.request for chain in growing]
+        is_greedy = [self._sampler.is_greedy(request) for request in requests]
+        if growing and all(
+            greedy or self._sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
+        ):
+            drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], is_greedy, hidden_states)
             if drafted_at_once is not None:
                 for chain, token_ids in zip(growing, drafted_at_once, strict=True):
                     chain.token_ids = token_ids

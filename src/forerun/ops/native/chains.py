@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from forerun.core.random_bits import MASK
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import CacheAddresses
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedLinear
 from forerun.ops.native.library import Kernels
+from forerun.ops.native.sampling import settings_address
 from forerun.ops.native.structs import (
     STORAGE,
     DraftHeadStruct,
@@ -23,6 +25,7 @@ from forerun.ops.native.structs import (
     TokenTableStruct,
 )
 from forerun.ops.rotary import RotaryTable, Rotation
+from forerun.ops.sampling import SamplingRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +68,20 @@ class ChainText:
     """A text whose entries at the places below `num_read` are in `block_ids`.
 
     `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
-    `block_ids` has blocks for the places of all but the last.
+    `block_ids` has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
+    the target will run by `rules` with the noise of `seed`.
     """
 
     block_ids: npt.NDArray[np.int32]
     num_read: int
     token_ids: list[int]
     num_drafted: int
+    rules: SamplingRules | None = None
+    seed: int = 0
 
 
 class NativeChains:
-    """Drafts greedily with an EAGLE-3 head; the twin of its passes one by one (`drafters.neural.writers.ChainWriter`)."""
+    """Drafts with an EAGLE-3 head; the twin of its passes one by one (`drafters.neural.writers.ChainWriter`)."""
 
     def __init__(self, kernels: Kernels, parts: ChainHeadParts) -> None:
         self._kernels = kernels
@@ -110,7 +116,7 @@ class NativeChains:
     def draft(
         self, texts: Sequence[ChainText], hidden_states: Mapping[str, Tensor], cache: CacheAddresses, *, block_size: int
     ) -> list[list[int]]:
-        """Draft a chain after each text, of the likeliest tokens; the cache gets entries of all tokens but the last drafted.
+        """Draft a chain after each text; the cache gets entries of all tokens but the last drafted.
 
         Args:
             texts: each with at least one token.
@@ -123,10 +129,12 @@ class NativeChains:
         """
         # arrays of the standard library: after a pass of the target, NumPy's own calls come from memory
         most, most_places = 0, 0
-        words, token_ids = array("q"), array("q")
+        words, token_ids = array("Q"), array("q")
         for text in texts:
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
+            settings = 0 if text.rules is None else settings_address(text.rules)
             words.extend((text.block_ids.ctypes.data, len(text.block_ids), text.num_read, num_unread, num_drafted))
+            words.extend((text.seed & MASK, settings))
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)
@@ -142,7 +150,8 @@ class NativeChains:
             *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
             *(most, _address(drafted)),
         )
-        return [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
+        chains = [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
+        return [chain[: chain.index(-1)] if -1 in chain else chain for chain in chains]
 
     def _look_up(self, num_positions: int) -> None:
         """Give the kernels rotations of so many positions."""

@@ -54,7 +54,7 @@ class NativeSampler:
             if changes is not None:
                 edits.append(_EditsInMemory(changes, logits.shape[1]))
                 address = edits[-1].address
-            words += (row, seed & MASK, position, _settings_of(rules), address)
+            words += (row, seed & MASK, position, settings_address(rules), address)
             places.append(place)
         if words:
             for place, drawn in zip(places, self._run(logits, words, count, candidates), strict=True):
@@ -98,8 +98,8 @@ class _SettingsInMemory:
         self.address = addressof(self._struct)
 
 
-def _settings_of(rules: SamplingRules) -> int:
-    """The address of a request's numbers; they live as long as its rules."""
+def settings_address(rules: SamplingRules) -> int:
+    """The address of a request's numbers as the kernels read them; they live as long as its rules."""
     kept = rules.in_kernels
     if not isinstance(kept, _SettingsInMemory):
         kept = rules.in_kernels = _SettingsInMemory(rules)

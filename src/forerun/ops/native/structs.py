@@ -137,6 +137,10 @@ class SaltContextsStruct(Structure):
     _fields_: ClassVar = [("ones", c_void_p), ("twos", c_void_p)]
 
 
+MOST_COMPUTED = 8
+"""Tokens of a computed draft that guesses are made of."""
+
+
 class LiveTextStruct(Structure):
     """`LiveText` of csrc/lookup.h; `drafters.lookup.live_text` says what it means."""
 
@@ -149,6 +153,9 @@ class LiveTextStruct(Structure):
         ("num_since", c_int64),
         ("hits", c_double),
         ("expected", c_double),
+        ("computed", c_int32 * MOST_COMPUTED),
+        ("num_computed", c_int64),
+        ("next_computed", c_int64),
     ]
 
 
@@ -194,8 +201,8 @@ class RotationTableStruct(Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64), ("num_positions", c_int64)]
 
 
-DRAFT_TEXT_WORDS = 5
-"""int64 words of a `DraftText` of csrc/chain.h."""
+DRAFT_TEXT_WORDS = 7
+"""Words of 64 bits of a `DraftText` of csrc/chain.h."""
 
 
 class SamplingSettingsStruct(Structure):

@@ -1,10 +1,12 @@
-// Chains of tokens that a small head drafts after texts: all its passes in one call.
+// Chains of tokens that a small head drafts after texts: all its passes in one call. Its tokens are the likeliest ones, or those
+// that win the race which the target will run there.
 //
 // The head's entry at place j of a text is made of token j and of a state of token j - 1: of the target's features there while
 // token j is the text's, of the head's own output once it is drafted. Place 0 has no entry, and place j the position j - 1.
 #pragma once
 
 #include "product.h"
+#include "sampling.h"
 
 namespace forerun {
 
@@ -52,6 +54,8 @@ struct DraftText {
     int64_t num_read;    // 1 or more
     int64_t num_unread;  // 1 or more
     int64_t num_drafted;
+    uint64_t seed;                     // of the race
+    const SamplingSettings* settings;  // of the race, or null: the likeliest tokens are drafted
 
     int64_t end() const { return num_read + num_unread; }
     int64_t slot(int64_t place, int64_t block_size) const {
@@ -61,7 +65,9 @@ struct DraftText {
 
 // What a call of `ChainCall` keeps between its passes.
 struct ChainSpace {
-    std::vector<float> hidden, outputs, normed;
+    std::vector<float> hidden, outputs, normed, logits;
+    std::vector<float> spread;  // a row of the target's vocabulary, all out between two uses
+    SamplingScratch sampling;
     std::vector<std::vector<float>> cos, sin;
     std::vector<Rotation> rotations;
     std::vector<int64_t> slots, token_ids, positions;
@@ -80,7 +86,7 @@ class ChainCall {
           block_size_(block_size), features_(features), keys_(keys), values_(values),
           width_(head.layers[0]->width), beside_(head.layers[0]->beside_width) {}
 
-    // drafted [num_texts, stride]: a text's tokens, as many as it asks for.
+    // drafted [num_texts, stride]: a text's tokens, as many as it asks for, or up to the first -1.
     void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, int64_t stride) {
         own_.growing.clear();
         for (int64_t i = 0; i < num_texts; ++i)
@@ -93,7 +99,7 @@ class ChainCall {
                 add_drafted(depth, drafted, stride);
             compute();
             choose(depth, drafted, stride);
-            keep_growing(depth + 1);
+            keep_growing(depth + 1, drafted, stride);
         }
     }
 
@@ -209,30 +215,57 @@ class ChainCall {
         }
     }
 
-    // The next token of each growing chain: the first of the highest outputs at its last row.
+    // The next token of each growing chain, by the outputs at its last row.
     void choose(int64_t depth, int64_t* drafted, int64_t stride) {
         const auto num_chains = static_cast<int64_t>(own_.growing.size());
         float* normed = Workspace::grown(own_.normed, num_chains * width_);
-        for (int64_t chain = 0; chain < num_chains; ++chain)
+        bool is_race = false;
+        for (int64_t chain = 0; chain < num_chains; ++chain) {
             norm_row(own_.outputs.data() + last_row(chain) * width_, head_.output_norm, head_.norm_eps, width_,
                      normed + chain * width_);
+            is_race |= texts_[own_.growing[chain]].settings != nullptr;
+        }
         const void* inputs = rows_for(space_, *head_.vocabulary, normed, num_chains, width_);
+        float* logits = is_race ? Workspace::grown(own_.logits, num_chains * head_.num_outputs) : nullptr;
         const CandidateList* lists = multiply_and_choose(team_, space_, *head_.vocabulary, inputs, num_chains,
-                                                         head_.num_outputs, head_.finished, 1, nullptr);
+                                                         head_.num_outputs, head_.finished, 1, logits);
         for (int64_t chain = 0; chain < num_chains; ++chain) {
-            const int32_t output = lists[chain].id(0);
-            drafted[own_.growing[chain] * stride + depth] = head_.target_ids ? head_.target_ids[output] : output;
+            const DraftText& text = texts_[own_.growing[chain]];
+            drafted[own_.growing[chain] * stride + depth] =
+                text.settings ? winner(text, depth, logits + chain * head_.num_outputs, lists[chain].value(0))
+                              : target_id(lists[chain].id(0));
         }
     }
 
-    // Leaves out the chains that are long enough, and notes which row's state each other one goes on from.
-    void keep_growing(int64_t length) {
+    int64_t target_id(int64_t output) const { return head_.target_ids ? head_.target_ids[output] : output; }
+
+    // The first token of the race that the target will run at this place, or -1 if the logits are no numbers.
+    int64_t winner(const DraftText& text, int64_t depth, const float* logits, float largest) {
+        const Draw draw{0, text.seed, static_cast<uint64_t>(text.end() + depth), text.settings, nullptr};
+        const int64_t vocab_size = head_.target_ids ? head_.embedding.num_tokens : head_.num_outputs;
+        own_.sampling.grow(vocab_size, 1, false, text.settings->truncates());
+        int64_t id = -1;
+        if (!head_.target_ids) {
+            draw_from_row(logits, vocab_size, draw, 1, &largest, own_.sampling, &id);
+            return id;
+        }
+        std::vector<float>& spread = own_.spread;
+        if (spread.size() < static_cast<size_t>(vocab_size)) spread.resize(vocab_size, kOut);
+        for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = logits[i];
+        draw_from_row(spread.data(), vocab_size, draw, 1, &largest, own_.sampling, &id);
+        for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = kOut;
+        return id;
+    }
+
+    // Leaves out the chains that have ended, and notes which row's state each other one goes on from.
+    void keep_growing(int64_t length, const int64_t* drafted, int64_t stride) {
         state_rows_.clear();
         size_t kept = 0;
         for (size_t chain = 0; chain < own_.growing.size(); ++chain) {
-            if (texts_[own_.growing[chain]].num_drafted <= length) continue;
+            const int64_t text = own_.growing[chain];
+            if (texts_[text].num_drafted <= length || drafted[text * stride + length - 1] < 0) continue;
             state_rows_.push_back(head_.feeds_normed ? static_cast<int64_t>(chain) : last_row(static_cast<int64_t>(chain)));
-            own_.growing[kept++] = own_.growing[chain];
+            own_.growing[kept++] = text;
         }
         own_.growing.resize(kept);
     }

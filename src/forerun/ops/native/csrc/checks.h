@@ -236,6 +236,28 @@ inline void check_head(const DraftHead& head, int32_t storage) {
 }
 
 // Texts whose tokens, and what is drafted after them, have places in their blocks and positions in the tables.
+inline void check_ids(const int32_t* ids, int64_t count, int64_t vocab_size) {
+    require(is_size(count), "the number of token ids is out of range");
+    for (int64_t i = 0; i < count; ++i)
+        require(ids[i] >= 0 && ids[i] < vocab_size, "a token id is not one of the vocabulary");
+}
+
+inline void check_settings(const SamplingSettings& settings) {
+    require(settings.temperature >= 0.0f, "the temperature is below 0");
+    require(settings.top_p > 0.0, "top_p is not above 0");
+}
+
+inline void check_draw(const Draw& draw, int64_t num_rows, int64_t vocab_size) {
+    require(draw.row >= 0 && draw.row < num_rows, "a draw's row is not one of the logits");
+    check_settings(*draw.settings);
+    if (!draw.edits) return;
+    const RowEdits& edits = *draw.edits;
+    check_ids(edits.allowed, edits.num_allowed, vocab_size);
+    check_ids(edits.forbidden, edits.num_forbidden, vocab_size);
+    check_ids(edits.biased, edits.num_biased, vocab_size);
+    check_ids(edits.penalised, edits.num_penalised, vocab_size);
+}
+
 inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
                         int64_t num_tokens, const RotationTable* tables, int64_t num_tables, int64_t most_drafted) {
     require(is_size(num_texts) && is_size(num_tables) && is_size(most_drafted), "the number of texts is out of range");
@@ -245,6 +267,7 @@ inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block
         require(is_size(text.num_read) && text.num_read >= 1, "a text's first unread place is out of range");
         require(is_size(text.num_unread) && text.num_unread >= 1, "a text has no unread token");
         require(text.num_drafted >= 0 && text.num_drafted <= most_drafted, "more tokens are asked for than there is room for");
+        if (text.settings) check_settings(*text.settings);
         const int64_t last = text.end() + std::max<int64_t>(text.num_drafted - 1, 0);  // the newest token is never read
         require(is_size(text.num_blocks) && last <= text.num_blocks * block_size, "a text's blocks do not hold its draft");
         for (int64_t t = 0; t < num_tables; ++t)
@@ -252,24 +275,6 @@ inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block
         for (int64_t j = 0; j < text.num_unread; ++j)
             require(token_ids[j] >= 0 && token_ids[j] < num_tokens, "a token has no embedding");
     }
-}
-
-inline void check_ids(const int32_t* ids, int64_t count, int64_t vocab_size) {
-    require(is_size(count), "the number of token ids is out of range");
-    for (int64_t i = 0; i < count; ++i)
-        require(ids[i] >= 0 && ids[i] < vocab_size, "a token id is not one of the vocabulary");
-}
-
-inline void check_draw(const Draw& draw, int64_t num_rows, int64_t vocab_size) {
-    require(draw.row >= 0 && draw.row < num_rows, "a draw's row is not one of the logits");
-    require(draw.settings->temperature >= 0.0f, "the temperature is below 0");
-    require(draw.settings->top_p > 0.0, "top_p is not above 0");
-    if (!draw.edits) return;
-    const RowEdits& edits = *draw.edits;
-    check_ids(edits.allowed, edits.num_allowed, vocab_size);
-    check_ids(edits.forbidden, edits.num_forbidden, vocab_size);
-    check_ids(edits.biased, edits.num_biased, vocab_size);
-    check_ids(edits.penalised, edits.num_penalised, vocab_size);
 }
 
 }  // namespace forerun

@@ -479,7 +479,7 @@ EXPORT int32_t forerun_sharded_head(const Exchange* exchange, const Weight* weig
     });
 }
 
-// Drafts a chain after each text, greedily, all passes of the head in one call, to drafted [num_texts, most_drafted];
+// Drafts a chain after each text, all passes of the head in one call, to drafted [num_texts, most_drafted], -1 behind its end;
 // layer i of the head writes to keys[i] and values[i], features[i] [slots, feature_width] holds `storage` as they do.
 EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* tables, int64_t num_tables,
                                     const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,

@@ -19,6 +19,9 @@ struct Copy {
     int64_t place = 0, match = 0;
 };
 
+constexpr int64_t kMostComputed = 8;  // tokens of a computed chain that guesses are made of
+constexpr int64_t kLeft = -1;         // in place of the computed token that is next: the path has left them
+
 struct LiveText {
     TextIndex own;
     const TextIndex* past;  // or null
@@ -27,17 +30,25 @@ struct LiveText {
     int64_t lost_place;  // where the last long copy of the own text went wrong; 0: none is looked for
     int64_t num_since;   // tokens written after the first other one
     double hits, expected;
+    int32_t computed[kMostComputed];  // a chain that was computed for the text
+    int64_t num_computed;
+    int64_t next_computed;  // which of it is next at the text's end; kLeft: none
+
+    int32_t computed_at(int64_t next) const { return next >= 0 && next < num_computed ? computed[next] : kBreak; }
 };
 
-enum Source : int32_t { kOwnText = 0, kPastAnswers = 1, kTable = 2 };
+enum Source : int32_t { kOwnText = 0, kPastAnswers = 1, kTable = 2, kComputed = 3 };
 enum Agreement : int32_t { kSame = 0, kAmong = 1, kOther = 2, kNone = 3 };
+enum Before : int32_t { kNoGuess = 0, kAfterCopy = 1, kAfterComputed = 2 };
+enum Copied : int32_t { kCopied = 0, kCopiedOther = 1, kNotCopied = 2 };
 
 constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
-constexpr int64_t kMostGuesses = 2 + kMostCandidates;
+constexpr int64_t kMostGuesses = 3 + kMostCandidates;
 constexpr int64_t kLeastLost = 4, kLongestEdit = 8, kLongestInsertion = 12;
 constexpr int64_t kBuckets = 12, kShares = 10;
-constexpr int64_t kCopyClasses = 2 * kBuckets * 4;
-constexpr int64_t kClasses = kCopyClasses + 2 * kShares * 2;
+constexpr int64_t kCopyClasses = 2 * kBuckets * 4 * 2;
+constexpr int64_t kLookUpClasses = kCopyClasses + 2 * kShares * 3;
+constexpr int64_t kClasses = kLookUpClasses + kMostComputed * 3 * 4;
 
 // The rates of all classes of guesses.
 struct HitRates {
@@ -108,8 +119,8 @@ struct Found {
         return kOther;
     }
 
-    // Adds the candidates that no copy has guessed, each with its share of the probability that is left.
-    void add_candidates(const double* gap_weights, Guesses& guesses) const {
+    // Adds the candidates that were not guessed before, each with its share of the probability that is left.
+    void add_candidates(const double* gap_weights, Before before, Guesses& guesses) const {
         if (!context_length) return;
         double total = 0.0;
         for (int64_t i = 0; i < num_candidates; ++i) total += gap_weights[gaps[i]];
@@ -121,28 +132,29 @@ struct Found {
             is_guessed[i] = guesses.has(token_ids[i]);
             if (is_guessed[i]) left -= probs[i];
         }
-        const int64_t after_copy = guesses.count > 0;
         for (int64_t i = 0; i < count; ++i) {
             if (is_guessed[i]) continue;
             const double share = std::min(1.0, probs[i] / std::max(left, 1e-6));
             const int64_t decile = std::min(kShares - 1, static_cast<int64_t>(share * kShares));
-            guesses.add(token_ids[i], kCopyClasses + ((context_length - 1) * kShares + decile) * 2 + after_copy, kTable);
+            guesses.add(token_ids[i], kCopyClasses + ((context_length - 1) * kShares + decile) * 3 + before, kTable);
             left -= probs[i];
         }
     }
 };
 
-// A place in a text or after a drafted path: the tokens before it, and what is copied there.
+// A place in a text or after a drafted path: the tokens before it, and what is copied and computed there.
 struct Place {
     const LiveText& text;
     const int32_t* ending;  // [count]: the last tokens of the text and then of the path
     int64_t count;
+    int64_t next_computed;
     Copy copies[2];
     int32_t predicted[2];
 
     // `ending` [num_ending + depth] ends with the path's `depth` tokens; copies that are none are looked up.
-    Place(const LiveText& text, const int32_t* ending, int64_t num_ending, int64_t depth, const Copy (&known)[2])
-        : text(text), ending(ending), count(num_ending + depth) {
+    Place(const LiveText& text, const int32_t* ending, int64_t num_ending, int64_t depth, const Copy (&known)[2],
+          int64_t next_computed)
+        : text(text), ending(ending), count(num_ending + depth), next_computed(next_computed) {
         const TextIndex* indexes[2] = {&text.own, text.past};
         for (int32_t source : {kOwnText, kPastAnswers}) {
             predicted[source] = kBreak;
@@ -171,17 +183,34 @@ struct Place {
                                 : Copy{};
     }
 
+    int64_t computed_behind(int32_t token_id) const {
+        return token_id == text.computed_at(next_computed) ? next_computed + 1 : kLeft;
+    }
+
+    Copied copied(int32_t token_id) const {
+        if (predicted[0] == token_id || predicted[1] == token_id) return kCopied;
+        return predicted[0] == kBreak && predicted[1] == kBreak ? kNotCopied : kCopiedOther;
+    }
+
     Guesses guesses(const HitRates& rates) const {
         const Found found(text.contexts, ending, count);
         Guesses guesses;
+        const int32_t computed = text.computed_at(next_computed);
+        const bool is_computed = computed != kBreak;
+        if (is_computed) {
+            const int64_t guess_class = kLookUpClasses + (next_computed * 3 + copied(computed)) * 4 + found.agreement(computed);
+            guesses.add(computed, guess_class, kComputed);
+        }
         const int32_t first = copies[kPastAnswers].match > copies[kOwnText].match ? kPastAnswers : kOwnText;
         for (int32_t source : {first, 1 - first}) {
             const int32_t token_id = predicted[source];
             if (token_id == kBreak || guesses.has(token_id)) continue;
             const int64_t bucket = bucket_of_length(copies[source].match);
-            guesses.add(token_id, (source * kBuckets + bucket) * 4 + found.agreement(token_id), source);
+            const int64_t guess_class = ((source * kBuckets + bucket) * 4 + found.agreement(token_id)) * 2 + is_computed;
+            guesses.add(token_id, guess_class, source);
         }
-        found.add_candidates(rates.gap_weights, guesses);
+        const Before before = is_computed ? kAfterComputed : guesses.count ? kAfterCopy : kNoGuess;
+        found.add_candidates(rates.gap_weights, before, guesses);
         return guesses;
     }
 };
@@ -244,10 +273,11 @@ inline void learn(LiveText& text, const Guesses& guesses, int32_t token_id, cons
 // Learns from a newly committed token, and appends it.
 inline void take(LiveText& text, int32_t token_id, const HitRates& rates) {
     const int64_t count = ending_length(text.own);
-    const Place place(text, text.own.tokens + text.own.end - count, count, 0, text.copies);
+    const Place place(text, text.own.tokens + text.own.end - count, count, 0, text.copies, text.next_computed);
     learn(text, place.guesses(rates), token_id, rates);
     Copy kept[2];
     place.behind(token_id, kept);
+    text.next_computed = place.computed_behind(token_id);
     note_edit(text, place, token_id);
     text.own.append(token_id);
     settle(text, kept);
@@ -279,7 +309,8 @@ class Grower {
         std::copy_n(text.own.tokens + text.own.end - count_before, count_before, ending_.begin());
         const double ratio = (text.hits + 4.0) / (text.expected + 4.0);
         if (limits.max_depth > 0)
-            expand(Place(text, ending_.data(), count_before, 0, text.copies), 1.0, -1, 0, limits, ratio, rates);
+            expand(Place(text, ending_.data(), count_before, 0, text.copies, text.next_computed), 1.0, -1, 0, limits, ratio,
+                   rates);
         int64_t count = 0;
         while (!frontier_.empty() && count < limits.max_nodes) {
             std::pop_heap(frontier_.begin(), frontier_.end(), is_later);
@@ -293,7 +324,7 @@ class Grower {
             draft.survival[count] = node.chance;
             if (node.depth < limits.max_depth && count + 1 < limits.max_nodes) {
                 write_path(node, ending_.data() + count_before);
-                expand(Place(text, ending_.data(), count_before, node.depth, node.copies), node.chance,
+                expand(Place(text, ending_.data(), count_before, node.depth, node.copies, node.next_computed), node.chance,
                        static_cast<int32_t>(count), node.depth, limits, ratio, rates);
             }
             ++count;
@@ -305,7 +336,7 @@ class Grower {
     struct Node {
         double chance;
         Copy copies[2];
-        int64_t depth;
+        int64_t depth, next_computed;
         int32_t token_id, parent, source;
     };
     struct Offer {
@@ -334,7 +365,7 @@ class Grower {
             const Guess& guess = guesses.list[i];
             const double rate = adjusted(rates.rate(guess.guess_class), ratio), chance = left * rate;
             if (chance >= limits.min_survival) {
-                Node node{chance, {}, depth + 1, guess.token_id, parent, guess.source};
+                Node node{chance, {}, depth + 1, place.computed_behind(guess.token_id), guess.token_id, parent, guess.source};
                 place.behind(guess.token_id, node.copies);
                 frontier_.push_back({chance, static_cast<int64_t>(found_.size())});
                 std::push_heap(frontier_.begin(), frontier_.end(), is_later);
