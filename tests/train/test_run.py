@@ -83,7 +83,7 @@ def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8
 def test_features_that_are_kept_change_no_bit_of_the_head_and_are_thrown_away(tmp_path):
     heads = []
     for keep in (False, True):
-        asked = settings(tmp_path, keep_features=keep, output=tmp_path / str(keep))
+        asked = replace(settings(tmp_path), keep_features=keep, output=tmp_path / str(keep))
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in("mask")).go()
         assert (asked.output / "training" / "features").exists() is keep
