@@ -21,13 +21,14 @@ from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.core.sampling_params import SamplingParams
-from forerun.drafters.base import Choice, ChoosesDrafters
+from forerun.drafters.base import BuildsWithHead, Choice, ChoosesDrafters
 from forerun.engine.client import EngineClient, EngineRequest
 from forerun.engine.engine import Engine
 from forerun.engine.stats import EngineStats, Metric
 from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
+from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -109,6 +110,40 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since the start or the last `reset_stats`."""
         return self._engine.stats
+
+    def replace_head(self, folder: str | PathLike[str]) -> None:
+        """Draft with another trained head from the next step on, for running requests too; no text changes.
+
+        To be called between two steps, which wait some tenths of a second for the head to be loaded.
+
+        Args:
+            folder: of `forerun train`, or any that `speculative_config` could name.
+
+        Raises:
+            ConfigError: the drafter in use has no head that can be replaced, the target is in several processes, or the
+                head reads hidden states of the target that are not kept for the one before; that one drafts on then.
+            ModelError: the head cannot be loaded or was not made for this target; likewise.
+        """
+        config = self.check_replaces_head()
+        info = target_info(self.settings, self._target, self.speculative)
+        drafter = config.build_with_head(resolve_model(str(folder)), info, before=self._executor.drafting.drafter)
+        self._executor.replace_drafter(drafter)
+
+    def check_replaces_head(self) -> BuildsWithHead:
+        """Return the drafter's settings, if another head could take the place of the one in use.
+
+        Raises:
+            ConfigError: none could.
+        """
+        config = self.speculative.drafter
+        if not isinstance(config, BuildsWithHead):
+            raise ConfigError(
+                f"head: method {self.speculative.method!r} has none that could be replaced; "
+                "set speculative_config to 'auto', or to an eagle, eagle3 or peagle head"
+            )
+        if self._target.ranks is not None:
+            raise ConfigError("head: of a target in several processes it cannot be replaced; start them anew with it")
+        return config
 
     def drafter_choices(self) -> list[Choice]:
         """What the method "auto" uses for this model, what not, and why.

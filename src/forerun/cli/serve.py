@@ -104,6 +104,8 @@ def run(
             raise ConfigError(
                 "prefill_threads: replicas read their own prompts; leave out --prefill-threads or --replicas"
             )
+        if server.watch_head is not None:
+            raise ConfigError("watch_head: replicas keep their heads; leave out --watch-head or --replicas")
         serve_with_replicas(model, server, engine, replicas)
         return
     if not server.disable_log_stats:

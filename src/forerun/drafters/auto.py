@@ -26,6 +26,7 @@ from forerun.drafters.base import (
     TargetInfo,
     VerifiedRows,
 )
+from forerun.drafters.eagle import Eagle3Config, EagleConfig
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.priced import PricedDrafter
@@ -120,15 +121,18 @@ class AutoConfig:
         for choice in self.choices(target):
             if not choice.is_used or choice.method in LOOK_UPS:
                 continue
-            config = self._model_config(choice.method, target)
-            max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
-            drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
-            guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
-            model = PricedDrafter(choice.method, guarded, max_tokens=max_tokens)
+            model = _priced(choice.method, self._model_config(choice.method, target), target)
             break
         half = budget // 2
         lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
         return AutoDrafter(lookup, model)
+
+    def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:
+        """See `BuildsWithHead`."""
+        assert isinstance(before, AutoDrafter), "the drafter before was built from these settings"
+        own = None if self.drafter is None else self.drafter[1]
+        config = replace(own, model=str(folder)) if isinstance(own, EagleConfig) else _head_config(folder, target)
+        return AutoDrafter(before.lookup, _priced(HEAD, config, target))
 
     def choices(self, target: TargetInfo) -> list[Choice]:
         """What is used for a target, what not, and why; of drafters that compute the first that can be is used."""
@@ -198,7 +202,6 @@ class AutoConfig:
         )
 
     def _model_config(self, method: str, target: TargetInfo) -> DrafterConfig:
-        from forerun.drafters.eagle import Eagle3Config  # here, as a target needs one of them at most
         from forerun.drafters.mtp import MTPConfig
         from forerun.drafters.self_draft import SelfConfig
 
@@ -207,8 +210,7 @@ class AutoConfig:
         if method == HEAD:
             shipped = find_shipped_head(target.itself)
             assert shipped is not None, "its choice found one"
-            quantization = "int8" if _computes_int8(target.itself) else None
-            return Eagle3Config(model=str(shipped.folder), quantization=quantization, draft_sample_method="coupled")
+            return _head_config(shipped.folder, target)
         return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
 
     def _budget(self, target: TargetInfo) -> int:
@@ -218,6 +220,19 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
+
+
+def _head_config(folder: Path, target: TargetInfo) -> DrafterConfig:
+    """A head of `forerun train`, as it drafts best: in few bits, and for sampled texts with the target's own draws."""
+    quantization = "int8" if _computes_int8(target.itself) else None
+    return Eagle3Config(model=str(folder), quantization=quantization, draft_sample_method="coupled")
+
+
+def _priced(name: str, config: DrafterConfig, target: TargetInfo) -> PricedDrafter:
+    """Build a drafter that is asked where it is worth its time."""
+    max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
+    drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
+    return PricedDrafter(name, GuardedDrafter(drafter, vocab_size=target.vocab_size), max_tokens=max_tokens)
 
 
 def _computes_int8(target: LoadedTarget) -> bool:

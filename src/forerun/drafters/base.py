@@ -13,6 +13,8 @@ import numpy.typing as npt
 from forerun.core.draft import NO_DRAFT, Draft
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from forerun.core.sequence import Sequence
@@ -124,6 +126,20 @@ class ChoosesDrafters(Protocol):
 
     def choices(self, target: TargetInfo) -> list[Choice]:
         """What is used for a target, what not, and why."""
+        ...
+
+
+@runtime_checkable
+class BuildsWithHead(Protocol):
+    """Settings of a method that drafts with a trained head, which another of the same features can take the place of."""
+
+    def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:
+        """Make the drafter with the head in `folder`; what the one `before` has learnt of texts is taken over.
+
+        Raises:
+            ConfigError: settings and head do not fit.
+            ModelError: the head cannot be loaded or was not made for this target.
+        """
         ...
 
 

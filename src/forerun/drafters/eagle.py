@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -59,6 +59,10 @@ class EagleConfig(TrainedHeadConfig):
         head = type(self).load(resolve_model(str(self.model)), shared, quantization=self.quantization)
         predictor = HeadPredictor(head)
         return self._drafter(target, predictor, make_writer(self.sampling, target, predictor))
+
+    def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:  # noqa: ARG002 - it knows no texts
+        """See `BuildsWithHead`."""
+        return replace(self, model=str(folder)).build(target)
 
     def _drafter(self, target: TargetInfo, predictor: HeadPredictor, writer: Writer) -> Drafter:
         max_model_len = resolve_max_model_len(self.max_model_len, allowed=predictor.max_model_len)

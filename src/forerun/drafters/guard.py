@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -60,6 +60,15 @@ class GuardedDrafter:
     def num_candidates(self) -> int:
         """The likeliest next tokens of each row that the drafter learns from; 0 where it does not learn."""
         return 0 if self._learner is None else min(self._learner.num_candidates, self._vocab_size)
+
+    def replace(self, drafter: Drafter, running: Iterable[Sequence]) -> None:
+        """Let another drafter take the place of this one, with all running sequences; the old one is not asked again."""
+        self.drafter = drafter
+        self._group = drafter if isinstance(drafter, GuardsMembers) else None
+        self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
+        self._started = {
+            sequence.seq_id: self._try_start(sequence) for sequence in running if sequence.seq_id in self._started
+        }
 
     def learn(self, rows: VerifiedRows) -> None:
         """Let the drafter learn from a step's rows."""

@@ -29,7 +29,7 @@ from forerun.core.step import (
     StepResult,
     lay_out,
 )
-from forerun.drafters.base import Drafter, DraftRequest
+from forerun.drafters.base import Drafter, DraftRequest, KeepsKV
 from forerun.drafters.guard import GuardedDrafter
 from forerun.errors import ConfigError
 from forerun.executor.batch import BatchBuilder
@@ -125,6 +125,32 @@ class LocalExecutor:
         """Save the drafter's pools from time to time, and when nobody uses this any more or the interpreter ends."""
         self.pools = pools
         weakref.finalize(self, pools.save)
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """Draft with another drafter from the next step on, for running sequences too; to be called between two steps.
+
+        What it needs of texts that were read before is in the cache, so it catches up with them by itself.
+
+        Raises:
+            ConfigError: it needs hidden states that are not kept here, or other scratch blocks; nothing has changed then.
+        """
+        missing = drafter.needs - self.cache.features.keys()
+        if missing:
+            raise ConfigError(
+                f"head: reads {', '.join(sorted(missing))} of the target; here are kept "
+                f"{', '.join(sorted(self.cache.features)) or 'none'}; start the engine with a head that reads the same"
+            )
+        num_scratch = [
+            one.num_scratch_blocks if isinstance(one, KeepsKV) else 0 for one in (self.drafting.drafter, drafter)
+        ]
+        if num_scratch[0] != num_scratch[1]:
+            raise ConfigError(
+                f"head: drafts in {num_scratch[1]} scratch blocks, the one before had {num_scratch[0]}; "
+                "start the engine with this head"
+            )
+        if isinstance(drafter, KeepsKV):
+            drafter.use_kv(self.cache, num_blocks=self.cache.num_blocks - num_scratch[0])
+        self.drafting.replace(drafter, [state.sequence for state in self._states.values()])
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`."""

@@ -43,7 +43,7 @@ class KVCache:
         device: torch.device,
         feature_widths: Mapping[str, int] | None = None,
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.num_blocks = block_size, num_blocks
         num_slots = num_blocks * block_size
         widths = feature_widths or {}
         shapes: list[tuple[int, ...]] = [

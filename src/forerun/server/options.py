@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from forerun.errors import ConfigError
@@ -43,6 +44,8 @@ class ServerOptions:
     """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
     step_timeout: int = 300
     """Seconds that one step of the engine may take; /health answers 503 while one takes longer."""
+    watch_head: Path | None = None
+    """Folder of forerun train: the head in it drafts as soon as it is there, and again when it changes, without a restart."""
     disable_log_stats: bool = False
     """Write no line on throughput and acceptance every ten seconds."""
 

@@ -25,6 +25,7 @@ from forerun.server.connections import Connection, ConnectionLimits, room_for
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
 from forerun.server.tools.formats import FORMATS
+from forerun.server.watched_head import WatchedHead
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
@@ -50,6 +51,7 @@ class Server:
         self._report = report
         self._failure: BaseException | None = None
         self._loading: threading.Thread | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._limits = ConnectionLimits(max_connections=options.max_connections, client_timeout=options.client_timeout)
         config = uvicorn.Config(
             Edge(self.app),
@@ -107,7 +109,10 @@ class Server:
 
         def load() -> None:
             try:
-                model = ServedModel(self._load(), self._options)
+                llm = self._load()
+                if self._options.watch_head is not None:
+                    llm.check_replaces_head()
+                model = ServedModel(llm, self._options)
             except BaseException as error:
                 self._failure = error
                 self.stop()
@@ -120,6 +125,8 @@ class Server:
         try:
             yield
         finally:  # also where a second signal does not let the rest end
+            if self._watching is not None:
+                self._watching.cancel()
             if app.state.model is not None:
                 # In a thread: the step that runs may be long, and answers that are cut off must get out meanwhile.
                 await asyncio.to_thread(app.state.model.close)
@@ -130,6 +137,9 @@ class Server:
         model.engine.start()
         app.state.model = model
         self._report(banner(model))
+        if self._options.watch_head is not None:
+            watch = WatchedHead(model, self._options.watch_head, report=self._report)
+            self._watching = asyncio.get_running_loop().create_task(watch.run())
         self._report(f"ready: http://{_url_host(self._options.host)}:{self.port} (Ctrl-C stops)")
         self.is_ready.set()
 

@@ -14,6 +14,7 @@ from forerun.deploy.disaggregated.engine import DisaggregatedEngine, TransferSta
 from forerun.deploy.disaggregated.options import DEFAULT_LOCAL_PREFILL, PrefillOptions
 from forerun.deploy.disaggregated.prefill import identity_of
 from forerun.deploy.disaggregated.prefill_process import PrefillProcess
+from forerun.drafters.base import BuildsWithHead
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.ops.native.threads import cpu_quota, lease_cores, usable_cores
@@ -75,6 +76,14 @@ class DisaggregatedLLM(LLM):
             torch.set_num_threads(num_threads)
             return
         self.kernels.use_threads(num_threads, cores=cores if cores and lease_cores(cores) else [])
+
+    def check_replaces_head(self) -> BuildsWithHead:
+        """Refuse: the process that reads prompts has the head, too.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("head: with prefill_threads it cannot be replaced; leave them out, or start again with it")
 
     @property
     def transfers(self) -> TransferStats:

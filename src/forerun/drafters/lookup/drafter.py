@@ -62,7 +62,10 @@ class LookupDrafter:
         return {"recycle": self.table, "answers": self.past_answers}
 
     def start(self, sequence: Sequence) -> None:
-        """Index the tokens so far."""
+        """Index the tokens so far; a sequence that was started before goes on."""
+        known = self._texts.get(sequence.seq_id)
+        if known is not None and known.sequence is sequence:
+            return
         text = LiveText(sequence)
         self._share(text)
         text.reserve(len(sequence) + 1)
