@@ -82,7 +82,7 @@ KINDS = {
         },
     ),
     "peagle": Kind(
-        settings=TrainSettings(num_steps=300, learning_rate=8e-3),
+        settings=TrainSettings(num_steps=600, learning_rate=5e-3),
         config={"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2, AUX: [0, 1, 2]},
         faults={
             "features one place early": faults.features_from(-1),
