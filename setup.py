@@ -36,11 +36,13 @@ FLAGS = [
     *WARNINGS,
 ]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
+AVX512BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 AVX2 = ["-mavx2", "-mfma"]
 NEON = "-DFORERUN_NEON"
 LEVELS_OF_MACHINES = {
     ("x86_64", "amd64"): {
-        "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+        "amx": [*AVX512BF16, "-mamx-tile", "-mamx-bf16"],
+        "avx512bf16": AVX512BF16,
         "avx512": AVX512,
         "avxvnni": [*AVX2, "-mavxvnni"],
         "avx2": AVX2,

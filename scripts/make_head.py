@@ -22,7 +22,7 @@ from forerun.models.shipped_heads import FOLDER, TARGET_FILE, HeadTarget
 from forerun.models.store import KNOWN_MODELS, resolve_model
 
 MODEL = "smollm2-135m"
-NUM_ROUNDS = 2
+NUM_ROUNDS = 3
 CONVERSATIONS, EPOCHS = 5000, 1
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 

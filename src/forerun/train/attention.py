@@ -66,6 +66,7 @@ class FlashUnrolledAttention:
 
     def __init__(self, num_texts: int) -> None:
         self._num_texts = num_texts
+        self._first_queries: dict[int, Tensor] = {}  # by layer; [B, num_heads, R, dim]
         self._keys: dict[int, list[Tensor]] = {}  # by layer; of each pass [B, num_heads, R, dim]
         self._values: dict[int, list[Tensor]] = {}
 
@@ -88,11 +89,16 @@ class FlashUnrolledAttention:
         keys.append(self._by_text(key, num_heads))
         values.append(self._by_text(value, num_heads))
         query = self._by_text(query, num_heads)
+        self._first_queries.setdefault(layer, query)
         num_rows = query.shape[2]
         text = [part[0][:, :, :num_rows] for part in (keys, values)]
         own = [torch.stack([later[:, :, :num_rows] for later in part[1:]]) for part in (keys, values) if part[1:]]
         attended: Tensor = _MergedAttention.apply(query, *text, *(own or (None, None)), scale)  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2).reshape(self._num_texts * num_rows, num_heads, -1)
+
+    def first_pass(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of a layer in the first pass, each [B, num_heads, R, dim]."""
+        return self._first_queries[layer], self._keys[layer][0]
 
     def after_first_pass(self) -> FlashUnrolledAttention:
         """As it was after the first pass, for later ones of another kind."""

@@ -18,11 +18,12 @@ from torch.nn.utils import clip_grad_norm_
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import StateDict
-from forerun.models.heads.eagle3 import MASK, Eagle3Head, PEagleHead, canonical_name
+from forerun.models.heads.eagle3 import MASK, NUM_INDUCTION_HEADS, Eagle3Head, PEagleHead, canonical_name
 from forerun.ops.native.memory import give_back_freed_memory
 from forerun.train.attention import FlashUnrolledAttention
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
+from forerun.train.induction_heads import attention_loss
 from forerun.train.kept_features import KeptFeatures
 from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
@@ -34,7 +35,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """How a head is trained: AdamW with a linear warm-up and a cosine decay; the losses of `draft_loss`.
+    """How a head is trained: AdamW with a linear warm-up and a cosine decay; the losses of `draft_loss` and `attention_loss`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -46,6 +47,7 @@ class HeadSettings:
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE)
+    taught_steps: int = 300  # at the beginning, in which induction heads are taught where to look
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 3e-3
@@ -101,6 +103,7 @@ class HeadTrainer:
     ) -> None:
         self.settings = settings
         self.content = dict(content)
+        self._num_induction_heads: int = content.get(NUM_INDUCTION_HEADS, 0)
         self.step = 0
         self.num_tokens = 0  # trained on so far, each time they were
         # on the kernels its products would have no gradients; the target itself stays on them
@@ -223,6 +226,9 @@ class HeadTrainer:
             outputs = head.forward(token_ids.flatten(), states[:, :num_rows].flatten(0, 1), positions(index), attend)
             loss = loss + weights[index] * loss_of(outputs, index, None if measured is None else measured[index])
             states = head.states(outputs).view(num_texts, num_rows, -1)
+        if self._num_induction_heads and self.step < settings.taught_steps:
+            share = weights[0] * len(observed.places)
+            loss = loss + share * self._attention_loss(attend, observed)
         if not isinstance(head, PEagleHead) or head.mask.state is None:
             return loss
         attend = attend.after_first_pass()
@@ -231,6 +237,12 @@ class HeadTrainer:
             outputs = head.forward(masks, head.mask.state.expand(len(masks), -1), positions(index), attend)
             loss = loss + mask_weights[index] * loss_of(outputs, index)
         return loss
+
+    def _attention_loss(self, attend: FlashUnrolledAttention, observed: ObservedTexts) -> Tensor:
+        """The loss of where the induction heads, the last of the only layer, look in the first pass."""
+        query, key = (heads[:, -self._num_induction_heads :] for heads in attend.first_pass(0))
+        heads_of_key = self.content["num_attention_heads"] // self.content["num_key_value_heads"]
+        return attention_loss(query, key[:, ::heads_of_key], observed.token_ids, observed.rows, observed.places)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.config_file import read_config
-from forerun.models.heads.eagle3 import DRAFTS_BOTH, canonical_name
+from forerun.models.heads.eagle3 import DRAFTS_BOTH, NUM_INDUCTION_HEADS, canonical_name
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.block_writing import BLOCK
 from forerun.train.head_trainer import write_tensors
@@ -43,6 +43,7 @@ OUTSIDE_LAYER = (
     "eagle_aux_hidden_state_layer_ids",
     "mask_token_id",
     DRAFTS_BOTH,
+    NUM_INDUCTION_HEADS,
 )
 """Keys of config.json that do not describe the head's layer."""
 

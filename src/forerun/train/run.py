@@ -30,6 +30,7 @@ from forerun.train.conversations import ChatMarks, InventedConversations, Plans,
 from forerun.train.copied_block import begin_from_block, feature_layers
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.induction_heads import add_induction_heads
 from forerun.train.kept_features import KeptFeatures
 from forerun.train.measuring import Measurement, measure_head, measure_times
 from forerun.train.observer import LAST
@@ -256,9 +257,10 @@ class TrainingRun:
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
-        content, tensors = self._begun or begin_from_block(
-            self.target, torch.from_numpy(selection.draft_ids), seed=self.settings.seed
-        )
+        draft_ids = torch.from_numpy(selection.draft_ids)
+        begun = self._begun or begin_from_block(self.target, draft_ids, seed=self.settings.seed)
+        embeddings = self.target.model.embed(draft_ids)
+        content, tensors = add_induction_heads(*begun, embeddings, seed=self.settings.seed)
         settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
         return HeadTrainer(self.target, content, tensors, selection.learned, settings, self._kept())
 

@@ -56,7 +56,7 @@ def test_the_environment_may_turn_them_off(monkeypatch):
 @pytest.mark.parametrize("level", ["avx1024", "", "OFF"])
 def test_an_unknown_level_is_refused_with_those_there_are(monkeypatch, level):
     monkeypatch.setenv(VARIABLE, level)
-    with pytest.raises(ConfigError, match=f"{VARIABLE}: got '{level}'; may be off, avx512bf16, .*portable"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE}: got '{level}'; may be off, amx, avx512bf16, .*portable"):
         load_kernels()
 
 

@@ -38,6 +38,9 @@ MASK = "mask_hidden"
 DRAFTS_BOTH = "trained_step_by_step"
 """The key of config.json by which a head with `MASK` says that it was trained as EAGLE-3 too; forerun's own."""
 
+NUM_INDUCTION_HEADS = "num_induction_heads"
+"""The key of config.json for how many of its last attention heads began as induction heads; forerun's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Flags:

@@ -33,7 +33,7 @@ from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
+LEVELS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
 """Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has."""
 
 VARIABLE = "FORERUN_CPU_KERNELS"

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "amx.h"
 #include "block_codes.h"
 
 namespace forerun {
@@ -173,7 +174,7 @@ struct AheadOfStep {
 
     template <bool is_read_once>
     [[gnu::always_inline]] void fetch(int64_t step) const {
-        __builtin_prefetch(data + step * bytes, 0, is_read_once ? 0 : 2);
+        fetch_line<is_read_once>(data + step * bytes);
     }
 };
 
@@ -284,18 +285,111 @@ void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16
     }
 }
 
-// Rows of a register tile where there are more than one tile's. With more, what ends a group, a sum for each row, takes longer
-// than it takes the processor to multiply all that it can look ahead to.
-constexpr int kRowsOfMany = kMaxRows < 8 ? kMaxRows : 8;
+// How many rows a register tile has where one is enough, and at most where there are several.
+struct RegisterTiles {
+    int of_one, of_many;
 
-inline int64_t register_tiles(int64_t num_rows) {
-    return num_rows <= kMaxRows ? 1 : (num_rows + kRowsOfMany - 1) / kRowsOfMany;
+    int64_t count(int64_t num_rows) const { return num_rows <= of_one ? 1 : (num_rows + of_many - 1) / of_many; }
+};
+
+// In vectors: with more of several, what ends a group, a sum for each row, takes longer than it takes the processor to multiply
+// all that it can look ahead to.
+constexpr RegisterTiles kVectorTiles{kMaxRows, kMaxRows < 8 ? kMaxRows : 8};
+
+#if defined(__AMX_BF16__)
+
+constexpr RegisterTiles kBlockTiles{kRowsOfMatrices, kRowsOfMatrices};
+
+// Up to 32 rows times a tile by AMX: sums [num_rows, 32].
+template <int Group, bool has_offsets, bool has_more, class Reader>
+void multiply_block_matrices(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
+                             int64_t num_rows, AheadOfStep ahead, float* sums) {
+    constexpr int quads = kUnitSteps / kQuadSteps, groups_of_unit = kUnitInputs / Group;
+    constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
+    alignas(64) bf16 buffers[2][kUnitSteps * kStepWeights];
+    alignas(64) float products[2][kRowsOfMatrices * kTile];  // of a group
+    const int64_t inputs = rows.inputs, groups = inputs / Group;
+    const auto weights_of_next_unit = [&](bf16* wide) {
+        const auto* here = std::is_same_v<Reader, ValueReader> ? reinterpret_cast<const bf16*>(unit) : wide;
+        for (int index = 0; index < quads; ++index, ahead.data += kQuadSteps * ahead.bytes) {
+            const auto quad = reader.quad(unit, index);
+#pragma GCC unroll 4
+            for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
+                if (step % fetch_steps == 0) ahead.template fetch<Reader::kReadsOnce>(step);
+                if constexpr (std::is_same_v<Reader, ValueReader>) continue;
+                const auto [first, second] = reader.step(quad, step);
+                store_pairs(wide, first);
+                store_pairs(wide + kStepWeights / 2, second);
+            }
+        }
+        unit += Reader::kUnitBytes;
+        return here;
+    };
+    const auto add_to_sums = [&](int64_t group) {
+        const float *scale = scales.scale + group * kTile, *offset = scales.offset + group * kTile;
+        const float *product = products[group % 2], *group_sums = rows.group_sums + group;
+        F16 own_scale[2], own_offset[2];
+        for (int half = 0; half < 2; ++half) {
+            own_scale[half] = load(scale + half * kLanes);
+            if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
+        }
+        for (int64_t r = 0; r < num_rows; ++r) {
+            F16 group_sum;
+            if constexpr (has_offsets) group_sum = splat(group_sums[r * groups]);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const int64_t place = r * kTile + half * kLanes;
+                F16 total = fma(load(product + place), own_scale[half], load(sums + place));
+                if constexpr (has_offsets) total = fma(group_sum, own_offset[half], total);
+                store(sums + place, total);
+            }
+        }
+    };
+    std::fill(sums, sums + num_rows * kTile, 0.0f);
+    Matrices::shape(num_rows, Group / 2);
+    // What is written is read a turn later: registers are filled from memory alone, not from what is on its way to it.
+    const bf16 *weights = weights_of_next_unit(buffers[0]), *next = nullptr;
+    for (int64_t group = 0; group < groups; ++group, weights += Group * kTile) {
+        const int64_t place = group % groups_of_unit, number = group / groups_of_unit;
+        if (place == 0) {
+            if (group > 0) weights = next;
+            if (group + groups_of_unit < groups) next = weights_of_next_unit(buffers[(number + 1) % 2]);
+        }
+        Matrices::begin_sums<has_more>();
+        Matrices::add<has_more>(weights, rows.values + group * Group, inputs * 2);
+        Matrices::store_sums<has_more>(products[group % 2]);
+        if (group > 0) add_to_sums(group - 1);
+    }
+    add_to_sums(groups - 1);
 }
+
+template <int Group, bool has_offsets, class Reader>
+[[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
+                                           int64_t num_rows, AheadOfStep ahead, float* sums) {
+    with_more(num_rows, [&](auto has_more) {
+        multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, scales, rows, num_rows, ahead, sums);
+    });
+}
+
+#else
+
+constexpr RegisterTiles kBlockTiles = kVectorTiles;
+
+template <int Group, bool has_offsets, class Reader>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
+                         AheadOfStep ahead, float* sums) {
+    constexpr int most = std::is_same_v<Reader, ValueReader> ? kBlockTiles.of_many : kBlockTiles.of_one;
+    with_count<most>(num_rows, [&](auto height) {
+        multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+    });
+}
+
+#endif
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
     GroupScales scales;
-    float* sums;        // [kMaxRows, 32]
+    float* sums;        // [kBlockTiles.of_one, 32]
     float* group_sums;  // [rows, groups]
     bf16* wide;         // a tile's values
 
@@ -304,14 +398,14 @@ struct BlockScratch {
         auto* floats = reinterpret_cast<float*>(begin);
         scales = {floats, floats + groups * kTile};
         sums = floats + 2 * groups * kTile;
-        wide = reinterpret_cast<bf16*>(sums + kMaxRows * kTile);
+        wide = reinterpret_cast<bf16*>(sums + kBlockTiles.of_one * kTile);
         group_sums = reinterpret_cast<float*>(wide + inputs * kTile);
         (void)num_rows;
     }
 
     static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
         const int64_t groups = inputs / layout.group;
-        return (2 * groups * kTile + kMaxRows * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4;
+        return (2 * groups * kTile + kBlockTiles.of_one * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4;
     }
 };
 
@@ -368,17 +462,17 @@ class EmitSums {
 // writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where there are several such register tiles,
 // widen(codes) is called first, once for a tile.
 template <class Widen, class Multiply>
-void each_block_tile(const BlockTiles& tiles, int64_t num_rows, int64_t first, int64_t last, int64_t bytes_ahead,
+void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles register_tiles, int64_t first, int64_t last, int64_t bytes_ahead,
                      GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
-    const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles(num_rows);
+    const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles.count(num_rows);
     for (int64_t tile = first; tile < last; ++tile) {
         const uint8_t* header = tiles.data + tile * bytes;
         const uint8_t* units = header + header_bytes(layout, inputs);
         const uint8_t* next = tile + 1 < last ? header + bytes : header;
         read_header(layout, header, inputs, scales, [&](const uint8_t* place) {
             if (parts == 1)
-                for (int line = 0; line < 128; line += 64) __builtin_prefetch(place + bytes_ahead + line, 0, 0);
+                for (int line = 0; line < 128; line += 64) fetch_line<true>(place + bytes_ahead + line);
         });
         if (parts > 1) widen(units);
         for (int64_t part = 0; part < parts; ++part) {
@@ -401,23 +495,23 @@ inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t n
     if (layout.has_offsets)
         for (int64_t row = 0; row < num_rows; ++row)
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
+#if defined(__AMX_BF16__)
+    const Matrices until_all_are_done;
+#endif
     bf16 values[kMostValues];
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
             const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
-            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto most) {
-                with_count<most()>(count, [&](auto height) {
-                    multiply_block_tile<group(), has_offsets(), height()>(source, codes, scratch.scales, block, ahead, scratch.sums);
-                });
+            const auto multiply_by = [&](const auto& source, const uint8_t* codes) {
+                multiply_block_rows<group(), has_offsets()>(source, codes, scratch.scales, block, count, ahead, scratch.sums);
             };
-            if (register_tiles(num_rows) == 1)
-                return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
-            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), std::integral_constant<int, kRowsOfMany>{});
+            if (kBlockTiles.count(num_rows) == 1) return multiply_by(reader, units);
+            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide));
         };
         const auto widen = [&](const uint8_t* units) { widen_codes(reader, units, inputs, scratch.wide); };
-        each_block_tile(tiles, num_rows, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
+        each_block_tile(tiles, num_rows, kBlockTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
     });
 }
 

@@ -1,7 +1,11 @@
 // The level that a library is built for, and whether this processor has its instructions.
 #pragma once
 
-#if defined(__AVXVNNI__)
+#if defined(__AMX_BF16__)
+#include <cpuid.h>
+
+#include "amx.h"
+#elif defined(__AVXVNNI__)
 #include <cpuid.h>
 #elif defined(FORERUN_NEON) && defined(__linux__)
 #include <sys/auxv.h>
@@ -11,7 +15,9 @@
 
 namespace forerun {
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+constexpr char kLevel[] = "amx";
+#elif defined(__AVX512BF16__)
 constexpr char kLevel[] = "avx512bf16";
 #elif defined(__AVX512F__)
 constexpr char kLevel[] = "avx512";
@@ -49,10 +55,22 @@ inline bool has_dot_products() {
 
 #endif
 
-inline bool runs_here() {
 #if defined(__AVX512BF16__)
+
+inline bool has_bf16_vectors() {
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+#endif
+
+inline bool runs_here() {
+#if defined(__AMX_BF16__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned amx = 1u << 22 | 1u << 24;  // of leaf 7: bf16, tiles; not every compiler has names for them
+    return has_bf16_vectors() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx && may_use_matrices();
+#elif defined(__AVX512BF16__)
+    return has_bf16_vectors();
 #elif defined(__AVX512F__)
     return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #elif defined(__AVXVNNI__)

@@ -6,6 +6,7 @@
 // result never depends on the rows beside it.
 #pragma once
 
+#include "amx.h"
 #include "coded.h"
 #include "functions.h"
 #include "rounded_blocks.h"
@@ -74,6 +75,9 @@ class PlainTile {
         return found;
     }
 
+    // Where a step lies, if none was read yet.
+    const Stored* at_step(int64_t step) const { return data_ + step * kInputs * kTile; }
+
   private:
     static constexpr int kInputs = sizeof(Value) == 2 ? 2 : 1;  // of a step
     const Stored* data_;
@@ -90,10 +94,7 @@ struct Ahead {
 constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
-    if (ahead.is_read_once)
-        __builtin_prefetch(ahead.data + offset, 0, 0);
-    else
-        __builtin_prefetch(ahead.data + offset, 0, 2);
+    ahead.is_read_once ? fetch_line<true>(ahead.data + offset) : fetch_line<false>(ahead.data + offset);
 }
 
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
@@ -129,6 +130,35 @@ template <class Tile, class Value>
     with_count(num_rows, [&](auto height) { multiply_tile<height()>(tile, rows, inputs, ahead, sums); });
 }
 
+template <class Value>
+constexpr int kRowsAtOnce = kMaxRows;
+
+#if defined(__AMX_BF16__)
+
+template <>
+constexpr int kRowsAtOnce<bf16> = kRowsOfMatrices;
+
+// Rows of bf16 are multiplied by AMX.
+template <class Tile>
+[[gnu::noinline]] void multiply_rows(Tile tile, const bf16* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+    const auto weights = [tile, ahead](int64_t first, int64_t steps, bf16* buffer) mutable -> const bf16* {
+        for (int64_t step = first; step < first + steps; ++step) {
+            fetch(ahead, step * ahead.bytes);
+            fetch(ahead, step * ahead.bytes + ahead.bytes / 2);
+            if constexpr (!std::is_same_v<Tile, PlainTile<bf16, bf16>>) {
+                const auto [left, right] = tile.next();
+                store_pairs(buffer + (step - first) * kStepWeights, left);
+                store_pairs(buffer + (step - first) * kStepWeights + kStepWeights / 2, right);
+            }
+        }
+        if constexpr (std::is_same_v<Tile, PlainTile<bf16, bf16>>) return tile.at_step(first);
+        return buffer;
+    };
+    with_more(num_rows, [&](auto has_more) { multiply_matrices<has_more()>(weights, rows, num_rows, inputs, sums); });
+}
+
+#endif
+
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
 // memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
 // stream a little further on, else the next tile, to be found in the cache by all of them. What is done with a tile's sums:
@@ -136,13 +166,14 @@ template <class Tile, class Value>
 template <class Tile, class Value, class Finish>
 void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
-    const int64_t parts = (num_rows + kMaxRows - 1) / kMaxRows, bytes = weight.tile_bytes();
+    constexpr int most = kRowsAtOnce<Value>;
+    const int64_t parts = (num_rows + most - 1) / most, bytes = weight.tile_bytes();
     const int64_t steps = weight.inputs / (sizeof(Value) == 2 ? 2 : 1);
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
         const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
                                        : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
-        F16 sums[kMaxRows][2];
+        F16 sums[most][2];
         multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
         const int64_t output = index * kTile;
         for (int64_t r = 0; r < count; ++r) {
@@ -167,7 +198,8 @@ PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
 }
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
-constexpr int64_t kFewRows = 2 * kMaxRows;  // for which reading a tile twice costs less than widening it
+// For which reading a tile once or twice costs less than widening it.
+constexpr int64_t kFewRows = kRowsAtOnce<bf16> > 2 * kMaxRows ? kRowsAtOnce<bf16> : 2 * kMaxRows;
 constexpr int64_t kCacheLine = 64;
 
 // Bytes that `multiply` needs for each thread that calls it, aligned to a cache line.
@@ -243,6 +275,9 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
             return multiply_exactly<fp16>(weight, narrow_rows, num_rows, first_tile, last_tile, wide, finish_own);
         return multiply_exactly<float>(weight, narrow_rows, num_rows, first_tile, last_tile, wide, finish_own);
     }
+#if defined(__AMX_BF16__)
+    const Matrices until_all_are_done;
+#endif
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;

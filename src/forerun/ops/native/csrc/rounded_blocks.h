@@ -177,7 +177,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
             for (int place = 0; place < group_quads; ++place, values += kQuadInputs) {
                 const QuadBytes quad = reader.quad(unit, first_quad + place);
                 for (int64_t line = 0; line < quad_bytes; line += 64)
-                    __builtin_prefetch(ahead.data + line, 0, Reader::kReadsOnce ? 0 : 2);
+                    fetch_line<Reader::kReadsOnce>(ahead.data + line);
                 ahead.data += quad_bytes;
 #pragma GCC unroll 12
                 for (int r = 0; r < Rows; ++r) {
@@ -293,12 +293,12 @@ inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, i
                                                                             ahead, scratch.sums);
                 });
             };
-            if (register_tiles(num_rows) == 1)
+            if (kVectorTiles.count(num_rows) == 1)
                 return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
-            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kRowsOfMany>{});
+            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kVectorTiles.of_many>{});
         };
         const auto widen = [&](const uint8_t* units) { widen_bytes(reader, units, inputs, scratch.wide); };
-        each_block_tile(tiles, num_rows, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
+        each_block_tile(tiles, num_rows, kVectorTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
     });
 }
 

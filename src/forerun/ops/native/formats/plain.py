@@ -92,7 +92,7 @@ FP16 = PlainFormat(
     bytes_per_weight=2,
     stored=torch.float16,
     activations=torch.float32,
-    levels=("avx512bf16", "avx512"),  # which widen sixteen fp16 in one instruction
+    levels=("amx", "avx512bf16", "avx512"),  # which widen sixteen fp16 in one instruction
 )
 EXACT_FP16 = PlainFormat(
     name="fp16-exact", kernel_id=6, bytes_per_weight=2, stored=torch.float16, activations=torch.bfloat16
