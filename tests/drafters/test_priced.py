@@ -9,7 +9,7 @@ import pytest
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
-from forerun.drafters.priced import FORGOTTEN_AFTER, PricedDrafter
+from forerun.drafters.priced import FORGOTTEN_AFTER, PricedDrafter, _Pending
 from tests.drafters.texts import VOCAB_SIZE, sequence
 
 STEP = 0.010  # seconds
@@ -47,7 +47,7 @@ class Costly:
 def make(*, seconds):
     clock = Clock()
     drafter = Costly(clock, seconds)
-    return PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_tokens=4, clock=clock), drafter
+    return PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock), drafter
 
 
 def free_draft(token_ids=(), chance=0.9):
@@ -122,17 +122,43 @@ def test_it_is_asked_where_free_drafts_promise_much_but_other_tokens():
     assert len(drafter.asked) == 60
 
 
-def test_of_a_tree_the_path_of_first_children_counts():
-    class Branching(Costly):
-        def propose(self, context):
-            super().propose(context)
-            return [Draft((7, 8, 9), (-1, -1, 0)) for _ in context.requests]
+class Branching(Costly):
+    """Drafts 7 and then 9, with the runner-up 8 beside the 7."""
 
+    def propose(self, context):
+        super().propose(context)
+        self.requests = context.requests
+        return [Draft((7, 8, 9), (-1, -1, 0)) for _ in context.requests]
+
+
+def branching(*, num_runners_up=1):
     clock = Clock()
     drafter = Branching(clock, 0.001)
-    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_tokens=4, clock=clock)
-    (chain,) = write(priced, drafter, started(priced), tokens=[7], num_steps=1)
-    assert (chain.token_ids, chain.is_chain) == ((7, 9), True)
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    return PricedDrafter("model", guarded, max_depth=4, num_runners_up=num_runners_up, clock=clock), drafter
+
+
+def test_a_chain_with_runners_up_is_asked_for_by_its_depth():
+    priced, drafter = branching(num_runners_up=2)
+    (draft,) = write(priced, drafter, started(priced), tokens=[7], num_steps=1)
+    (request,) = drafter.requests
+    assert request.max_tokens == 3 * request.max_depth > 0
+    assert draft.first_path() == [[7, 8], [9]]
+
+
+@pytest.mark.parametrize(("text", "added"), [([7, 9], 2), ([7, 5], 1), ([8, 5], 1), ([5, 9], 0)])
+def test_a_runner_up_that_the_text_takes_counts_as_a_token_of_the_chain(text, added):
+    priced, _ = branching()
+    (one,) = started(priced)
+    for _ in range(20):  # so that what is hoped for no longer counts
+        priced._added.observe(0.0, num_known=2, free_stood=0, stood=0)
+    before = priced._added.expected(0.0)
+    one.output_ids.extend(text)
+    priced._label(_Pending([[7, 8], [9]], NO_DRAFT, 0.0, len(one) - len(text)), one)
+    after = priced._added.expected(0.0)
+    assert [now > then for now, then in zip(after[:2], before[:2], strict=True)] == [
+        depth < added for depth in range(2)
+    ]
 
 
 def test_its_drafts_are_as_deep_as_pays():

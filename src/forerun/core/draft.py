@@ -87,6 +87,17 @@ class Draft:
                 return num_stood
         return len(text)
 
+    def first_path(self) -> list[list[int]]:
+        """The tokens at each depth of the path of first children: the path's own, and after it its siblings."""
+        if self.parents is None:
+            return [[token_id] for token_id in self.token_ids]
+        children, levels = self.children(), list[list[int]]()
+        nodes = children[0]
+        while nodes:
+            levels.append([self.token_ids[node] for node in nodes])
+            nodes = children[nodes[0] + 1]
+        return levels
+
     def first(self, num_nodes: int) -> Draft:
         """The draft made of the first `num_nodes` nodes."""
         if num_nodes >= len(self.token_ids):

@@ -29,6 +29,8 @@ from forerun.drafters.base import (
 from forerun.drafters.eagle import Eagle3Config, EagleConfig
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.tree import StaticTree
 from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
@@ -40,6 +42,7 @@ from forerun.models.mtp_layout import find_layout
 from forerun.models.packing import fits_blocks
 from forerun.models.shipped_heads import find_shipped_head
 from forerun.ops.native.formats import WEIGHT_FORMATS
+from forerun.ops.native.structs import MOST_RUNNERS_UP
 
 if TYPE_CHECKING:
     from forerun.kv.cache import KVCache
@@ -229,10 +232,14 @@ def _head_config(folder: Path, target: TargetInfo) -> DrafterConfig:
 
 
 def _priced(name: str, config: DrafterConfig, target: TargetInfo) -> PricedDrafter:
-    """Build a drafter that is asked where it is worth its time."""
-    max_tokens = min(MOST_PASSES, target.num_speculative_tokens)
-    drafter = config.build(replace(target, num_speculative_tokens=max_tokens))
-    return PricedDrafter(name, GuardedDrafter(drafter, vocab_size=target.vocab_size), max_tokens=max_tokens)
+    """Build a drafter that is asked where it is worth its time, for chains with runners-up if it can draft trees."""
+    max_depth, num_runners_up = min(MOST_PASSES, target.num_speculative_tokens), 0
+    if isinstance(config, DraftSamplingConfig) and max_depth:
+        num_runners_up = MOST_RUNNERS_UP
+        config = replace(config, draft_tree=[list(path) for path in StaticTree.chain(max_depth, num_runners_up).paths])
+    drafter = config.build(replace(target, num_speculative_tokens=max_depth * (1 + num_runners_up)))
+    guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
+    return PricedDrafter(name, guarded, max_depth=max_depth, num_runners_up=num_runners_up)
 
 
 def _computes_int8(target: LoadedTarget) -> bool:

@@ -64,7 +64,12 @@ class SpeculatorPasses:
         )
 
     def draft_chains(
-        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
+        self,
+        sequences: Listing[DraftSequence],
+        is_greedy: Listing[bool],
+        hidden_states: Mapping[str, Tensor],
+        *,
+        num_runners_up: int,
     ) -> None:
         """Return None: each step has weights of its own."""
 

@@ -68,7 +68,7 @@ class AddedTokens:
 class _Pending:
     """A chain whose fate is not known yet, the free draft in its place, and the number of tokens before both."""
 
-    chain: tuple[int, ...]
+    levels: list[list[int]]  # at each depth the chain's token, and then its runners-up
     free: Draft
     free_tokens: float
     start: int
@@ -85,7 +85,8 @@ class PricedDrafter:
     Args:
         name: what statistics call the drafter.
         guarded: the drafter, behind its guard.
-        max_tokens: the deepest draft to ask for.
+        max_depth: the deepest draft to ask for.
+        num_runners_up: that it drafts beside each token.
         clock: seconds.
     """
 
@@ -94,14 +95,16 @@ class PricedDrafter:
         name: str,
         guarded: GuardedDrafter,
         *,
-        max_tokens: int,
+        max_depth: int,
+        num_runners_up: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
         self.guarded = guarded
-        self.max_tokens = max_tokens
+        self.max_depth = max_depth
+        self._tokens_per_level = 1 + num_runners_up
         self._clock = clock
-        self._added = AddedTokens(max_tokens)
+        self._added = AddedTokens(max_depth)
         self._pending: dict[int, _Pending] = {}
         self._num_read: dict[int, int] = {}
         self._row_seconds = 0.0  # running; 0: not known
@@ -137,15 +140,10 @@ class PricedDrafter:
         if not chosen:
             self._num_steps_left_out += 1
             if self._num_steps_left_out == FORGOTTEN_AFTER:
-                self._added = AddedTokens(self.max_tokens)
+                self._added = AddedTokens(self.max_depth)
             return chains
         self._num_steps_left_out = 0
-        asked = [
-            replace(
-                requests[i], max_tokens=min(depth, requests[i].max_tokens), max_depth=min(depth, requests[i].max_depth)
-            )
-            for i in chosen
-        ]
+        asked = [self._as_deep_as(depth, requests[i]) for i in chosen]
         num_rows = sum(self._num_rows(requests[i], depth) for i in chosen) + depth * PASS_ROWS
         started = self._clock()
         answers = self.guarded.propose(asked, features)
@@ -153,9 +151,14 @@ class PricedDrafter:
         for i, answer in zip(chosen, answers, strict=True):
             sequence = requests[i].sequence
             self._num_read[sequence.seq_id] = len(sequence)
-            chains[i] = chain = _first_path(answer)
-            self._pending[sequence.seq_id] = _Pending(chain.token_ids, free[i], free_tokens[i], len(sequence))
+            chains[i] = answer
+            self._pending[sequence.seq_id] = _Pending(answer.first_path(), free[i], free_tokens[i], len(sequence))
         return chains
+
+    def _as_deep_as(self, depth: int, request: DraftRequest) -> DraftRequest:
+        """A request for a chain that is at most so deep, with its runners-up."""
+        depth = min(depth, request.max_depth, request.max_tokens)
+        return replace(request, max_tokens=depth * self._tokens_per_level, max_depth=depth)
 
     def _num_rows(self, request: DraftRequest, depth: int) -> int:
         """Rows that a draft for the sequence takes: those that it has to catch up with, and those of the draft."""
@@ -171,7 +174,7 @@ class PricedDrafter:
         best: tuple[float, list[int], int] = (0.0, [], 0)
         added = [self._added.expected(free) for free in free_tokens]
         gains = [0.0] * len(requests)
-        for depth in range(1, self.max_tokens + 1):
+        for depth in range(1, self.max_depth + 1):
             costs = [price * (depth + self._num_to_read(request) / PAID_OFF_OVER) for request in requests]
             gains = [gain + of_depths[depth - 1] for gain, of_depths in zip(gains, added, strict=True)]
             paying = [(gain - cost, i) for i, (gain, cost) in enumerate(zip(gains, costs, strict=True)) if gain > cost]
@@ -198,15 +201,15 @@ class PricedDrafter:
             self._tokens_per_second += (rate - self._tokens_per_second) * (0.05 if self._tokens_per_second else 1.0)
 
     def _label(self, pending: _Pending, sequence: Sequence) -> None:
-        """Follow the text down the chain and the free draft, as far as it goes."""
-        text = sequence.tokens_from(pending.start)
-        stood = next((i for i, pair in enumerate(zip(pending.chain, text, strict=False)) if pair[0] != pair[1]), None)
-        num_compared = min(len(pending.chain), len(text))
+        """Follow the text down the chain, to a runner-up where it leaves it, and down the free draft, as far as it goes."""
+        text, levels = sequence.tokens_from(pending.start), pending.levels
+        stood = num_known = min(len(levels), len(text))
+        for depth, (level, token_id) in enumerate(zip(levels, text, strict=False)):
+            if token_id != level[0]:
+                stood, num_known = depth + (token_id in level), len(levels)
+                break
         self._added.observe(
-            pending.free_tokens,
-            num_known=num_compared if stood is None else len(pending.chain),
-            free_stood=pending.free.num_stood(text),
-            stood=num_compared if stood is None else stood,
+            pending.free_tokens, num_known=num_known, free_stood=pending.free.num_stood(text), stood=stood
         )
 
     def _note_time(self, seconds: float, num_rows: int) -> None:
@@ -214,13 +217,3 @@ class PricedDrafter:
             return
         measured = seconds / num_rows
         self._row_seconds += (measured - self._row_seconds) * (SPEED_WEIGHT if self._row_seconds else 1.0)
-
-
-def _first_path(draft: Draft) -> Draft:
-    """A chain, or the path of first children of a tree."""
-    if draft.parents is None:
-        return draft
-    children, path = draft.children(), [-1]
-    while children[path[-1] + 1]:
-        path.append(children[path[-1] + 1][0])
-    return replace(draft.only(path[1:]), parents=None)

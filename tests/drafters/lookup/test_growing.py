@@ -11,7 +11,7 @@ from forerun.drafters.base import TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import PlainLookup
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.lookup.growing import grow
-from forerun.drafters.lookup.guesses import COMPUTED, Copy, Place, adjusted, place_at_end, take
+from forerun.drafters.lookup.guesses import COMPUTED, OWN, TABLE, Copy, Place, adjusted, place_at_end, take
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK
 from forerun.ops.native.lookup import DraftLimits
@@ -61,7 +61,7 @@ def all_paths(drafter: LookupDrafter, text: LiveText, place: Place, chance: floa
     rows=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.permutations(range(8))), max_size=12),
     max_nodes=st.integers(0, 12),
     max_depth=st.integers(0, 4),
-    chain=st.lists(st.integers(0, 7), max_size=4),
+    chain=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True), max_size=4),
 )
 def test_the_tree_has_the_likeliest_of_all_paths(prompt, rows, max_nodes, max_depth, chain):
     drafter, text = learnt(prompt, rows)
@@ -96,7 +96,7 @@ def test_a_sequence_whose_guesses_fail_more_often_than_others_gets_lower_chances
 
 def test_a_computed_token_is_tried_first_and_only_once():
     _, text = learnt([1, 2], [(1, 2, [3, 4, 5, 6, 7, 0, 1, 2])])
-    text.guess([4, 9])
+    text.guess([[4], [9]])
     first = place_at_end(text)
     assert [guess.token_id for guess in first.guesses()] == [4, 3, 5, 6]
     assert first.guesses()[0].source == COMPUTED
@@ -109,7 +109,7 @@ def test_a_computed_token_is_tried_first_and_only_once():
 def test_a_chain_is_followed_along_the_text_until_that_leaves_it():
     drafter, text = learnt([1, 2], [])
     text.reserve(64)
-    text.guess([3, 4, 5])
+    text.guess([[3], [4], [5]])
     take(text, [3], drafter.rates)
     assert place_at_end(text).computed == 4
     assert grow(text, DraftLimits(2, 2, 0.0), drafter.rates).token_ids == (4, 5)
@@ -121,10 +121,46 @@ def test_rates_of_computed_tokens_are_learnt_by_depth_from_the_text():
     drafter, text = learnt([1], [])
     text.reserve(1024)
     for _ in range(60):
-        text.guess([2, 3])
+        text.guess([[2], [3]])
         take(text, [2, 9], drafter.rates)  # the first is right, the second never
-    text.guess([2, 3])
+    text.guess([[2], [3]])
     tree = grow(text, DraftLimits(2, 2, 0.0), drafter.rates)
     assert tree.survival[0] > 0.9
     second = Place(text, [2], [2], [Copy(), Copy()], 1).guesses()[0]
     assert drafter.rates.rate(second.guess_class) < 0.1
+
+
+def test_runners_up_come_after_copies_and_before_the_tables_candidates():
+    _, text = learnt([1, 2, 7, 1, 2], [(1, 2, [3, 4, 5, 6, 7, 0, 1, 2])])
+    text.guess([[4, 7, 8, 3], [9]])
+    guesses = place_at_end(text).guesses()
+    assert [guess.token_id for guess in guesses] == [4, 7, 8, 3, 5, 6]  # 7 is copied
+    assert [guess.source for guess in guesses] == [COMPUTED, OWN, COMPUTED, COMPUTED, TABLE, TABLE]
+
+
+def test_nothing_is_computed_behind_a_runner_up():
+    drafter, text = learnt([1], [])
+    text.reserve(64)
+    text.guess([[2, 5], [3, 6]])
+    first = place_at_end(text)
+    assert Place(text, [1, 5], [5], first.behind(5), first.computed_behind(5)).guesses() == []
+    take(text, [2], drafter.rates)
+    assert [guess.token_id for guess in place_at_end(text).guesses()] == [3, 6]
+
+
+def test_rates_of_runners_up_are_learnt_by_depth_and_rank():
+    drafter, text = learnt([1], [])
+    text.reserve(1024)
+    for _ in range(60):
+        text.guess([[2, 3, 4]])
+        take(text, [4], drafter.rates)
+    text.guess([[2, 3, 4]])
+    chances = dict(zip(*grow(text, DraftLimits(3, 1, 0.0), drafter.rates)[::2], strict=True))
+    assert chances[4] > 0.8 > 0.1 > max(chances[2], chances[3])
+
+
+def test_a_chain_without_runners_up_leaves_none_of_the_one_before_it():
+    _, text = learnt([1], [])
+    text.guess([[2, 3, 4]])
+    text.guess([[5]])
+    assert [guess.token_id for guess in place_at_end(text).guesses()] == [5]

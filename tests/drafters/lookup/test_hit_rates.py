@@ -9,8 +9,10 @@ import pytest
 
 from forerun.drafters.lookup.hit_rates import (
     AFTER_COMPUTED,
+    FIRST_RUNNER_UP,
     LENGTHS,
     MOST_COMPUTED,
+    MOST_RUNNERS_UP,
     NUM_CLASSES,
     NUM_COPY_CLASSES,
     NUM_LOOK_UP_CLASSES,
@@ -18,6 +20,7 @@ from forerun.drafters.lookup.hit_rates import (
     candidate_class,
     computed_class,
     copy_class,
+    runner_up_class,
 )
 
 
@@ -30,10 +33,12 @@ def test_each_class_has_a_number_of_its_own():
         candidate_class(length, decile / 10 + 0.05, after=after)
         for length, decile, after in product((1, 2), range(10), range(3))
     ]
+    runners_up = [runner_up_class(*one) for one in product(range(MOST_COMPUTED), range(MOST_RUNNERS_UP), range(4))]
     computed = [computed_class(*place) for place in product(range(MOST_COMPUTED), range(3), range(4))]
     assert copies == list(range(NUM_COPY_CLASSES))
     assert tables == list(range(NUM_COPY_CLASSES, NUM_LOOK_UP_CLASSES))
-    assert computed == list(range(NUM_LOOK_UP_CLASSES, NUM_CLASSES))
+    assert computed == list(range(NUM_LOOK_UP_CLASSES, FIRST_RUNNER_UP))
+    assert runners_up == list(range(FIRST_RUNNER_UP, NUM_CLASSES))
 
 
 def test_longer_matches_start_with_higher_rates():

@@ -31,7 +31,8 @@ def state_of(index: TextIndex) -> tuple[object, ...]:
 def state_of_text(text: LiveText) -> tuple[object, ...]:
     struct = text.struct
     copies = [(copy.place, copy.match) for copy in struct.copies]
-    computed = struct.computed[:], struct.num_computed, struct.next_computed
+    runners_up = [list(beside) for beside in struct.runners_up]
+    computed = struct.computed[:], runners_up, struct.num_computed, struct.next_computed
     return state_of(text.index), copies, computed, struct.lost_place, struct.num_since, struct.hits, struct.expected
 
 
@@ -91,10 +92,17 @@ class Pair:
         assert plain == compiled
         return plain
 
-    def join(self, chain: list[int], max_tokens: int) -> list[Draft]:
-        """Drafts of all sequences but the first, which gets none, with a chain."""
+    def join(self, levels: list[list[int]], max_tokens: int) -> list[Draft]:
+        """Drafts of all sequences but the first, which gets none, with a chain and its runners-up."""
         requests = [DraftRequest(one, max_tokens, 12) for one in self.running]
-        chains = [Draft(tuple(chain) if place else ()) for place in range(len(requests))]
+        parents: list[int] = []
+        above, first = -1, 0
+        for level in levels:
+            parents += [above] * len(level)
+            above, first = first, first + len(level)
+        chain = Draft(tuple(token_id for level in levels for token_id in level), tuple(parents))
+        assert chain.first_path() == levels
+        chains = [chain if place else Draft() for place in range(len(requests))]
         free = [drafter.propose(DraftContext(requests=requests)) for drafter in self.drafters]
         plain, compiled = (
             drafter.join(requests, drafts, chains, computed_by="head")
@@ -127,7 +135,11 @@ operations = st.one_of(
         st.lists(st.floats(-30, 30, width=32), min_size=8, max_size=8),
     ),
     st.tuples(st.just("propose"), st.integers(0, 20), st.integers(0, 12)),
-    st.tuples(st.just("join"), st.lists(st.integers(0, 4), max_size=10), st.integers(0, 20)),
+    st.tuples(
+        st.just("join"),
+        st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True), max_size=10),
+        st.integers(0, 20),
+    ),
 )
 
 
@@ -155,7 +167,7 @@ def test_drafts_and_states_are_equal_along_texts_that_fill_the_ring_of_past_answ
         for _ in range(12):
             pair.commit(phrases[source.integers(12)], source.normal(0, 4, 8).tolist())
             drafted += sum(map(len, pair.propose(16, 12)))
-            pair.join(phrases[source.integers(12)][:8], 16)
+            pair.join([[token, (token + 1) % 64, (token + 5) % 64] for token in phrases[source.integers(12)][:8]], 16)
         pair.check_states()
         for _ in range(3):
             pair.stop()

@@ -53,9 +53,13 @@ def one_by_one(llm):
 
 def drafts(llm, prompts, sampling=GREEDY):
     """What is drafted for each text that prompts and answers come to."""
+    return {text: draft.token_ids for text, draft in drafted_trees(llm, prompts, sampling).items()}
+
+
+def drafted_trees(llm, prompts, sampling=GREEDY):
     seen = recorded(llm)
     llm.generate(prompts, sampling, use_tqdm=False)
-    return {text: draft.token_ids for text, draft in seen}
+    return dict(seen)
 
 
 @every_format
@@ -134,6 +138,45 @@ def test_tokens_that_are_drawn_are_those_of_passes_one_by_one(rules, kind, dtype
     )
     assert found == expected
     assert sum(map(len, found.values())) > 60
+
+
+BESIDE = [[0], [1], [2], [0, 0], [0, 1], [0, 2], [0, 0, 0], [0, 0, 1], [0, 0, 2]]  # two runners-up beside each token
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["eagle3", *WHOLE])
+def test_runners_up_are_those_of_passes_one_by_one(kind, dtype, quantization, tmp_path):
+    """Of the likeliest tokens where a request is greedy, of the target's races where it draws."""
+    of_each = [
+        SamplingParams(**({"temperature": 1.0, "seed": seed, "max_tokens": 12, "ignore_eos": True} | changes))
+        for seed, changes in enumerate([{}, {"temperature": 0}, RULES["few"], RULES["nucleus"]])
+    ]
+    options = {"options": (EAGLE3 | WHOLE)[kind], "draft_sample_method": "coupled"}
+    options |= {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
+    found, expected = (
+        drafted_trees(way(chains_llm(tmp_path, dtype, quantization, **options)), PROMPTS[:4], of_each)
+        for way in (lambda llm: llm, one_by_one)
+    )
+    assert found == expected
+    assert sum(draft.parents is not None and len(draft) == len(BESIDE) for draft in found.values()) > 10
+
+
+def test_runners_up_leave_the_chain_as_it_is(tmp_path):
+    changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
+    with_them = drafted_trees(chains_llm(tmp_path, torch.bfloat16, **changes), PROMPTS[:6])
+    alone = drafts(chains_llm(tmp_path, torch.bfloat16, num_speculative_tokens=3), PROMPTS[:6])
+    shared = [text for text in with_them.keys() & alone.keys() if alone[text]]
+    assert len(shared) > 20
+    for text in shared:
+        chain = [level[0] for level in with_them[text].first_path()]
+        assert chain == list(alone[text][: len(chain)])
+
+
+def test_a_draft_that_may_have_fewer_nodes_than_the_tree_has_its_first_ones(tmp_path):
+    llm = chains_llm(tmp_path, torch.bfloat16, draft_tree=BESIDE, num_speculative_tokens=len(BESIDE))
+    few = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, speculation={"num_speculative_tokens": 4})
+    cut = drafted_trees(llm, PROMPTS[:2], few)
+    assert max(map(len, cut.values())) <= 4
 
 
 def test_drawn_tokens_are_drafted_in_one_call_unless_a_rule_changes_logits(tmp_path):
@@ -236,4 +279,4 @@ def test_texts_that_do_not_fit_are_refused(change, message, tmp_path):
     text = {"block_ids": blocks, "num_read": 1, "token_ids": [3, 1], "num_drafted": 4} | change
     with nullcontext() if message is None else pytest.raises(ValueError, match=f"draft_chains: {message}"):
         (drafted,) = passes._chains.draft([ChainText(**text)], features, passes._addresses, block_size=4)
-        assert len(drafted) == 4
+        assert [len(level) for level in drafted] == [1, 1, 1, 1]

@@ -97,12 +97,12 @@ class LookupDrafter:
         Args:
             requests: as in `propose`, which was called before.
             drafts: what it returned.
-            chains: one for each request, or none.
+            chains: one for each request, or none; siblings of its nodes are its runners-up.
             computed_by: what a draft is called whose first node is the chain's.
         """
         joined = [i for i, chain in enumerate(chains) if chain.token_ids]
         for i in joined:
-            self._texts[requests[i].sequence.seq_id].guess(chains[i].token_ids)
+            self._texts[requests[i].sequence.seq_id].guess(chains[i].first_path())
         found = list(drafts)
         for i, draft in zip(joined, self._grow([requests[i] for i in joined], computed_by), strict=True):
             found[i] = draft

@@ -1,4 +1,4 @@
-"""What may come next: a computed token, copies, candidates of the recycle table, each given that those before it are wrong.
+"""What may come next, each guess given that those before it are wrong: a computed token, copies, runners-up, recycled candidates.
 
 These functions define what is guessed and learnt; `ops.native.lookup` has them compiled.
 """
@@ -23,6 +23,7 @@ from forerun.drafters.lookup.hit_rates import (
     candidate_class,
     computed_class,
     copy_class,
+    runner_up_class,
 )
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
@@ -122,6 +123,15 @@ class Place:
             return token_id
         return BREAK
 
+    def runners_up(self, found: Found | None, before: Sequence[Guess]) -> list[Guess]:
+        """Those of the computed token that were not guessed before."""
+        guesses: list[Guess] = []
+        for rank, token_id in enumerate(self.text.struct.runners_up[self.next_computed]):
+            if token_id != BREAK and all(guess.token_id != token_id for guess in (*before, *guesses)):
+                guess_class = runner_up_class(self.next_computed, rank, agreement(found, token_id))
+                guesses.append(Guess(token_id, guess_class, COMPUTED))
+        return guesses
+
     def computed_behind(self, token_id: int) -> int:
         """Which computed token is next behind `token_id`."""
         return self.next_computed + 1 if token_id == self.computed else LEFT
@@ -149,6 +159,8 @@ class Place:
                 after_computed=computed != BREAK,
             )
             guesses.append(Guess(token_id, guess_class, source))
+        if computed != BREAK:
+            guesses += self.runners_up(found, guesses)
         after = AFTER_COMPUTED if computed != BREAK else AFTER_COPY if guesses else NO_GUESS
         return guesses + candidates(found, guesses, after)
 

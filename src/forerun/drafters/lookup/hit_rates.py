@@ -3,7 +3,7 @@
 A guess is told apart by what can be seen before it is verified: a copy by its source, by the length of its match
 and by whether the recycle table says the same; a candidate of the table by the length of its context, by its share of the
 probability that is left, and by what was guessed before it; a computed token by its depth in its draft, and by what copies
-and the table say of it.
+and the table say of it; a runner-up of one by its depth, its rank and what the table says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from forerun.drafters.confidence import discount
 from forerun.drafters.lookup.text_index import LONGEST_MATCH
 from forerun.drafters.recycle_table import GAP_WEIGHTS
-from forerun.ops.native.structs import MOST_COMPUTED
+from forerun.ops.native.structs import MOST_COMPUTED, MOST_RUNNERS_UP
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33)
 """The least match length (tokens) of each bucket."""
@@ -34,7 +34,7 @@ NO_GUESS, AFTER_COPY, AFTER_COMPUTED = range(3)
 COPIED, COPIED_OTHER, NOT_COPIED = range(3)
 """What copies say of a computed token: the same, others, or nothing."""
 
-COMPUTED_PRIOR = 0.5
+COMPUTED_PRIOR, RUNNER_UP_PRIOR = 0.5, 0.2
 
 NUM_SHARES = 10  # classes of a candidate's share of the probability that is left
 COPY_PRIORS = (1.0, 0.7)  # by source: how much of `1 - discount` a copy is worth at first
@@ -42,7 +42,8 @@ CANDIDATE_PRIORS = {1: 0.6, 2: 0.9}  # by context length: how much of its probab
 
 NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4 * 2
 NUM_LOOK_UP_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 3
-NUM_CLASSES = NUM_LOOK_UP_CLASSES + MOST_COMPUTED * 3 * 4
+FIRST_RUNNER_UP = NUM_LOOK_UP_CLASSES + MOST_COMPUTED * 3 * 4
+NUM_CLASSES = FIRST_RUNNER_UP + MOST_COMPUTED * MOST_RUNNERS_UP * 4
 
 PRIOR_WEIGHT = 4.0  # guesses that the prior counts as
 DECAY = 0.999  # of what was counted, per guess of the class
@@ -66,6 +67,11 @@ def computed_class(depth: int, copied: int, agreement: int) -> int:
     return NUM_LOOK_UP_CLASSES + (depth * 3 + copied) * 4 + agreement
 
 
+def runner_up_class(depth: int, rank: int, agreement: int) -> int:
+    """The class of a runner-up, `rank` (from 0) behind the computed token at `depth`."""
+    return FIRST_RUNNER_UP + (depth * MOST_RUNNERS_UP + rank) * 4 + agreement
+
+
 class HitRates:
     """Discounted counts of guesses and hits: `counts` is [NUM_CLASSES, 4] float64, a row per class.
 
@@ -87,7 +93,7 @@ class HitRates:
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after=after), share * worth)
         for guess_class in range(NUM_LOOK_UP_CLASSES, NUM_CLASSES):
-            self._set_prior(guess_class, COMPUTED_PRIOR)
+            self._set_prior(guess_class, COMPUTED_PRIOR if guess_class < FIRST_RUNNER_UP else RUNNER_UP_PRIOR)
         self._counts: Any = self.counts.data  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Listing
 from ctypes import addressof
 
 from forerun.core.sequence import Sequence
-from forerun.drafters.lookup.text_index import LONGEST_MATCH, TextIndex
+from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
 from forerun.drafters.recycle_table import SaltContexts
-from forerun.ops.native.structs import MOST_COMPUTED, LiveTextStruct
+from forerun.ops.native.structs import MOST_COMPUTED, MOST_RUNNERS_UP, LiveTextStruct
 
 OWN_GRAMS = (3, 1)
 """Lengths (tokens) of the grams by which the own text is looked up."""
@@ -23,7 +23,8 @@ class LiveText:
     before it: a copy is followed while it predicts right. `struct.lost_place` is where the last long copy of the own text
     went wrong (0: none is looked for), and `struct.num_since` how many tokens were written after the first other one. `struct.hits` and `struct.expected` count, discounted, how
     many guesses were right and how many the rates of all sequences had led to expect. `struct.computed` holds a chain that
-    was computed for the text, `num_computed` its tokens, and `next_computed` which of them is next at the text's end.
+    was computed for the text, `struct.runners_up` what came next to each of its tokens, `num_computed` counts its tokens, and
+    `next_computed` says which of them is next at the text's end.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -45,11 +46,14 @@ class LiveText:
         self.index.struct = self.struct.own
         return True
 
-    def guess(self, computed: Listing[int]) -> None:
-        """Guess at the tokens of a chain, too, which was computed for the text as it is."""
-        count = min(len(computed), MOST_COMPUTED)
-        self.struct.computed[:count] = list(computed[:count])
-        self.struct.num_computed, self.struct.next_computed = count, 0
+    def guess(self, levels: Listing[Listing[int]]) -> None:
+        """Guess at a chain, too, which was computed for the text as it is: at each depth its token and then runners-up."""
+        struct, count = self.struct, min(len(levels), MOST_COMPUTED)
+        for depth, level in enumerate(levels[:count]):
+            struct.computed[depth] = level[0]
+            beside = list(level[1 : 1 + MOST_RUNNERS_UP])
+            struct.runners_up[depth][:] = beside + [BREAK] * (MOST_RUNNERS_UP - len(beside))
+        struct.num_computed, struct.next_computed = count, 0
 
     def ending(self) -> list[int]:
         """The last tokens, at most `LONGEST_MATCH`."""

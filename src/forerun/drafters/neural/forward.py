@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forerun.core.batch import ForwardBatch, LayerKVSpec, SequenceRows
+from forerun.core.batch import MOST_CANDIDATES, ForwardBatch, LayerKVSpec, SequenceRows
 from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
@@ -141,6 +141,10 @@ class DraftSequence:
         """The place of the first drafted token: the length of the committed text."""
         return len(self.request.sequence)
 
+    def depth_of_chain(self, num_runners_up: int) -> int:
+        """How deep a chain may be that has so many runners-up beside each of its tokens."""
+        return min(-(-self.max_tokens // (1 + num_runners_up)), self.max_depth)
+
 
 @dataclass(slots=True, kw_only=True)
 class QueryRows:
@@ -163,11 +167,17 @@ class ForwardPasses(Protocol):
     """The passes that a `Writer` asks for: `PagedPasses`, or those of a network without KV."""
 
     def draft_chains(
-        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
-    ) -> list[list[int]] | None:
-        """Draft for all sequences in one call, as many tokens as each may have; None where passes are computed one by one.
+        self,
+        sequences: Listing[DraftSequence],
+        is_greedy: Listing[bool],
+        hidden_states: Mapping[str, Tensor],
+        *,
+        num_runners_up: int,
+    ) -> list[list[list[int]]] | None:
+        """Draft for all sequences in one call, as deep as each may; None where passes are computed one by one.
 
-        They are the likeliest tokens for a sequence that `is_greedy`, and those of the target's races for others.
+        For each sequence and depth these are the chain's token, and after it the runners-up: the likeliest tokens for a
+        sequence that `is_greedy`, and those of the target's races for others.
         """
         ...
 
@@ -240,10 +250,15 @@ class PagedPasses:
         return self._scratch_of[number]
 
     def draft_chains(
-        self, sequences: Listing[DraftSequence], is_greedy: Listing[bool], hidden_states: Mapping[str, Tensor]
-    ) -> list[list[int]] | None:
+        self,
+        sequences: Listing[DraftSequence],
+        is_greedy: Listing[bool],
+        hidden_states: Mapping[str, Tensor],
+        *,
+        num_runners_up: int,
+    ) -> list[list[list[int]]] | None:
         """See `ForwardPasses`."""
-        if self._chains is None or self._addresses is None:
+        if self._chains is None or self._addresses is None or num_runners_up >= MOST_CANDIDATES:
             return None
         texts = []
         for sequence, greedy in zip(sequences, is_greedy, strict=True):
@@ -253,12 +268,14 @@ class PagedPasses:
                     sequence.block_ids,
                     sequence.num_read,
                     sequence.request.sequence.tokens_from(sequence.num_read),
-                    min(sequence.max_tokens, sequence.max_depth),
+                    sequence.depth_of_chain(num_runners_up),
                     None if greedy else sequence.request.rules,
                     sequence.request.sequence.seed,
                 )
             )
-        return self._chains.draft(texts, hidden_states, self._addresses, block_size=self._block_size)
+        return self._chains.draft(
+            texts, hidden_states, self._addresses, block_size=self._block_size, num_runners_up=num_runners_up
+        )
 
     def _read_all_but_last(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> None:
         """Read of a long text all but the last part."""

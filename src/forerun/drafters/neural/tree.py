@@ -26,9 +26,10 @@ class StaticTree:
     paths: tuple[Ranks, ...]
 
     @classmethod
-    def chain(cls, num_nodes: int) -> StaticTree:
-        """The shape of a draft without branches: the likeliest token at each level."""
-        return cls(tuple((0,) * depth for depth in range(1, num_nodes + 1)))
+    def chain(cls, depth: int, num_runners_up: int = 0) -> StaticTree:
+        """The likeliest token at each level, and beside it the next likeliest, which have no children."""
+        ranks = range(1 + num_runners_up)
+        return cls(tuple((*(0,) * above, rank) for above in range(depth) for rank in ranks))
 
     @property
     def num_nodes(self) -> int:
@@ -44,6 +45,13 @@ class StaticTree:
     def num_places(self) -> int:
         """The number of KV places that drafting needs: one for each node that has children."""
         return len({path[:-1] for path in self.paths})
+
+    @property
+    def num_runners_up(self) -> int | None:
+        """Where only the likeliest node of each level has children, and all levels are as wide: a level's other nodes."""
+        widths = {self.num_children((0,) * depth) for depth in range(self.depth)}
+        is_chain = all(not any(path[:-1]) for path in self.paths)
+        return widths.pop() - 1 if is_chain and len(widths) == 1 else None
 
     def num_children(self, path: Ranks) -> int:
         """The number of children of the node at `path`; () is the root, the last committed token."""

@@ -48,63 +48,92 @@ def make_writer(sampling: DraftSampling, target: TargetInfo, network: DraftNetwo
         return DynamicTreeWriter(sampling.tree, target_ids=network.target_ids)
     sampler = sampling.sampler(vocab_size=target.vocab_size, target_ids=network.target_ids)
     if sampling.tree is None:
-        return ChainWriter(sampler, num_tokens=target.num_speculative_tokens)
+        return ChainWriter(sampler, depth=target.num_speculative_tokens)
+    num_runners_up = sampling.tree.num_runners_up
+    if num_runners_up is not None:
+        return ChainWriter(sampler, depth=sampling.tree.depth, num_runners_up=num_runners_up)
     return StaticTreeWriter(sampler, sampling.tree)
 
 
 @dataclass(slots=True)
 class _GrowingChain:
     sequence: DraftSequence
-    token_ids: list[int] = field(default_factory=list)
+    num_runners_up: int
+    levels: list[list[int]] = field(default_factory=list)  # at each depth the chain's token, and then its runners-up
     probs: list[Tensor] = field(default_factory=list)
 
+    @property
+    def token_ids(self) -> list[int]:
+        return [level[0] for level in self.levels]
+
     def position(self) -> DraftPosition:
+        num_tokens = 1 + self.num_runners_up
         return DraftPosition(
-            self.sequence.request, tuple(self.token_ids), num_tokens=1, noise_index=len(self.token_ids)
+            self.sequence.request,
+            tuple(self.token_ids),
+            num_tokens=num_tokens,
+            noise_index=len(self.levels) * num_tokens,
         )
 
     def grow(self, drafted: DraftedTokens) -> bool:
-        """Append the drafted token; return whether there was one and the chain may grow further."""
-        self.token_ids += drafted.token_ids
+        """Append the drafted token, if there is one; return whether the chain may grow further."""
+        if not drafted.token_ids:
+            return False
+        self.levels.append(drafted.token_ids)
         self.probs += drafted.probs or []
-        return bool(drafted.token_ids) and len(self.token_ids) < min(self.sequence.max_tokens, self.sequence.max_depth)
+        return len(self.levels) < self.sequence.depth_of_chain(self.num_runners_up)
 
     def rows(self, state: Tensor | None) -> QueryRows:
         """The row of the last token, to be read with `state` [width]."""
         return QueryRows(
             sequence=self.sequence,
-            token_ids=self.token_ids[-1:],
-            start=self.sequence.draft_start + len(self.token_ids) - 1,
+            token_ids=self.levels[-1][:1],
+            start=self.sequence.draft_start + len(self.levels) - 1,
             num_predicted=1,
             states=None if state is None else state[None],
         )
 
     def draft(self) -> Draft:
-        return Draft(tuple(self.token_ids), None, torch.stack(self.probs) if self.probs else None)
+        probs = torch.stack(self.probs) if self.probs else None
+        if not self.num_runners_up:
+            return Draft(tuple(self.token_ids), None, probs)
+        parents: list[int] = []
+        above, first = -1, 0  # the chain's last node, and the next one
+        for level in self.levels:
+            parents += [above] * len(level)
+            above, first = first, first + len(level)
+        token_ids = tuple(token_id for level in self.levels for token_id in level)
+        return Draft(token_ids, tuple(parents), probs).first(self.sequence.max_tokens)
 
 
 class ChainWriter:
-    """Writes one token after the other: one forward pass each, or all in one call where the network can."""
+    """Writes one token after the other: one forward pass each, or all in one call where the network can.
 
-    def __init__(self, sampler: DraftSampler, *, num_tokens: int) -> None:
-        self.num_places = num_tokens
+    Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after.
+    """
+
+    def __init__(self, sampler: DraftSampler, *, depth: int, num_runners_up: int = 0) -> None:
+        self.num_places = depth
         self._sampler = sampler
+        self._num_runners_up = num_runners_up
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
-        chains = [_GrowingChain(sequence) for sequence in sequences]
+        chains = [_GrowingChain(sequence, self._num_runners_up) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
         requests = [chain.sequence.request for chain in growing]
         is_greedy = [self._sampler.is_greedy(request) for request in requests]
         if growing and all(
             greedy or self._sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
         ):
-            drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], is_greedy, hidden_states)
+            drafted_at_once = passes.draft_chains(
+                [chain.sequence for chain in growing], is_greedy, hidden_states, num_runners_up=self._num_runners_up
+            )
             if drafted_at_once is not None:
-                for chain, token_ids in zip(growing, drafted_at_once, strict=True):
-                    chain.token_ids = token_ids
+                for chain, levels in zip(growing, drafted_at_once, strict=True):
+                    chain.levels = levels
                 return [chain.draft() for chain in chains]
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:

@@ -114,15 +114,26 @@ class NativeChains:
         self._feature_addresses = array("q")
 
     def draft(
-        self, texts: Sequence[ChainText], hidden_states: Mapping[str, Tensor], cache: CacheAddresses, *, block_size: int
-    ) -> list[list[int]]:
-        """Draft a chain after each text; the cache gets entries of all tokens but the last drafted.
+        self,
+        texts: Sequence[ChainText],
+        hidden_states: Mapping[str, Tensor],
+        cache: CacheAddresses,
+        *,
+        block_size: int,
+        num_runners_up: int = 0,
+    ) -> list[list[list[int]]]:
+        """Draft a chain after each text; the cache gets entries of all its tokens but the last.
+
+        Returns:
+            For each text and depth the chain's token, and then its runners-up: the next likeliest tokens, or the next ones of
+            the race. A chain ends early where nothing can be drafted.
 
         Args:
             texts: each with at least one token.
             hidden_states: the target's, name -> [num_slots, feature_width], of the dtype of the drafter's keys.
             cache: the drafter's.
             block_size: of the target's cache and the drafter's.
+            num_runners_up: wanted beside each token, below `MOST_CANDIDATES`.
 
         Raises:
             ValueError: a text's blocks do not hold its draft, or a token is not in the vocabulary.
@@ -143,15 +154,16 @@ class NativeChains:
             self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
         if most_places > self._num_positions:
             self._look_up(most_places)
-        drafted = array("q", bytes(8 * most * len(texts)))
+        width = 1 + num_runners_up
+        drafted = array("q", bytes(8 * most * width * len(texts)))
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
             *(self._struct, addressof(self._tables), len(self._tables), _address(words), len(texts), block_size),
             *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
-            *(most, _address(drafted)),
+            *(most, width, _address(drafted)),
         )
-        chains = [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
-        return [chain[: chain.index(-1)] if -1 in chain else chain for chain in chains]
+        levels = [drafted[first : first + width].tolist() for first in range(0, len(drafted), width)]
+        return [_until_none(levels[row * most : row * most + text.num_drafted]) for row, text in enumerate(texts)]
 
     def _look_up(self, num_positions: int) -> None:
         """Give the kernels rotations of so many positions."""
@@ -170,6 +182,16 @@ class NativeChains:
                 for rotation in rotations
             ),
         )
+
+
+def _until_none(levels: list[list[int]]) -> list[list[int]]:
+    """The levels of a draft up to the first without tokens; -1 stands where a level has fewer than others."""
+    found = []
+    for level in levels:
+        if level[0] < 0:
+            break
+        found.append(level[: level.index(-1)] if level[-1] < 0 else level)
+    return found
 
 
 def _address(values: array[int]) -> int:

@@ -137,8 +137,8 @@ class SaltContextsStruct(Structure):
     _fields_: ClassVar = [("ones", c_void_p), ("twos", c_void_p)]
 
 
-MOST_COMPUTED = 8
-"""Tokens of a computed draft that guesses are made of."""
+MOST_COMPUTED, MOST_RUNNERS_UP = 8, 3
+"""Tokens of a computed chain that guesses are made of, and runners-up beside each of them."""
 
 
 class LiveTextStruct(Structure):
@@ -154,6 +154,7 @@ class LiveTextStruct(Structure):
         ("hits", c_double),
         ("expected", c_double),
         ("computed", c_int32 * MOST_COMPUTED),
+        ("runners_up", c_int32 * MOST_RUNNERS_UP * MOST_COMPUTED),
         ("num_computed", c_int64),
         ("next_computed", c_int64),
     ]

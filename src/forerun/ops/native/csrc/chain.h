@@ -1,5 +1,5 @@
 // Chains of tokens that a small head drafts after texts: all its passes in one call. Its tokens are the likeliest ones, or those
-// that win the race which the target will run there.
+// that win the race which the target will run there; each may have runners-up beside it, which nothing is drafted after.
 //
 // The head's entry at place j of a text is made of token j and of a state of token j - 1: of the target's features there while
 // token j is the text's, of the head's own output once it is drafted. Place 0 has no entry, and place j the position j - 1.
@@ -86,8 +86,11 @@ class ChainCall {
           block_size_(block_size), features_(features), keys_(keys), values_(values),
           width_(head.layers[0]->width), beside_(head.layers[0]->beside_width) {}
 
-    // drafted [num_texts, stride]: a text's tokens, as many as it asks for, or up to the first -1.
-    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, int64_t stride) {
+    // drafted [num_texts, most_drafted, num_places]: at each depth the chain's token and its runners-up, -1 where there are fewer;
+    // as many depths as a text asks for, or up to the first whose token is -1.
+    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, int64_t most_drafted, int num_places) {
+        num_places_ = num_places;
+        const int64_t stride = most_drafted * num_places;
         own_.growing.clear();
         for (int64_t i = 0; i < num_texts; ++i)
             if (texts_[i].num_drafted > 0) own_.growing.push_back(i);
@@ -161,7 +164,7 @@ class ChainCall {
 
     // A row for the newest token of each growing chain, with the state of the row that it was drafted from.
     void add_drafted(int64_t depth, const int64_t* drafted, int64_t stride) {
-        for (const int64_t i : own_.growing) add_rows(texts_[i], texts_[i].end() + depth - 1, 1, drafted + i * stride + depth - 1);
+        for (const int64_t i : own_.growing) add_rows(texts_[i], texts_[i].end() + depth - 1, 1, drafted + i * stride + (depth - 1) * num_places_);
         float* hidden = Workspace::grown(own_.hidden, num_rows() * both());
         embed(hidden);
         const std::vector<float>& states = head_.feeds_normed ? own_.normed : own_.outputs;
@@ -215,7 +218,7 @@ class ChainCall {
         }
     }
 
-    // The next token of each growing chain, by the outputs at its last row.
+    // The next token of each growing chain and its runners-up, by the outputs at its last row.
     void choose(int64_t depth, int64_t* drafted, int64_t stride) {
         const auto num_chains = static_cast<int64_t>(own_.growing.size());
         float* normed = Workspace::grown(own_.normed, num_chains * width_);
@@ -228,33 +231,35 @@ class ChainCall {
         const void* inputs = rows_for(space_, *head_.vocabulary, normed, num_chains, width_);
         float* logits = is_race ? Workspace::grown(own_.logits, num_chains * head_.num_outputs) : nullptr;
         const CandidateList* lists = multiply_and_choose(team_, space_, *head_.vocabulary, inputs, num_chains,
-                                                         head_.num_outputs, head_.finished, 1, logits);
+                                                         head_.num_outputs, head_.finished, num_places_, logits);
         for (int64_t chain = 0; chain < num_chains; ++chain) {
             const DraftText& text = texts_[own_.growing[chain]];
-            drafted[own_.growing[chain] * stride + depth] =
-                text.settings ? winner(text, depth, logits + chain * head_.num_outputs, lists[chain].value(0))
-                              : target_id(lists[chain].id(0));
+            int64_t* ids = drafted + own_.growing[chain] * stride + depth * num_places_;
+            if (text.settings) {
+                race(text, depth, logits + chain * head_.num_outputs, lists[chain].value(0), ids);
+                continue;
+            }
+            for (int place = 0; place < num_places_; ++place)
+                ids[place] = place < lists[chain].size() ? target_id(lists[chain].id(place)) : -1;
         }
     }
 
     int64_t target_id(int64_t output) const { return head_.target_ids ? head_.target_ids[output] : output; }
 
-    // The first token of the race that the target will run at this place, or -1 if the logits are no numbers.
-    int64_t winner(const DraftText& text, int64_t depth, const float* logits, float largest) {
+    // The first tokens of the race that the target will run at this place, -1 where there are fewer or the logits are no numbers.
+    void race(const DraftText& text, int64_t depth, const float* logits, float largest, int64_t* ids) {
         const Draw draw{0, text.seed, static_cast<uint64_t>(text.end() + depth), text.settings, nullptr};
         const int64_t vocab_size = head_.target_ids ? head_.embedding.num_tokens : head_.num_outputs;
-        own_.sampling.grow(vocab_size, 1, false, text.settings->truncates());
-        int64_t id = -1;
+        own_.sampling.grow(vocab_size, num_places_, false, text.settings->truncates());
         if (!head_.target_ids) {
-            draw_from_row(logits, vocab_size, draw, 1, &largest, own_.sampling, &id);
-            return id;
+            draw_from_row(logits, vocab_size, draw, num_places_, &largest, own_.sampling, ids);
+            return;
         }
         std::vector<float>& spread = own_.spread;
         if (spread.size() < static_cast<size_t>(vocab_size)) spread.resize(vocab_size, kOut);
         for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = logits[i];
-        draw_from_row(spread.data(), vocab_size, draw, 1, &largest, own_.sampling, &id);
+        draw_from_row(spread.data(), vocab_size, draw, num_places_, &largest, own_.sampling, ids);
         for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = kOut;
-        return id;
     }
 
     // Leaves out the chains that have ended, and notes which row's state each other one goes on from.
@@ -263,7 +268,7 @@ class ChainCall {
         size_t kept = 0;
         for (size_t chain = 0; chain < own_.growing.size(); ++chain) {
             const int64_t text = own_.growing[chain];
-            if (texts_[text].num_drafted <= length || drafted[text * stride + length - 1] < 0) continue;
+            if (texts_[text].num_drafted <= length || drafted[text * stride + (length - 1) * num_places_] < 0) continue;
             state_rows_.push_back(head_.feeds_normed ? static_cast<int64_t>(chain) : last_row(static_cast<int64_t>(chain)));
             own_.growing[kept++] = text;
         }
@@ -286,6 +291,7 @@ class ChainCall {
     void* const* keys_;
     void* const* values_;
     const int64_t width_, beside_;
+    int num_places_ = 1;
     std::vector<int64_t> state_rows_;  // of each growing chain: where its last state is
     std::vector<float> embedded_;
 };

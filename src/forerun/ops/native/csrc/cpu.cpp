@@ -479,15 +479,17 @@ EXPORT int32_t forerun_sharded_head(const Exchange* exchange, const Weight* weig
     });
 }
 
-// Drafts a chain after each text, all passes of the head in one call, to drafted [num_texts, most_drafted], -1 behind its end;
+// Drafts a chain after each text, all passes of the head in one call, to drafted [num_texts, most_drafted, num_places]: at each
+// depth the chain's token and then its runners-up, -1 where there are none;
 // layer i of the head writes to keys[i] and values[i], features[i] [slots, feature_width] holds `storage` as they do.
 EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* tables, int64_t num_tables,
                                     const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
                                     const void* const* features, int32_t storage, void* const* keys, void* const* values,
-                                    int64_t most_drafted, int64_t* drafted) {
+                                    int64_t most_drafted, int64_t num_places, int64_t* drafted) {
     return guarded([&] {
         check_storage(storage);
         check_head(*head, storage);
+        require(num_places > 0 && num_places <= kMostCandidates, "the number of tokens at a place is out of range");
         check_texts(texts, num_texts, block_size, token_ids, head->embedding.num_tokens, tables, num_tables, most_drafted);
         for (int64_t i = 0; i < head->num_layers; ++i) {
             require(head->rotation_of[i] >= 0 && head->rotation_of[i] < num_tables, "a layer's rotation is not there");
@@ -498,7 +500,7 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
         const auto draft = [&]<class Stored>(Stored) {
             ChainCall<Stored>(*process->team, process->space, process->chains, *head, tables, num_tables, texts, block_size,
                               features, keys, values)
-                .run(num_texts, token_ids, drafted, most_drafted);
+                .run(num_texts, token_ids, drafted, most_drafted, static_cast<int>(num_places));
         };
         if (storage == kFloat32)
             draft(float{});

@@ -20,6 +20,7 @@ struct Copy {
 };
 
 constexpr int64_t kMostComputed = 8;  // tokens of a computed chain that guesses are made of
+constexpr int64_t kMostRunnersUp = 3;  // beside each of them
 constexpr int64_t kLeft = -1;         // in place of the computed token that is next: the path has left them
 
 struct LiveText {
@@ -31,6 +32,7 @@ struct LiveText {
     int64_t num_since;   // tokens written after the first other one
     double hits, expected;
     int32_t computed[kMostComputed];  // a chain that was computed for the text
+    int32_t runners_up[kMostComputed][kMostRunnersUp];  // beside its tokens, kBreak where there are fewer
     int64_t num_computed;
     int64_t next_computed;  // which of it is next at the text's end; kLeft: none
 
@@ -43,12 +45,13 @@ enum Before : int32_t { kNoGuess = 0, kAfterCopy = 1, kAfterComputed = 2 };
 enum Copied : int32_t { kCopied = 0, kCopiedOther = 1, kNotCopied = 2 };
 
 constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
-constexpr int64_t kMostGuesses = 3 + kMostCandidates;
+constexpr int64_t kMostGuesses = 3 + kMostRunnersUp + kMostCandidates;
 constexpr int64_t kLeastLost = 4, kLongestEdit = 8, kLongestInsertion = 12;
 constexpr int64_t kBuckets = 12, kShares = 10;
 constexpr int64_t kCopyClasses = 2 * kBuckets * 4 * 2;
 constexpr int64_t kLookUpClasses = kCopyClasses + 2 * kShares * 3;
-constexpr int64_t kClasses = kLookUpClasses + kMostComputed * 3 * 4;
+constexpr int64_t kRunnerUpClasses = kLookUpClasses + kMostComputed * 3 * 4;  // where they begin
+constexpr int64_t kClasses = kRunnerUpClasses + kMostComputed * kMostRunnersUp * 4;
 
 // The rates of all classes of guesses.
 struct HitRates {
@@ -208,6 +211,12 @@ struct Place {
             const int64_t bucket = bucket_of_length(copies[source].match);
             const int64_t guess_class = ((source * kBuckets + bucket) * 4 + found.agreement(token_id)) * 2 + is_computed;
             guesses.add(token_id, guess_class, source);
+        }
+        for (int64_t rank = 0; is_computed && rank < kMostRunnersUp; ++rank) {
+            const int32_t token_id = text.runners_up[next_computed][rank];
+            if (token_id == kBreak || guesses.has(token_id)) continue;
+            const int64_t guess_class = kRunnerUpClasses + (next_computed * kMostRunnersUp + rank) * 4 + found.agreement(token_id);
+            guesses.add(token_id, guess_class, kComputed);
         }
         const Before before = is_computed ? kAfterComputed : guesses.count ? kAfterCopy : kNoGuess;
         found.add_candidates(rates.gap_weights, before, guesses);
