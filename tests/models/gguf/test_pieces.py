@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun.errors import ModelError
 from forerun.models.gguf.config import read_gguf_config
 from forerun.models.gguf.file import open_gguf
-from forerun.models.gguf.merges import ids_of, MergesById
+from forerun.models.gguf.merges import MergesById, ids_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pieces import Pieces, _keep, _mapped, ids_by_word
 from forerun.models.gguf.tokenizer import build_tokenizer
