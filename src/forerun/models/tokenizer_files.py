@@ -19,6 +19,7 @@ from forerun.errors import ModelError, one_line
 from forerun.models.families import MODEL_TYPES, TokenizerJson
 from forerun.models.model_folder import CONFIG_FILE, find_gguf
 from forerun.models.transformers_logging import quiet_transformers
+from forerun.ops.native.memory import give_back_freed_memory
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 AS_STORED_CLASS = "TokenizersBackend"  # transformers' class that takes tokenizer.json as it is stored
@@ -90,6 +91,7 @@ def _gguf_tokenizer(gguf: Path) -> TokenizerParts:
 
     file = open_gguf(gguf)
     backend, special_tokens = build_tokenizer(file)
+    give_back_freed_memory()  # of what it was built from
     return TokenizerParts(
         backend=backend, special_tokens=special_tokens, chat_template=chat_template(file), kind=AS_STORED_CLASS
     )

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from forerun.models.gguf import merges
 from forerun.models.gguf.merges import (
     LONGEST_WORD,
-    merges_by_id,
+    MergesById,
     merges_of,
     pairs_by_hash,
     pairs_one_by_one,
@@ -86,7 +86,7 @@ def scored(words, seed):
 def test_used_merges_are_the_last_ones_of_each_piece_alone(kernels, words, seed):
     vocabulary, scores = scored(words, seed)
     expected = used_merges_one_by_one(vocabulary, scores)
-    assert merges_by_id(used_merges_of(vocabulary, scores, kernels=kernels), words) == expected
+    assert list(MergesById(used_merges_of(vocabulary, scores, kernels=kernels), words)) == expected
 
 
 @given(words=st.lists(LETTERS.filter(bool), min_size=1, max_size=40, unique=True), seed=SCORES, texts=st.lists(LETTERS))
@@ -104,4 +104,4 @@ def test_texts_have_the_same_tokens_with_all_merges_and_with_used_ones(words, se
 def test_pieces_that_come_about_without_merges_leave_all_merges(kernels, words):
     vocabulary, scores = scored(words, 0)
     found = used_merges_of(vocabulary, scores, kernels=kernels, given=["ab"])
-    assert merges_by_id(found, words) == merges_of(vocabulary, scores)
+    assert list(MergesById(found, words)) == merges_of(vocabulary, scores)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun.errors import ModelError
 from forerun.models.gguf.config import read_gguf_config
 from forerun.models.gguf.file import open_gguf
-from forerun.models.gguf.merges import ids_of, merges_by_id
+from forerun.models.gguf.merges import MergesById, ids_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pieces import Pieces, _keep, _mapped, ids_by_word
 from forerun.models.gguf.tokenizer import build_tokenizer
@@ -147,7 +147,7 @@ def test_any_pieces_come_back_as_they_were_or_are_not_kept(words, data):
         assert found is None
     else:
         assert (found.words, found.ids, found.merges.tolist()) == (words, ids, pairs.tolist())
-        assert merges_by_id(found.merges, found.words) == merges
+        assert list(MergesById(found.merges, found.words)) == merges
 
 
 def test_of_equal_words_the_last_has_the_id():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import mmap
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun.ops.native import memory
-from forerun.ops.native.memory import CHUNK, READ_AT_ONCE, Arena, map_or_read
+from forerun.ops.native.memory import CHUNK, HUGE_PAGE, READ_AT_ONCE, Arena, map_or_read
 
 
 def test_tensors_do_not_overlap():
@@ -57,3 +58,23 @@ def test_small_pages_are_told_from_huge_ones(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1000))
     with (tmp_path / "file").open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert not memory._is_in_huge_pages(mapped, torch.frombuffer(bytearray(1), dtype=torch.uint8).data_ptr())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how memory is mapped")
+def test_a_file_that_was_asked_for_counts_as_memory_only_when_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "ASKED_AT_ONCE", 4 * HUGE_PAGE)
+    size = 9 * HUGE_PAGE
+    (tmp_path / "file").write_bytes(bytes(size))
+    with (tmp_path / "file").open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        whole = memory._read_only(mapped)
+        memory._is_in_huge_pages(mapped, whole.data_ptr())
+        assert resident(whole.data_ptr()) <= 3 * HUGE_PAGE
+        assert not whole.any()
+        assert resident(whole.data_ptr()) == size
+
+
+def resident(address):
+    """Bytes in memory of what is mapped from here on."""
+    areas = Path("/proc/self/smaps").read_text().split(f"\n{address:x}-")[1].splitlines()
+    return next(int(line.split()[1]) << 10 for line in areas if line.startswith("Rss:"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -53,11 +53,25 @@ def ids_of(merges: Iterable[tuple[str, str]], vocabulary: dict[str, int]) -> Mer
     return np.array([vocabulary[piece] for merge in merges for piece in merge], dtype=np.int32).reshape(-1, 2)
 
 
-def merges_by_id(ids: MergedIds, words: Sequence[str]) -> Merges:
-    """The merges of these ids, where `words` are the pieces by id."""
-    pieces = np.array(words, dtype=object)  # whose parts need no numbers as Python's objects
-    first, second = ids.T
-    return list(zip(pieces[first].tolist(), pieces[second].tolist(), strict=True))
+class MergesById:
+    """The merges of these ids [merges, 2], where `words` are the pieces by id: a sequence that makes each when it is asked for.
+
+    A list of a large vocabulary's merges would take 16 MB beside what `tokenizers` makes of it.
+    """
+
+    def __init__(self, ids: MergedIds, words: Sequence[str]) -> None:
+        self._ids, self._words = ids, words
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        first, second = self._ids[index]
+        return self._words[first], self._words[second]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        parts = (map(self._words.__getitem__, memoryview(part.copy())) for part in self._ids.T)
+        return zip(*parts, strict=True)
 
 
 def used_merges_one_by_one(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:

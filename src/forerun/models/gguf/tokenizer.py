@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from forerun.errors import ForerunError, ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
-from forerun.models.gguf.merges import MergedIds, ids_of, merges_by_id, used_merges_of
+from forerun.models.gguf.merges import MergedIds, MergesById, ids_of, used_merges_of
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pieces import Pieces, ids_by_word, kept_pieces
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -120,9 +120,10 @@ def _unknown(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> str | 
 
 def _byte_level(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     pre_tokenizer = _pre_tokenizer(file, metadata)
+    merges: Any = MergesById(pieces.merges, pieces.words)
     model = BPE(
         vocab=pieces.ids,
-        merges=merges_by_id(pieces.merges, pieces.words),
+        merges=merges,
         ignore_merges=pre_tokenizer.takes_whole_words,
         continuing_subword_prefix="",
         end_of_word_suffix="",
@@ -155,7 +156,7 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentence_piece(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     is_gemma = file.architecture in GEMMA
     unknown = _unknown(file, metadata, pieces.words)
-    merges = merges_by_id(pieces.merges, pieces.words)
+    merges: Any = MergesById(pieces.merges, pieces.words)
     model = BPE(vocab=pieces.ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
     tokenizer = Tokenizer(model)
     decoder: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

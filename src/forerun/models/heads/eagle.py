@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 
 import torch
@@ -26,9 +27,9 @@ def load_eagle(folder: Path, target: LoadedTarget, *, quantization: str | None =
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    return EagleHead(
-        HeadReader.open(folder, target, rename=lambda name: name.removeprefix("model."), quantization=quantization)
-    )
+    rename = methodcaller("removeprefix", "model.")
+    with HeadReader.open(folder, target, rename=rename, quantization=quantization) as reader:
+        return EagleHead(reader)
 
 
 class EagleHead:

@@ -71,12 +71,12 @@ def load_eagle3(folder: Path, target: LoadedTarget, *, quantization: str | None 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    reader = HeadReader.open(folder, target, rename=canonical_name, quantization=quantization)
-    if MASK not in reader.weights:
-        return Eagle3Head(reader)
-    if not reader.content.get(DRAFTS_BOTH):
-        raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
-    return PEagleHead(reader)
+    with HeadReader.open(folder, target, rename=canonical_name, quantization=quantization) as reader:
+        if MASK not in reader.weights:
+            return Eagle3Head(reader)
+        if not reader.content.get(DRAFTS_BOTH):
+            raise ModelError("checkpoint: is of P-EAGLE; set method='peagle'")
+        return PEagleHead(reader)
 
 
 def load_peagle(folder: Path, target: LoadedTarget, *, quantization: str | None = None) -> PEagleHead:
@@ -85,7 +85,8 @@ def load_peagle(folder: Path, target: LoadedTarget, *, quantization: str | None 
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target, or config.json names no mask token.
     """
-    return PEagleHead(HeadReader.open(folder, target, rename=canonical_name, quantization=quantization))
+    with HeadReader.open(folder, target, rename=canonical_name, quantization=quantization) as reader:
+        return PEagleHead(reader)
 
 
 def canonical_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +29,9 @@ def load_mlp_speculator(folder: Path, target: LoadedTarget, *, quantization: str
     Raises:
         ModelError: files or tensors are missing, surplus, damaged, or do not fit the target.
     """
-    return MLPSpeculator(
-        HeadReader.open(folder, target, rename=lambda name: name.removeprefix("speculator."), quantization=quantization)
-    )
+    rename = methodcaller("removeprefix", "speculator.")
+    with HeadReader.open(folder, target, rename=rename, quantization=quantization) as reader:
+        return MLPSpeculator(reader)
 
 
 class MLPSpeculator:

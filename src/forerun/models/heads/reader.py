@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,17 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, ModelError, one_line
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import Checkpoint, Rename, WeightReader, open_checkpoint, renamed
+from forerun.models.checkpoint import Checkpoint, Rename, WeightReader, dense, open_checkpoint, renamed
 from forerun.models.config import DecoderConfig, NormNames, NotCoveredError
 from forerun.models.config_file import config_like
 from forerun.models.decoder import Layers, TorchLayers, make_rotaries, rotation_of
 from forerun.models.families import FAMILIES, decoder_config
+from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.model_folder import CONFIG_FILE, read_json
+from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing, can_pack
-from forerun.ops.block_weight import BlockLinear
+from forerun.ops.block_weight import BlockLinear, BlockWeight
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
@@ -29,6 +33,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 """Architectures whose layers heads have."""
 
 COMPARED_ROWS = 4096  # of two tables, at a time
+LEAST_KEPT_BYTES = 4 << 20  # of a head's files: less is packed as soon as mapped
 
 
 class HeadReader:
@@ -45,41 +50,62 @@ class HeadReader:
         target: LoadedTarget,
         *,
         quantization: str | None = None,
+        kept: KeptWeights | None = None,
     ) -> None:
         """Begin reading; `quantization` names the format that matrices are rounded to, None leaves them as they are.
+
+        `kept` has what an earlier start packed of the head, or keeps what is packed now.
 
         Raises:
             ConfigError: a quantization is asked for where the target does not run on the kernels in bf16.
         """
-        model, kernels = target.model, target.kernels
-        check_quantized_head(quantization, target)
+        model = target.model
         self.content = content
         self.target = target
-        self.weights = WeightReader(checkpoint, dtype=model.dtype, device=model.device)
-        self.stream_dtype = torch.float32 if kernels else model.dtype
-        self._packing = Packing.choose(kernels, dtype=model.dtype, quantization=quantization) if kernels else None
+        self.stream_dtype = torch.float32 if target.kernels else model.dtype
+        packing = _packing_for(target, quantization)
+        self._packing = packing.keeping(kept) if packing and kept else packing
+        self.weights = WeightReader(
+            checkpoint,
+            dtype=model.dtype,
+            device=model.device,
+            needs_matrices=self._packing is None or self._packing.needs_weights,
+        )
 
     @classmethod
+    @contextmanager
     def open(
         cls, folder: Path, target: LoadedTarget, *, rename: Rename = str, quantization: str | None = None
-    ) -> HeadReader:
-        """Open a folder; `rename` maps the name of each tensor to the one that the head reads.
+    ) -> Iterator[HeadReader]:
+        """Open a folder, and keep what is packed for the next start; `rename` maps tensors' names to those that the head reads.
 
         Raises:
             ModelError: config.json or the weights are missing or damaged.
             ConfigError: see `__init__`.
         """
         content, checkpoint = read_json(folder / CONFIG_FILE), renamed(open_checkpoint(folder), rename)
-        return cls(content, checkpoint, target, quantization=quantization)
+        packing = _packing_for(target, quantization)
+        if packing is None:
+            yield cls(content, checkpoint, target)
+            return
+        model = PackedModel(
+            path=folder,
+            format=f"head-{packing.format.name}",
+            level=packing.kernels.level,
+            dtype=f"{target.model.dtype} for {target.model.vocab_size} x {target.model.hidden_size}",
+        )
+        cache = replace(PackedCache.of_environment(), least_bytes=LEAST_KEPT_BYTES)
+        with cache.weights(model, log_level=logging.INFO) as kept:
+            yield cls(content, checkpoint, target, quantization=quantization, kept=kept)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Product:
         """Read a matrix, and its bias if the checkpoint has one."""
         read = self.weights.linear([name], [outputs], width=inputs, bias=f"{name}.bias" in self.weights)
-        return self.packed(read)
+        return self.packed(read, name=name)
 
-    def packed(self, linear: Linear | BlockLinear) -> Product:
-        """Pack a matrix for the kernels, if there are any."""
-        return self._packing.linear(linear.weight, linear.bias) if self._packing else linear
+    def packed(self, linear: Linear | BlockLinear, *, name: str | None = None) -> Product:
+        """Pack a matrix for the kernels, if there are any; it is kept under `name` if it has one."""
+        return self._packing.linear(linear.weight, linear.bias, name=name) if self._packing else linear
 
     def norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> RMSNorm | NativeRMSNorm:
         """Read an RMSNorm; `offset` is added to its weight."""
@@ -98,7 +124,8 @@ class HeadReader:
         if packing and can_pack(config):
             stacked = packing.layers(layers, config, rotation_of(config))
         else:
-            stacked = TorchLayers([self._packed_products(layer) for layer in layers], rotation_of(config))
+            products = [self._packed_products(layer, f"layer.{index}") for index, layer in enumerate(layers)]
+            stacked = TorchLayers(products, rotation_of(config))
         return stacked if ranks is None else ranks.layers(stacked, config)
 
     def rotations(self, config: DecoderConfig) -> Rotations:
@@ -136,15 +163,18 @@ class HeadReader:
                     "needs a head of its own; download the checkpoint again"
                 )
             return model.logits
+        if (outputs, width) != (model.vocab_size, model.hidden_size):
+            return self._head_of(self.weights.matrix(name, (outputs, width)), self._packing)
         weight = self.weights.tensor(name, (outputs, width))
-        if tuple(weight.shape) == (model.vocab_size, model.hidden_size) and self._is_same(weight, model.head_rows):
-            return model.logits
-        return self.packed_head(weight)
+        return model.logits if self._is_same(weight, model.head_rows) else self.packed_head(weight)
 
     def packed_head(self, weight: Tensor) -> Head | PackedHead:
-        """Make a head of these weights [outputs, width], on the kernels if there are any."""
-        packing, ranks = self._packing, self.target.drafter_ranks
-        head = Head(Linear(weight)) if packing is None else PackedHead(packing.head(weight))
+        """Make a head of these weights [outputs, width], on the kernels if there are any; it is packed at every start."""
+        return self._head_of(weight, self._packing and self._packing.keeping(Unkept()))
+
+    def _head_of(self, weight: Tensor | BlockWeight, packing: Packing | None) -> Head | PackedHead:
+        ranks = self.target.drafter_ranks
+        head = Head(Linear(dense(weight))) if packing is None else PackedHead(packing.head(weight))
         return head if ranks is None else ranks.head(head)
 
     def finish(self) -> None:
@@ -155,11 +185,13 @@ class HeadReader:
         """
         self.weights.finish()
 
-    def _packed_products(self, layer: DecoderLayer) -> DecoderLayer:
+    def _packed_products(self, layer: DecoderLayer, name: str) -> DecoderLayer:
         """Pack a layer's matrices for the kernels, if there are any: those take any width, and the stream's dtype."""
+        attention, mlp = layer.attention, layer.mlp
+        products = {"qkv": attention.qkv, "output": attention.output, "gate_up": mlp.gate_up, "down": mlp.down}
         qkv, output, gate_up, down = (
-            self.packed(product) if isinstance(product, Linear) else product
-            for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+            self.packed(product, name=f"{name}.{part}") if isinstance(product, Linear) else product
+            for part, product in products.items()
         )
         return replace(
             layer,
@@ -181,6 +213,14 @@ class HeadReader:
             if not torch.equal(table[ids], read_rows(ids).to(table.dtype)):
                 return False
         return True
+
+
+def _packing_for(target: LoadedTarget, quantization: str | None) -> Packing | None:
+    """How a head's matrices are packed for the kernels; None where there are none."""
+    check_quantized_head(quantization, target)
+    if target.kernels is None:
+        return None
+    return Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization)
 
 
 def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None:

@@ -22,6 +22,7 @@ from forerun.kv.cache import map_memory
 HUGE_PAGE = 2 << 20  # bytes
 CHUNK = 256 << 20  # bytes, reserved at once; the system provides a page when it is first written to
 READ_AT_ONCE = 8 << 20  # bytes
+ASKED_AT_ONCE = 32 << 20  # bytes of a mapped file
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, for which Python has no name
 AREA = re.compile(r"([0-9a-f]+)-[0-9a-f]+ ")  # of memory, as /proc/self/smaps begins the lines about it
 HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -94,22 +95,38 @@ def _gives_huge_pages() -> bool:
 
 
 def _is_in_huge_pages(mapped: mmap.mmap, address: int) -> bool:
-    """Whether most of a mapped file lies in huge pages, after all of it was asked for."""
+    """Whether most of a mapped file lies in huge pages, after all of it was asked for.
+
+    It is asked for in parts, of which all but the beginning is let go again. The system keeps what it has read, but pages
+    count as this process's memory only once the weights are used, when all that loading needed besides is gone.
+    """
+    sampled = 0
     with suppress(OSError):  # the kernel is older than the advice
         mapped.madvise(mmap.MADV_HUGEPAGE)
-        mapped.madvise(POPULATE_READ)
+        for begin in range(0, len(mapped), ASKED_AT_ONCE):
+            length = min(ASKED_AT_ONCE, len(mapped) - begin)
+            mapped.madvise(POPULATE_READ, begin, length)
+            kept = min(HUGE_PAGE, length)
+            sampled += kept
+            if length > kept:
+                mapped.madvise(mmap.MADV_DONTNEED, begin + kept, length - kept)
+    return _huge_bytes(address, address + len(mapped)) > sampled // 2
+
+
+def _huge_bytes(begin: int, end: int) -> int:
+    """How much of a file that is mapped to these addresses is in memory in huge pages."""
     huge = 0
     inside = False
     with Path("/proc/self/smaps").open() as areas:  # by rising addresses
         for line in areas:
             if area := AREA.match(line):
-                begin = int(area[1], 16)
-                if begin >= address + len(mapped):
+                first = int(area[1], 16)
+                if first >= end:
                     break
-                inside = begin >= address
+                inside = first >= begin
             elif inside and line.startswith("FilePmdMapped:"):
                 huge += int(line.split()[1]) << 10
-    return huge > len(mapped) // 2
+    return huge
 
 
 def _copy(file: int, size: int) -> Tensor:
