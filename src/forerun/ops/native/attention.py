@@ -95,7 +95,7 @@ class NativePass:
         self.sequences = np.empty(
             (len(batch.sequences), SEQUENCE_WORDS), dtype=np.int64
         )  # `Sequence` of csrc/attention.h
-        first_row = 0
+        first_row = num_positions = 0
         for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self.tables, self.masks, strict=True)):
             self.sequences[i] = (
                 first_row,
@@ -107,6 +107,8 @@ class NativePass:
                 sequence.num_hidden,
             )
             first_row += sequence.num_rows
+            num_positions = max(num_positions, sequence.num_context + sequence.num_rows)
+        self.num_positions = num_positions  # no row's is as high
         if len(batch.slot_mapping) != first_row:
             raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(

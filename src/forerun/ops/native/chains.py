@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from ctypes import Array, addressof, pointer
+from ctypes import pointer
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +14,12 @@ from torch import Tensor
 from forerun.core.random_bits import MASK
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import CacheAddresses
+from forerun.ops.native.inputs import RotationTables, token_table
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.sampling import settings_address
-from forerun.ops.native.structs import (
-    STORAGE,
-    DraftHeadStruct,
-    RotationTableStruct,
-    TokenTableStruct,
-)
-from forerun.ops.rotary import RotaryTable, Rotation
+from forerun.ops.native.structs import DraftHeadStruct
+from forerun.ops.rotary import RotaryTable
 from forerun.ops.sampling import SamplingRules
 
 
@@ -89,7 +84,7 @@ class NativeChains:
         norms = [norm.weight for norm in parts.feature_norms]
         self._feature_norm = None if not norms else np.concatenate([weight.numpy() for weight in norms])
         self._struct = DraftHeadStruct(
-            embedding=_token_table(parts.embedding),
+            embedding=token_table(parts.embedding),
             fusion=None if parts.fusion is None else pointer(parts.fusion.weight.struct),
             feature_norm=None if self._feature_norm is None else self._feature_norm.ctypes.data,
             feature_norm_width=len(norms[0]) if norms else 0,
@@ -107,9 +102,7 @@ class NativeChains:
             logit_cap=parts.logit_cap,
             feeds_normed=parts.feeds_normed,
         )
-        self._rotations: list[Rotation] = []
-        self._tables: Array[RotationTableStruct] = (RotationTableStruct * 1)()
-        self._num_positions = 0  # that the tables have
+        self._rotations = RotationTables(parts.rotaries)
         self._hidden_states: Mapping[str, Tensor] = {}  # of the last call, and where they are
         self._feature_addresses = array("q")
 
@@ -141,49 +134,17 @@ class NativeChains:
         if hidden_states is not self._hidden_states:
             self._hidden_states = hidden_states
             self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
-        if most_places > self._num_positions:
-            self._look_up(most_places)
         drafted = array("q", bytes(8 * most * len(texts)))
+        tables = self._rotations.of_first(most_places)
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
-            *(self._struct, addressof(self._tables), len(self._tables), _address(words), len(texts), block_size),
+            *(self._struct, tables.structs, tables.num_tables, _address(words), len(texts), block_size),
             *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
             *(most, _address(drafted)),
         )
         chains = [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
         return [chain[: chain.index(-1)] if -1 in chain else chain for chain in chains]
 
-    def _look_up(self, num_positions: int) -> None:
-        """Give the kernels rotations of so many positions."""
-        rotations = [rotary.of_first(num_positions) for rotary in self._parts.rotaries]
-        self._rotations = rotations  # keeps their tensors alive
-        self._num_positions = min((len(rotation.cos) for rotation in rotations), default=sys.maxsize)
-        self._tables = (RotationTableStruct * (1 + len(rotations)))(
-            RotationTableStruct(),  # of layers that know no positions
-            *(
-                RotationTableStruct(
-                    cos=rotation.cos.data_ptr(),
-                    sin=rotation.sin.data_ptr(),
-                    half=rotation.cos.shape[-1],
-                    num_positions=len(rotation.cos),
-                )
-                for rotation in rotations
-            ),
-        )
-
 
 def _address(values: array[int]) -> int:
     return values.buffer_info()[0]
-
-
-def _token_table(embedding: PackedEmbedding | Embedding) -> TokenTableStruct:
-    if isinstance(embedding, PackedEmbedding):
-        weight = embedding.head.weight
-        return TokenTableStruct(packed=pointer(weight.struct), num_tokens=weight.outputs, scale=embedding.scale)
-    table = embedding.table
-    return TokenTableStruct(
-        rows=table.data_ptr(),
-        num_tokens=len(table),
-        scale=table.new_tensor(embedding.scale).item(),  # rounded as the twin rounds it
-        storage=STORAGE[table.dtype],
-    )
