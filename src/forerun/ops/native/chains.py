@@ -8,9 +8,9 @@ from ctypes import pointer
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from forerun.core.numbers import address_of
 from forerun.core.random_bits import MASK
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import CacheAddresses
@@ -63,11 +63,11 @@ class ChainText:
     """A text whose entries at the places below `num_read` are in `block_ids`.
 
     `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
-    `block_ids` has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
+    `block_ids` (int32) has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
     the target will run by `rules` with the noise of `seed`.
     """
 
-    block_ids: npt.NDArray[np.int32]
+    block_ids: array[int]
     num_read: int
     token_ids: list[int]
     num_drafted: int
@@ -126,8 +126,8 @@ class NativeChains:
         for text in texts:
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
             settings = 0 if text.rules is None else settings_address(text.rules)
-            words.extend((text.block_ids.ctypes.data, len(text.block_ids), text.num_read, num_unread, num_drafted))
-            words.extend((text.seed & MASK, settings))
+            blocks = text.block_ids
+            words.extend((address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted, text.seed & MASK, settings))
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)
@@ -138,13 +138,9 @@ class NativeChains:
         tables = self._rotations.of_first(most_places)
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
-            *(self._struct, tables.structs, tables.num_tables, _address(words), len(texts), block_size),
-            *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
-            *(most, _address(drafted)),
+            *(self._struct, tables.structs, tables.num_tables, address_of(words), len(texts), block_size),
+            *(address_of(token_ids), address_of(self._feature_addresses), cache.storage, keys, values),
+            *(most, address_of(drafted)),
         )
         chains = [drafted[row * most : row * most + text.num_drafted].tolist() for row, text in enumerate(texts)]
         return [chain[: chain.index(-1)] if -1 in chain else chain for chain in chains]
-
-
-def _address(values: array[int]) -> int:
-    return values.buffer_info()[0]

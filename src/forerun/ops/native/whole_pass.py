@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core.batch import Candidates, ForwardBatch, ForwardResult
+from forerun.core.batch import CandidateArrays, ForwardBatch, ForwardResult
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import NativePass
 from forerun.ops.native.inputs import RotationTables, token_table
@@ -58,15 +58,13 @@ class WholePass:
         """Compute a pass that asks for one candidate at least; the residual streams before the layers of `keep` go to the cache."""
         num_rows, count = len(batch.logits_rows), batch.num_candidates
         logits = torch.empty(num_rows, self._num_outputs, dtype=torch.float32)
-        found = Candidates(
-            torch.empty(num_rows, count, dtype=torch.int32), torch.empty(num_rows, count, dtype=torch.float32)
-        )
+        found = CandidateArrays(num_rows, count)
         addresses, tables = attend.addresses, self._rotations.of_first(attend.num_positions)
         self._kernels.decode(
             *(self._struct, tables.structs, tables.num_tables, attend.struct),
             *(_address(batch.token_ids), _address(batch.positions), addresses.storage, *addresses.arrays(0)),
             *(addresses.kept(keep) if keep else None, _address(batch.logits_rows), num_rows),
-            *(count, logits.data_ptr(), found.token_ids.data_ptr(), found.logits.data_ptr()),
+            *(count, logits.data_ptr(), found.ids.buffer_info()[0], found.values.buffer_info()[0]),
         )
         return ForwardResult(logits=logits, candidates=found)
 
