@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from forerun.core.numbers import Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,7 @@ MOST_CANDIDATES = 16
 """The most candidates that a pass finds for a row: `kMostCandidates` of ops/native/csrc/candidates.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(Protocol):
     """The likeliest next tokens of each row of logits, before any sampling rule.
 
     The highest logit comes first, of equal ones the lowest token id. NaN counts as higher than any
@@ -60,8 +64,78 @@ class Candidates:
     candidates never depend on its batch.
     """
 
-    token_ids: Tensor  # [R, num_candidates] int32
-    logits: Tensor  # [R, num_candidates] fp32
+    @property
+    def num_candidates(self) -> int:
+        """Of each row."""
+        ...
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[R, num_candidates] int32"""
+        ...
+
+    @property
+    def logits(self) -> Tensor:
+        """[R, num_candidates] fp32"""
+        ...
+
+    def first(self) -> tuple[list[int], list[float]]:
+        """Each row's first candidate and its logit."""
+        ...
+
+    def on_host(self) -> tuple[Numbers, Numbers]:
+        """All token ids (int32) and logits (fp32), row by row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTensors:
+    """Candidates as tensors of any device."""
+
+    token_ids: Tensor
+    logits: Tensor
+
+    @property
+    def num_candidates(self) -> int:
+        """See `Candidates`."""
+        return self.token_ids.shape[1]
+
+    def first(self) -> tuple[list[int], list[float]]:
+        """See `Candidates`."""
+        return self.token_ids[:, 0].tolist(), self.logits[:, 0].tolist()
+
+    def on_host(self) -> tuple[Numbers, Numbers]:
+        """See `Candidates`."""
+        return self.token_ids.numpy(force=True), self.logits.numpy(force=True)
+
+
+class CandidateArrays:
+    """Candidates in arrays of the standard library, which a pass of the kernels fills: `ids` and `values`, row by row."""
+
+    __slots__ = ("ids", "num_candidates", "values")
+
+    def __init__(self, num_rows: int, num_candidates: int) -> None:
+        self.num_candidates = num_candidates
+        self.ids = array("i", bytes(4 * num_rows * num_candidates))
+        self.values = array("f", bytes(4 * num_rows * num_candidates))
+
+    @property
+    def token_ids(self) -> Tensor:
+        """See `Candidates`."""
+        return torch.tensor(self.ids, dtype=torch.int32).view(-1, self.num_candidates)
+
+    @property
+    def logits(self) -> Tensor:
+        """See `Candidates`."""
+        return torch.tensor(self.values, dtype=torch.float32).view(-1, self.num_candidates)
+
+    def first(self) -> tuple[list[int], list[float]]:
+        """See `Candidates`."""
+        return self.ids[:: self.num_candidates].tolist(), self.values[:: self.num_candidates].tolist()
+
+    def on_host(self) -> tuple[Numbers, Numbers]:
+        """See `Candidates`."""
+        return self.ids, self.values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.numbers import Numbers, as_numpy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,7 +265,6 @@ def computes_with_a_model(drafter: Drafter) -> bool:
     return bool(drafter.needs) or keeps_kv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRows:
     """What the target found at a step's rows with logits: R rows, those of a sequence side by side.
 
@@ -274,14 +274,41 @@ class VerifiedRows:
     requests with penalties, masks or a temperature.
     """
 
-    token_ids: npt.NDArray[np.int64]  # [R] the row's own token
-    previous_ids: npt.NDArray[np.int64]  # [R] the token before it in its text or its draft's path; -1: there is none
-    candidate_ids: npt.NDArray[np.int32]  # [R, k], likeliest first
-    candidate_logits: npt.NDArray[np.float32]  # [R, k], falling
-    salts: Listing[tuple[int, int, str | None]]  # (first row, row behind the last, cache salt) of each sequence
+    def __init__(
+        self,
+        *,
+        token_ids: Numbers,
+        previous_ids: Numbers,
+        candidate_ids: Numbers,
+        candidate_logits: Numbers,
+        salts: Listing[tuple[int, int, str | None]],
+    ) -> None:
+        """`salts` are (first row, row behind the last, cache salt) of each sequence; see the properties for the rest."""
+        self.salts = salts
+        self.numbers = (token_ids, previous_ids, candidate_ids, candidate_logits)  # as they were given
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.numbers[0])
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """[R] the row's own token"""
+        return as_numpy(self.numbers[0], np.int64, num_rows=len(self)).ravel()
+
+    @property
+    def previous_ids(self) -> npt.NDArray[np.int64]:
+        """[R] the token before it in its text or its draft's path; -1: there is none"""
+        return as_numpy(self.numbers[1], np.int64, num_rows=len(self)).ravel()
+
+    @property
+    def candidate_ids(self) -> npt.NDArray[np.int32]:
+        """[R, k], likeliest first"""
+        return as_numpy(self.numbers[2], np.int32, num_rows=len(self))
+
+    @property
+    def candidate_logits(self) -> npt.NDArray[np.float32]:
+        """[R, k], falling"""
+        return as_numpy(self.numbers[3], np.float32, num_rows=len(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.writers import Writer, make_writer
 from forerun.models.heads.mlp_speculator import MLPSpeculator, load_mlp_speculator
 from forerun.models.store import resolve_model
+from forerun.ops.native.attention import block_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class SpeculatorPasses:
         return DraftSequence(
             request=request,
             num_read=len(request.sequence) - 1,
-            block_ids=request.block_ids,
+            block_table=block_table(request.block_ids),
             max_tokens=request.max_tokens,
             max_depth=request.max_depth,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,8 +15,29 @@ from forerun.core.draft import Draft
 from forerun.core.step import PlannedSequence, Rows
 
 
+MOST_STAGED_ROWS = 256
+"""Steps of up to so many rows have their numbers in the same memory each time."""
+
+
+class _StagedRows:
+    """Memory for the numbers of a step on the CPU, and tensors of it: making these takes longer than filling them."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._numbers = array("q", bytes(3 * 8 * num_rows))
+        self._num_rows = num_rows
+        rows = torch.frombuffer(self._numbers, dtype=torch.int64).view(3, num_rows)
+        self.token_ids, self.positions, self.slots = rows.unbind()
+        self.all_rows = torch.arange(num_rows)
+
+    def fill(self, rows: Rows) -> None:
+        numbers, count = self._numbers, self._num_rows
+        numbers[:count] = array("q", rows.token_ids)
+        numbers[count : 2 * count] = array("q", rows.positions)
+        numbers[2 * count :] = array("q", rows.slots)
+
+
 class BatchBuilder:
-    """Builds batches for one device and block size."""
+    """Builds batches for one device and block size; on a CPU a batch is good until the next one is built."""
 
     def __init__(
         self, *, block_size: int, device: torch.device, features: frozenset[str], num_candidates: int = 0
@@ -24,11 +47,11 @@ class BatchBuilder:
         self._is_on_cpu = device.type == "cpu"
         self._features = features
         self._num_candidates = num_candidates
+        self._staged: dict[int, _StagedRows] = {}  # by the number of rows
 
     def build(self, sequences: Sequence[PlannedSequence], rows: Rows, drafts: Sequence[Draft]) -> ForwardBatch:
         """Tensors of a plan's rows, and a mask where a draft is a tree."""
-        # one tensor of all rows: making each would take as long
-        token_ids, positions, slots = self._tensor((rows.token_ids, rows.positions, rows.slots)).unbind()
+        token_ids, positions, slots, logits_rows = self._tensors(rows)
         return ForwardBatch(
             token_ids=token_ids,
             positions=positions,
@@ -38,29 +61,59 @@ class BatchBuilder:
                     num_context=planned.start,
                     num_rows=planned.num_tail + len(draft.token_ids),
                     block_ids=planned.blocks,
-                    tree_mask=None if draft.parents is None or draft.is_chain else tree_mask(planned.num_tail, draft),
+                    tree_mask=None if draft.parents is None else _mask(planned.num_tail, draft.parents),
                 )
                 for planned, draft in zip(sequences, drafts, strict=True)
                 if planned.num_tail
             ],
             block_size=self._block_size,
-            logits_rows=self._tensor(rows.logits_rows),
+            logits_rows=logits_rows,
             features=self._features,
             num_candidates=self._num_candidates,
         )
+
+    def _tensors(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Token ids, positions, slots and the rows with logits."""
+        num_rows = len(rows.token_ids)
+        if not self._is_on_cpu or not 0 < num_rows <= MOST_STAGED_ROWS:
+            # one tensor of all rows: making each would take as long
+            token_ids, positions, slots = self._tensor((rows.token_ids, rows.positions, rows.slots)).unbind()
+            return token_ids, positions, slots, self._tensor(rows.logits_rows)
+        staged = self._staged.get(num_rows)
+        if staged is None:
+            staged = self._staged[num_rows] = _StagedRows(num_rows)
+        staged.fill(rows)
+        has_all = len(rows.logits_rows) == num_rows
+        logits_rows = staged.all_rows if has_all else self._tensor(rows.logits_rows)
+        return staged.token_ids, staged.positions, staged.slots, logits_rows
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         tensor = torch.from_numpy(np.array(values, dtype=np.int64))
         return tensor if self._is_on_cpu else tensor.to(self._device)
 
 
-def tree_mask(num_tail: int, draft: Draft) -> Tensor:
-    """[num_rows, num_rows] bool: tail rows are causal; a node sees the tail, its ancestors, itself."""
-    num_rows = num_tail + len(draft)
+def _mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:
+    """The mask of a draft's rows; None where it is a chain. Those of one row and a small tree are kept: they come again."""
+    return _mask_of_tree(parents) if num_tail == 1 and len(parents) <= MOST_KEPT_NODES else tree_mask(num_tail, parents)
+
+
+@lru_cache(maxsize=1024)
+def _mask_of_tree(parents: tuple[int, ...]) -> Tensor | None:
+    return tree_mask(1, parents)
+
+
+MOST_KEPT_NODES = 32
+
+
+def tree_mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:
+    """[num_rows, num_rows] bool: tail rows are causal; a node sees the tail, its ancestors, itself. None: all are causal."""
+    if parents == tuple(range(-1, len(parents) - 1)):
+        return None
+    num_rows = num_tail + len(parents)
     mask = np.tri(num_rows, dtype=bool)  # NumPy, since torch takes ten times as long for a row this short
     mask[num_tail:, num_tail:] = False
-    for node in range(len(draft)):
-        row, parent = num_tail + node, draft.parent(node)
+    for node, parent in enumerate(parents):
+        row = num_tail + node
         if parent >= 0:
             mask[row, num_tail:] = mask[num_tail + parent, num_tail:]
         mask[row, row] = True

@@ -410,12 +410,7 @@ class LocalExecutor:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
         self.drafting.learn(
             verified_rows(
-                step.sequences,
-                [state.sequence for state in step.states],
-                step.drafts,
-                step.rows,
-                candidate_ids=candidates.token_ids.cpu().numpy(),
-                candidate_logits=candidates.logits.cpu().numpy(),
+                step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates
             )
         )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 
-import numpy as np
-import numpy.typing as npt
-
+from forerun.core.batch import Candidates
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.core.step import PlannedSequence, Rows
@@ -19,9 +18,7 @@ def verified_rows(
     sequences: Listing[Sequence],
     drafts: Listing[Draft],
     rows: Rows,
-    *,
-    candidate_ids: npt.NDArray[np.int32],
-    candidate_logits: npt.NDArray[np.float32],
+    candidates: Candidates,
 ) -> VerifiedRows:
     """Describe the rows of a step whose logits were computed.
 
@@ -30,8 +27,7 @@ def verified_rows(
         sequences: the tokens of each; those before its first row must be there.
         drafts: the draft that each one's rows end with.
         rows: the rows of all sequences, packed.
-        candidate_ids: [R, k], the likeliest next tokens of each row with logits.
-        candidate_logits: [R, k], their logits.
+        candidates: the likeliest next tokens of each row with logits.
     """
     token_ids = rows.token_ids
     # in a packed batch the token before a row's is that of the row before it, but for these:
@@ -40,15 +36,15 @@ def verified_rows(
         if first < len(previous):  # a sequence that ended while it was pending has no rows
             previous[first] = sequence.tokens_between(one.start - 1, one.start)[0] if one.start else -1
         if draft.parents is not None:
-            root = first + one.num_tail - 1
-            for node, parent in enumerate(draft.parents):
-                previous[root + 1 + node] = token_ids[root + 1 + parent]
+            root = first + one.num_tail
+            previous[root : root + len(draft.parents)] = [token_ids[root + parent] for parent in draft.parents]
     if len(rows.logits_rows) < len(token_ids):
         token_ids = [token_ids[row] for row in rows.logits_rows]
         previous = [previous[row] for row in rows.logits_rows]
+    candidate_ids, candidate_logits = candidates.on_host()
     return VerifiedRows(
-        token_ids=np.array(token_ids, dtype=np.int64),
-        previous_ids=np.array(previous, dtype=np.int64),
+        token_ids=array("q", token_ids),
+        previous_ids=array("q", previous),
         candidate_ids=candidate_ids,
         candidate_logits=candidate_logits,
         salts=list(_salts(sequences, rows)),

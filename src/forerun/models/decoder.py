@@ -23,6 +23,7 @@ from forerun.ops.attention import Attend
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
 from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
+from forerun.ops.native.whole_pass import whole_pass
 from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
 
 
@@ -87,6 +88,9 @@ class Decoder:
         self.layers = parts.layers
         self.norm = parts.norm
         self._rotaries = list(parts.rotaries.values())
+        self._whole = whole_pass(
+            parts.embedding, parts.layers, config.num_layers, self._rotaries, parts.norm, parts.head
+        )
         self._layers_of: dict[frozenset[str], frozenset[int]] = {}  # see `_kept_layers`
 
     @property
@@ -120,6 +124,9 @@ class Decoder:
             ModelError: `batch.features` names hidden states that the model does not have.
         """
         kept_layers = self._kept_layers(batch.features)
+        is_whole = batch.num_candidates and "last_hidden" not in batch.features
+        if self._whole is not None and is_whole and can_keep(attend, kept_layers):
+            return self._whole(batch, attend, kept_layers)
         features: dict[str, Tensor] = {}
         hidden = self.embed(batch.token_ids)
         rotations = self.rotations(batch.positions)

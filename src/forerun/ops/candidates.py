@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core.batch import Candidates
+from forerun.core.batch import Candidates, CandidateTensors
 
 
 def find_candidates(logits: Tensor, num_candidates: int) -> Candidates:
@@ -24,4 +24,4 @@ def find_candidates(logits: Tensor, num_candidates: int) -> Candidates:
     ordered = torch.where(logits.isnan(), 2**31 - 1, bits ^ ((bits >> 31) & (2**31 - 1))).long()
     last_first = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
     found = (ordered * 2**32 + last_first).topk(num_candidates).indices
-    return Candidates(found.int(), logits.gather(1, found))
+    return CandidateTensors(found.int(), logits.gather(1, found))

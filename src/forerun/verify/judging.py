@@ -119,7 +119,7 @@ class MostLikely:
     @cached_property
     def _all(self) -> tuple[list[int], list[float]]:
         if self._candidates is not None:
-            return self._candidates.token_ids[:, 0].tolist(), self._candidates.logits[:, 0].tolist()
+            return self._candidates.first()
         largest = self._logits.max(dim=-1)
         return largest.indices.tolist(), largest.values.tolist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import nullcontext
 
 import pytest
@@ -275,7 +276,7 @@ def test_an_unknown_quantization_is_refused(method):
 def test_texts_that_do_not_fit_are_refused(change, message, tmp_path):
     llm = chains_llm(tmp_path, torch.bfloat16)
     passes, features = passes_of(llm), llm.executor.cache.features
-    blocks = torch.arange(4, dtype=torch.int32).numpy()
+    blocks = array("i", range(4))
     text = {"block_ids": blocks, "num_read": 1, "token_ids": [3, 1], "num_drafted": 4} | change
     with nullcontext() if message is None else pytest.raises(ValueError, match=f"draft_chains: {message}"):
         (drafted,) = passes._chains.draft([ChainText(**text)], features, passes._addresses, block_size=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
 from forerun.ops.attention import Attend, Attention
-from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.attention import NativeAttention, block_table
 from forerun.ops.native.chains import ChainText, NativeChains
 
 MAX_TEXT_ROWS = 512
@@ -121,15 +122,20 @@ class HeadPredictor:
 class DraftSequence:
     """One sequence in a drafting step: the network has KV entries of its first `num_read` places.
 
-    The draft may have `max_tokens` nodes, `max_depth` deep. `block_ids` are the blocks of all places
+    The draft may have `max_tokens` nodes, `max_depth` deep. `block_table` (int32) are the blocks of all places
     that reading and drafting write to: those of the committed text, then scratch blocks.
     """
 
     request: DraftRequest
     num_read: int
-    block_ids: npt.NDArray[np.int32]
+    block_table: array[int]
     max_tokens: int
     max_depth: int
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """The same blocks for a pass."""
+        return np.frombuffer(self.block_table, dtype=np.int32)
 
     @property
     def wants_draft(self) -> bool:
@@ -213,7 +219,7 @@ class PagedPasses:
         self._block_size = cache.block_size
         self._num_blocks = num_blocks
         self._scratch_per_sequence = scratch_per_sequence
-        self._scratch_of: list[npt.NDArray[np.int32]] = []  # by the request's number in its step
+        self._scratch_of: list[array[int]] = []  # by the request's number in its step
         self._chains = predictor.chains
         self._addresses = attention.addresses(cache) if isinstance(attention, NativeAttention) else None
 
@@ -223,13 +229,13 @@ class PagedPasses:
         Its draft does not go beyond `max_model_len` tokens of text.
         """
         num_used = -(-request.num_computed // self._block_size)
-        block_ids = np.empty(num_used + self._scratch_per_sequence, dtype=np.int32)
-        block_ids[:num_used] = request.block_ids[:num_used]
-        block_ids[num_used:] = self._scratch(number)
+        table = block_table(request.block_ids)
+        del table[num_used:]
+        table += self._scratch(number)
         return DraftSequence(
             request=request,
             num_read=max(num_read, self.predictor.num_hidden),
-            block_ids=block_ids,
+            block_table=table,
             max_tokens=request.max_tokens,
             max_depth=min(request.max_depth, max_model_len - len(request.sequence)),
         )
@@ -242,11 +248,11 @@ class PagedPasses:
         self._read_all_but_last(sequence, hidden_states)
         return self._text_rows(sequence, sequence.draft_start, hidden_states, num_predicted=1)
 
-    def _scratch(self, number: int) -> npt.NDArray[np.int32]:
+    def _scratch(self, number: int) -> array[int]:
         """The scratch blocks of the step's request `number`."""
         while len(self._scratch_of) <= number:
             first = self._num_blocks + len(self._scratch_of) * self._scratch_per_sequence
-            self._scratch_of.append(np.arange(first, first + self._scratch_per_sequence, dtype=np.int32))
+            self._scratch_of.append(array("i", range(first, first + self._scratch_per_sequence)))
         return self._scratch_of[number]
 
     def draft_chains(
@@ -265,7 +271,7 @@ class PagedPasses:
             self._read_all_but_last(sequence, hidden_states)
             texts.append(
                 ChainText(
-                    sequence.block_ids,
+                    sequence.block_table,
                     sequence.num_read,
                     sequence.request.sequence.tokens_from(sequence.num_read),
                     sequence.depth_of_chain(num_runners_up),
@@ -339,7 +345,7 @@ class PagedPasses:
 
     def _slots(self, sequence: DraftSequence, places: range) -> list[int]:
         size, first = self._block_size, places.start // self._block_size
-        blocks: list[int] = sequence.block_ids[first : -(-places.stop // size)].tolist()
+        blocks = sequence.block_table[first : -(-places.stop // size)]
         return [blocks[place // size - first] * size + place % size for place in places]
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:

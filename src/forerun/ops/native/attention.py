@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from ctypes import Array
 from weakref import WeakKeyDictionary
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, LayerKVSpec
+from forerun.core.numbers import address_of
 from forerun.kv.cache import KVCache, LayerKV
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.structs import SEQUENCE_WORDS, STORAGE, AttentionStruct, PassStruct, RotationStruct
+from forerun.ops.native.structs import STORAGE, AttentionStruct, PassStruct, RotationStruct
 from forerun.ops.rotary import Rotation
 
 MOST_KEY_DIM = 1024
@@ -80,7 +82,7 @@ class NativeAttention:
 class NativePass:
     """`Attend` for one pass of `batch` over `cache`; `struct` and `addresses` are what a call of whole layers reads.
 
-    `sequences` [S, SEQUENCE_WORDS] int64 is in `struct`, and has the addresses of each sequence's `tables` and `masks`.
+    `sequences` [S, SEQUENCE_WORDS] (int64) is in `struct`, and has the addresses of each sequence's `tables` and `masks`.
     """
 
     def __init__(self, kernels: Kernels, batch: ForwardBatch, cache: KVCache, addresses: CacheAddresses) -> None:
@@ -91,29 +93,31 @@ class NativePass:
         self.masks = [
             None if sequence.tree_mask is None else sequence.tree_mask.contiguous() for sequence in batch.sequences
         ]
-        self.tables = [np.asarray(sequence.block_ids, dtype=np.int32) for sequence in batch.sequences]
-        self.sequences = np.empty(
-            (len(batch.sequences), SEQUENCE_WORDS), dtype=np.int64
-        )  # `Sequence` of csrc/attention.h
-        first_row = 0
-        for i, (sequence, table, mask) in enumerate(zip(batch.sequences, self.tables, self.masks, strict=True)):
-            self.sequences[i] = (
-                first_row,
-                sequence.num_context,
-                sequence.num_rows,
-                table.ctypes.data,
-                0 if mask is None else mask.data_ptr(),
-                0 if mask is None else mask.shape[1],
-                sequence.num_hidden,
+        self.tables = [block_table(sequence.block_ids) for sequence in batch.sequences]
+        self.sequences = array("q")  # `Sequence` of csrc/attention.h
+        first_row = num_positions = 0
+        for sequence, table, mask in zip(batch.sequences, self.tables, self.masks, strict=True):
+            self.sequences.extend(
+                (
+                    first_row,
+                    sequence.num_context,
+                    sequence.num_rows,
+                    address_of(table),
+                    0 if mask is None else mask.data_ptr(),
+                    0 if mask is None else mask.shape[1],
+                    sequence.num_hidden,
+                )
             )
             first_row += sequence.num_rows
+            num_positions = max(num_positions, sequence.num_context + sequence.num_rows)
+        self.num_positions = num_positions  # no row's is as high
         if len(batch.slot_mapping) != first_row:
             raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(
             num_rows=first_row,
             slots=batch.slot_mapping.data_ptr(),
             num_sequences=len(batch.sequences),
-            sequences=self.sequences.ctypes.data,
+            sequences=address_of(self.sequences),
             block_size=batch.block_size,
         )
 
@@ -154,6 +158,14 @@ class NativePass:
             out.data_ptr(),
         )
         return out.to(query.dtype)
+
+
+def block_table(block_ids: npt.NDArray[np.int32]) -> array[int]:
+    """A copy of a sequence's blocks for the kernels, whose address is at hand; NumPy's own takes longer than the copy."""
+    table = array("i", block_ids.tobytes())
+    if len(table) != len(block_ids):
+        raise ValueError(f"block_ids: got {block_ids.dtype}; must be int32")
+    return table
 
 
 def attention_struct(

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from ctypes import Array, addressof, pointer
+from ctypes import pointer
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from forerun.core.numbers import address_of
 from forerun.core.random_bits import MASK
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import CacheAddresses
+from forerun.ops.native.inputs import RotationTables, token_table
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.sampling import settings_address
-from forerun.ops.native.structs import (
-    STORAGE,
-    DraftHeadStruct,
-    RotationTableStruct,
-    TokenTableStruct,
-)
-from forerun.ops.rotary import RotaryTable, Rotation
+from forerun.ops.native.structs import DraftHeadStruct
+from forerun.ops.rotary import RotaryTable
 from forerun.ops.sampling import SamplingRules
 
 
@@ -68,11 +63,11 @@ class ChainText:
     """A text whose entries at the places below `num_read` are in `block_ids`.
 
     `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
-    `block_ids` has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
+    `block_ids` (int32) has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
     the target will run by `rules` with the noise of `seed`.
     """
 
-    block_ids: npt.NDArray[np.int32]
+    block_ids: array[int]
     num_read: int
     token_ids: list[int]
     num_drafted: int
@@ -89,7 +84,7 @@ class NativeChains:
         norms = [norm.weight for norm in parts.feature_norms]
         self._feature_norm = None if not norms else np.concatenate([weight.numpy() for weight in norms])
         self._struct = DraftHeadStruct(
-            embedding=_token_table(parts.embedding),
+            embedding=token_table(parts.embedding),
             fusion=None if parts.fusion is None else pointer(parts.fusion.weight.struct),
             feature_norm=None if self._feature_norm is None else self._feature_norm.ctypes.data,
             feature_norm_width=len(norms[0]) if norms else 0,
@@ -107,9 +102,7 @@ class NativeChains:
             logit_cap=parts.logit_cap,
             feeds_normed=parts.feeds_normed,
         )
-        self._rotations: list[Rotation] = []
-        self._tables: Array[RotationTableStruct] = (RotationTableStruct * 1)()
-        self._num_positions = 0  # that the tables have
+        self._rotations = RotationTables(parts.rotaries)
         self._hidden_states: Mapping[str, Tensor] = {}  # of the last call, and where they are
         self._feature_addresses = array("q")
 
@@ -144,44 +137,25 @@ class NativeChains:
         for text in texts:
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
             settings = 0 if text.rules is None else settings_address(text.rules)
-            words.extend((text.block_ids.ctypes.data, len(text.block_ids), text.num_read, num_unread, num_drafted))
-            words.extend((text.seed & MASK, settings))
+            blocks = text.block_ids
+            words.extend((address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted, text.seed & MASK, settings))
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)
         if hidden_states is not self._hidden_states:
             self._hidden_states = hidden_states
             self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
-        if most_places > self._num_positions:
-            self._look_up(most_places)
         width = 1 + num_runners_up
         drafted = array("q", bytes(8 * most * width * len(texts)))
+        tables = self._rotations.of_first(most_places)
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
-            *(self._struct, addressof(self._tables), len(self._tables), _address(words), len(texts), block_size),
-            *(_address(token_ids), _address(self._feature_addresses), cache.storage, keys, values),
-            *(most, width, _address(drafted)),
+            *(self._struct, tables.structs, tables.num_tables, address_of(words), len(texts), block_size),
+            *(address_of(token_ids), address_of(self._feature_addresses), cache.storage, keys, values),
+            *(most, width, address_of(drafted)),
         )
         levels = [drafted[first : first + width].tolist() for first in range(0, len(drafted), width)]
         return [_until_none(levels[row * most : row * most + text.num_drafted]) for row, text in enumerate(texts)]
-
-    def _look_up(self, num_positions: int) -> None:
-        """Give the kernels rotations of so many positions."""
-        rotations = [rotary.of_first(num_positions) for rotary in self._parts.rotaries]
-        self._rotations = rotations  # keeps their tensors alive
-        self._num_positions = min((len(rotation.cos) for rotation in rotations), default=sys.maxsize)
-        self._tables = (RotationTableStruct * (1 + len(rotations)))(
-            RotationTableStruct(),  # of layers that know no positions
-            *(
-                RotationTableStruct(
-                    cos=rotation.cos.data_ptr(),
-                    sin=rotation.sin.data_ptr(),
-                    half=rotation.cos.shape[-1],
-                    num_positions=len(rotation.cos),
-                )
-                for rotation in rotations
-            ),
-        )
 
 
 def _until_none(levels: list[list[int]]) -> list[list[int]]:
@@ -192,20 +166,3 @@ def _until_none(levels: list[list[int]]) -> list[list[int]]:
             break
         found.append(level[: level.index(-1)] if level[-1] < 0 else level)
     return found
-
-
-def _address(values: array[int]) -> int:
-    return values.buffer_info()[0]
-
-
-def _token_table(embedding: PackedEmbedding | Embedding) -> TokenTableStruct:
-    if isinstance(embedding, PackedEmbedding):
-        weight = embedding.head.weight
-        return TokenTableStruct(packed=pointer(weight.struct), num_tokens=weight.outputs, scale=embedding.scale)
-    table = embedding.table
-    return TokenTableStruct(
-        rows=table.data_ptr(),
-        num_tokens=len(table),
-        scale=table.new_tensor(embedding.scale).item(),  # rounded as the twin rounds it
-        storage=STORAGE[table.dtype],
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.batch import Candidates
+from forerun.core.batch import Candidates, CandidateTensors
 from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.formats.base import PackedWeight, read_outputs
 from forerun.ops.native.library import Kernels
@@ -67,7 +67,7 @@ class PackedLinear:
         weight = self.weight
         rows = _rows_of(x, weight.inputs)
         num_rows = rows.numel() // weight.inputs
-        found = Candidates(
+        found = CandidateTensors(
             torch.empty(num_rows, num_candidates, dtype=torch.int32),
             torch.empty(num_rows, num_candidates, dtype=torch.float32),
         )

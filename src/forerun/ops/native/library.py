@@ -19,6 +19,7 @@ from forerun.ops.native.structs import (
     INTERFACE_VERSION,
     STRUCT_SIZES,
     AttentionStruct,
+    DecoderStruct,
     DraftHeadStruct,
     ExchangeStruct,
     LayerShardStruct,
@@ -57,6 +58,10 @@ PROTOTYPES: dict[str, list[type]] = {
     "decoder_layers": [
         *(c_void_p, c_int64, POINTER(PassStruct), POINTER(RotationStruct), c_void_p),
         *(c_int32, *[c_void_p] * 5),
+    ],
+    "decode": [
+        *(POINTER(DecoderStruct), c_void_p, c_int64, POINTER(PassStruct), c_void_p, c_void_p, c_int32),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_void_p),
     ],
     "post": [POINTER(ExchangeStruct), c_void_p, c_int64, c_void_p, c_int64],
     "receive": [POINTER(ExchangeStruct), c_int64, POINTER(c_int64)],
@@ -116,6 +121,7 @@ class Kernels:
         self.gate = functions["gate"]
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
+        self.decode = functions["decode"]
         self.sample = functions["sample"]
         self.find_merges = functions["find_merges"]
         self.extend_text = functions["extend_text"]

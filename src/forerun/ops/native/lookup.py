@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.numbers import Numbers, address_of
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import LiveTextStruct, SaltContextsStruct, TextIndexStruct
 
@@ -73,27 +74,11 @@ class Rates(Protocol):
 
 
 class Rows(Protocol):
-    """What the target found at rows with logits."""
+    """What the target found at R rows with logits."""
 
-    @property
-    def token_ids(self) -> npt.NDArray[np.int64]:
-        """[R] the row's own token"""
-        ...
-
-    @property
-    def previous_ids(self) -> npt.NDArray[np.int64]:
-        """[R] the token before it; -1: there is none."""
-        ...
-
-    @property
-    def candidate_ids(self) -> npt.NDArray[np.int32]:
-        """[R, k], likeliest first"""
-        ...
-
-    @property
-    def candidate_logits(self) -> npt.NDArray[np.float32]:
-        """[R, k], falling"""
-        ...
+    numbers: tuple[Numbers, Numbers, Numbers, Numbers]
+    """[R] int64 the row's own token, [R] int64 the token before it (-1: there is none), [R, k] int32 candidates, likeliest first,
+    [R, k] fp32 their logits."""
 
 
 class CountsSlots(Protocol):
@@ -126,13 +111,12 @@ class NativeRows:
 
     def __init__(self, kernels: Kernels, rows: Rows, num_candidates: int) -> None:  # noqa: ARG002 - the tables know it
         self._kernels = kernels
-        self._token_ids = np.ascontiguousarray(rows.token_ids, dtype=np.int64)
-        self._previous_ids = np.ascontiguousarray(rows.previous_ids, dtype=np.int64)
-        self._candidate_ids = np.ascontiguousarray(rows.candidate_ids, dtype=np.int32)
-        self._logits = np.ascontiguousarray(rows.candidate_logits, dtype=np.float32)
-        arrays = (self._token_ids, self._previous_ids, self._candidate_ids, self._logits)
-        self._addresses: list[int] = [one.__array_interface__["data"][0] for one in arrays]  # a third of `ctypes`' time
-        self._stride = self._logits.shape[1]
+        dtypes = (np.int64, np.int64, np.int32, np.float32)
+        self._numbers = [_contiguous(*pair) for pair in zip(rows.numbers, dtypes, strict=True)]  # keeps them alive
+        self._addresses = [address_of(one) for one in self._numbers]
+        candidate_ids = self._numbers[2]
+        num_rows = len(self._numbers[0])
+        self._stride = len(candidate_ids) // max(1, num_rows) if isinstance(candidate_ids, array) else candidate_ids.shape[1]
 
     def store(self, contexts: Contexts, first: int, end: int) -> None:
         """Store rows [first, end) under their tokens, and under the last two of them where there are two."""
@@ -176,7 +160,7 @@ class NativeLookup:
         tokens = array("i", chain.from_iterable(new_tokens))
         first = array("q", accumulate(map(len, new_tokens), initial=0))
         self._kernels.take_tokens(
-            _address(addresses), len(texts), _address(tokens), _address(first), *self._addresses_of(rates)
+            address_of(addresses), len(texts), address_of(tokens), address_of(first), *self._addresses_of(rates)
         )
 
     def grow(self, texts: Sequence[Text], limits: Sequence[DraftLimits], rates: Rates) -> list[GrownTree]:
@@ -189,17 +173,17 @@ class NativeLookup:
         token_ids, parents, sources = (array("i", bytes(4 * room)) for _ in range(3))
         survival, num_nodes = array("d", bytes(8 * room)), array("q", bytes(8 * len(texts)))
         self._kernels.grow_drafts(
-            _address(addresses),
+            address_of(addresses),
             len(texts),
-            _address(sizes),
-            _address(min_survival),
+            address_of(sizes),
+            address_of(min_survival),
             *self._addresses_of(rates),
             room,
-            _address(token_ids),
-            _address(parents),
-            _address(sources),
-            _address(survival),
-            _address(num_nodes),
+            address_of(token_ids),
+            address_of(parents),
+            address_of(sources),
+            address_of(survival),
+            address_of(num_nodes),
         )
         trees, first = [], 0
         for count in num_nodes:
@@ -221,6 +205,5 @@ class NativeLookup:
         return NativeRows(self._kernels, rows, num_candidates)
 
 
-def _address(values: array[int] | array[float]) -> int:
-    """Where the values lie, as long as nobody changes their number."""
-    return values.buffer_info()[0]
+def _contiguous(numbers: Numbers, dtype: type[np.generic]) -> Numbers:
+    return numbers if isinstance(numbers, array) else np.ascontiguousarray(numbers, dtype=dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import Candidates
+from forerun.core.numbers import address_of
 from forerun.core.random_bits import MASK
 from forerun.errors import ForerunError
 from forerun.ops.draws import Draw, Drawn, NumpySampler, RowSampler
@@ -70,18 +71,15 @@ class NativeSampler:
             candidates = None
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             logits = logits.float().contiguous()
+        found = array("f") if candidates is None else candidates.on_host()[1]
         ids, largest = array("q", bytes(8 * num_draws * count)), array("f", bytes(4 * num_draws))
         self._kernels.sample(
             *(logits.data_ptr(), *logits.shape),
-            *((None, 0) if candidates is None else (candidates.logits.data_ptr(), candidates.logits.shape[1])),
-            *(_address(table), num_draws, count, _address(ids), _address(largest)),
+            *((None, 0) if candidates is None else (address_of(found), candidates.num_candidates)),
+            *(address_of(table), num_draws, count, address_of(ids), address_of(largest)),
         )
         rows = range(0, len(ids), count)
         return [_drawn(ids[first : first + count].tolist(), logit) for first, logit in zip(rows, largest, strict=True)]
-
-
-def _address(values: array[int] | array[float]) -> int:
-    return values.buffer_info()[0]
 
 
 class _SettingsInMemory:

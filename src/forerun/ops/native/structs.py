@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 11
+INTERFACE_VERSION = 12
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -161,7 +161,7 @@ class LiveTextStruct(Structure):
 
 
 class TokenTableStruct(Structure):
-    """`TokenTable` of csrc/chain.h."""
+    """`TokenTable` of csrc/inputs.h."""
 
     _fields_: ClassVar = [
         ("packed", POINTER(WeightStruct)),
@@ -196,8 +196,26 @@ class DraftHeadStruct(Structure):
     ]
 
 
+class DecoderStruct(Structure):
+    """`Decoder` of csrc/decoder.h."""
+
+    _fields_: ClassVar = [
+        ("embedding", TokenTableStruct),
+        ("layers", c_void_p),
+        ("rotation_of", c_void_p),
+        ("num_layers", c_int64),
+        ("output_norm", c_void_p),
+        ("vocabulary", POINTER(WeightStruct)),
+        ("num_outputs", c_int64),
+        ("norm_eps", c_float),
+        ("logit_factor", c_float),
+        ("logit_cap", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class RotationTableStruct(Structure):
-    """`RotationTable` of csrc/chain.h."""
+    """`RotationTable` of csrc/inputs.h."""
 
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64), ("num_positions", c_int64)]
 
@@ -291,6 +309,7 @@ STRUCT_SIZES = {
     "LiveText": sizeof(LiveTextStruct),
     "ContextTable": sizeof(ContextTableStruct),
     "DraftHead": sizeof(DraftHeadStruct),
+    "Decoder": sizeof(DecoderStruct),
     "RotationTable": sizeof(RotationTableStruct),
     "DraftText": 8 * DRAFT_TEXT_WORDS,
     "SamplingSettings": sizeof(SamplingSettingsStruct),

@@ -5,19 +5,11 @@
 // token j is the text's, of the head's own output once it is drafted. Place 0 has no entry, and place j the position j - 1.
 #pragma once
 
+#include "inputs.h"
 #include "product.h"
 #include "sampling.h"
 
 namespace forerun {
-
-// Embeddings: the rows of a packed weight, or a table's.
-struct TokenTable {
-    const Weight* packed;  // or null
-    const void* rows;      // [num_tokens, width]
-    int64_t num_tokens;
-    float scale;
-    int32_t storage;  // of `rows`
-};
 
 // An EAGLE-3 head (arXiv 2503.01840): the first layer reads each token's embedding beside its state.
 struct DraftHead {
@@ -37,14 +29,6 @@ struct DraftHead {
     float norm_eps;
     Finishing finished;
     int32_t feeds_normed;  // the next state is the output after the norm
-};
-
-// Cosines and sines of positions [0, num_positions), [num_positions, half] each; half 0: a layer that knows no positions.
-struct RotationTable {
-    const float* cos;
-    const float* sin;
-    int64_t half;
-    int64_t num_positions;
 };
 
 // A text with entries of its places below `num_read`, and its tokens at the `num_unread` places that follow.
@@ -68,8 +52,7 @@ struct ChainSpace {
     std::vector<float> hidden, outputs, normed, logits;
     std::vector<float> spread;  // a row of the target's vocabulary, all out between two uses
     SamplingScratch sampling;
-    std::vector<std::vector<float>> cos, sin;
-    std::vector<Rotation> rotations;
+    RotatedRows rotated;
     std::vector<int64_t> slots, token_ids, positions;
     std::vector<Sequence> sequences;
     std::vector<int64_t> growing;  // texts whose chains go on
@@ -173,49 +156,20 @@ class ChainCall {
     }
 
     void embed(float* hidden) {
-        const TokenTable& table = head_.embedding;
-        embedded_.resize(table.packed ? table.packed->inputs : 0);
-        for (int64_t row = 0; row < num_rows(); ++row) {
-            float* out = hidden + row * both();
-            const int64_t token = own_.token_ids[row];
-            if (table.packed) {
-                read_output(*table.packed, token, embedded_.data());
-                scale_row(embedded_.data(), table.scale, nullptr, beside_, out);
-            } else if (table.storage == kFloat32) {
-                scale_row(static_cast<const float*>(table.rows) + token * beside_, table.scale, nullptr, beside_, out);
-            } else {
-                for (int64_t i = 0; i < beside_; ++i)
-                    out[i] = widen(static_cast<const bf16*>(table.rows)[token * beside_ + i]) * table.scale;
-            }
-        }
+        for (int64_t row = 0; row < num_rows(); ++row)
+            head_.embedding.read(own_.token_ids[row], beside_, embedded_, hidden + row * both());
     }
 
     void compute() {
         const Pass pass{num_rows(), own_.slots.data(), static_cast<int64_t>(own_.sequences.size()), own_.sequences.data(),
                         block_size_};
-        rotate();
+        const Rotation* rotations = own_.rotated.look_up(tables_, num_tables_, own_.positions.data(), num_rows());
         float* out = Workspace::grown(own_.outputs, num_rows() * width_);
         for (int64_t i = 0; i < head_.num_layers; ++i)
-            LayerCall<Stored>(team_, space_, *head_.layers[i], pass, own_.rotations[head_.rotation_of[i]],
+            LayerCall<Stored>(team_, space_, *head_.layers[i], pass, rotations[head_.rotation_of[i]],
                               static_cast<Stored*>(keys_[i]), static_cast<Stored*>(values_[i]),
                               i ? out : own_.hidden.data(), out)
                 .run();
-    }
-
-    void rotate() {
-        own_.rotations.resize(num_tables_);
-        own_.cos.resize(num_tables_);
-        own_.sin.resize(num_tables_);
-        for (int64_t t = 0; t < num_tables_; ++t) {
-            const RotationTable& table = tables_[t];
-            float* cos = Workspace::grown(own_.cos[t], num_rows() * table.half);
-            float* sin = Workspace::grown(own_.sin[t], num_rows() * table.half);
-            for (int64_t row = 0; row < num_rows(); ++row) {
-                std::copy_n(table.cos + own_.positions[row] * table.half, table.half, cos + row * table.half);
-                std::copy_n(table.sin + own_.positions[row] * table.half, table.half, sin + row * table.half);
-            }
-            own_.rotations[t] = {cos, sin, table.half};
-        }
     }
 
     // The next token of each growing chain and its runners-up, by the outputs at its last row.

@@ -7,6 +7,7 @@
 #include "block_packing.h"
 #include "block_rounding.h"
 #include "chain.h"
+#include "decoder.h"
 #include "layer.h"
 #include "lookup.h"
 #include "sampling.h"
@@ -235,7 +236,37 @@ inline void check_head(const DraftHead& head, int32_t storage) {
         require(head.num_outputs <= embedding.num_tokens, "the head predicts a token that has no embedding");
 }
 
-// Texts whose tokens, and what is drafted after them, have places in their blocks and positions in the tables.
+inline void check_decoder(const Decoder& decoder, int32_t storage, const RotationTable* tables, int64_t num_tables) {
+    require(decoder.num_layers > 0 && is_size(num_tables), "the decoder has no layers");
+    const int64_t width = decoder.layers[0]->width;
+    for (int64_t i = 0; i < decoder.num_layers; ++i) {
+        const Layer& layer = *decoder.layers[i];
+        check_layer(layer, storage);
+        require(layer.width == width && !layer.beside_width, "the decoder's layers differ in width");
+        require(decoder.rotation_of[i] >= 0 && decoder.rotation_of[i] < num_tables, "a layer's rotation is not there");
+        require(2 * tables[decoder.rotation_of[i]].half <= layer.attention.key_dim, "more dimensions are rotated than a head has");
+    }
+    const TokenTable& embedding = decoder.embedding;
+    require(embedding.packed || embedding.rows, "the decoder has no embeddings");
+    require(!embedding.packed || (embedding.packed->inputs >= width && embedding.packed->outputs >= embedding.num_tokens),
+            "the embeddings are not those of the decoder's tokens");
+    check_storage(embedding.storage);
+    check_product(*decoder.vocabulary, 0, width, decoder.num_outputs);
+}
+
+inline void check_decoder_rows(const Decoder& decoder, const Pass& pass, const DecoderRows& rows, const RotationTable* tables,
+                               int64_t num_tables) {
+    require(is_size(rows.num_judged), "the number of rows with logits is out of range");
+    for (int64_t row = 0; row < pass.num_rows; ++row) {
+        require(rows.token_ids[row] >= 0 && rows.token_ids[row] < decoder.embedding.num_tokens, "a token has no embedding");
+        for (int64_t t = 0; t < num_tables; ++t)
+            require(!tables[t].half || (rows.positions[row] >= 0 && rows.positions[row] < tables[t].num_positions),
+                    "a position has no rotation");
+    }
+    for (int64_t i = 0; i < rows.num_judged; ++i)
+        require(rows.judged[i] >= 0 && rows.judged[i] < pass.num_rows, "a row with logits is none of the pass");
+}
+
 inline void check_ids(const int32_t* ids, int64_t count, int64_t vocab_size) {
     require(is_size(count), "the number of token ids is out of range");
     for (int64_t i = 0; i < count; ++i)
@@ -258,6 +289,7 @@ inline void check_draw(const Draw& draw, int64_t num_rows, int64_t vocab_size) {
     check_ids(edits.penalised, edits.num_penalised, vocab_size);
 }
 
+// Texts whose tokens, and what is drafted after them, have places in their blocks and positions in the tables.
 inline void check_texts(const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
                         int64_t num_tokens, const RotationTable* tables, int64_t num_tables, int64_t most_drafted) {
     require(is_size(num_texts) && is_size(num_tables) && is_size(most_drafted), "the number of texts is out of range");

@@ -25,12 +25,11 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 11;
+constexpr int32_t kInterfaceVersion = 12;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
 constexpr int64_t kMostThreads = 4096;
-constexpr int64_t kFewRowsAlone = 16;  // fewer are normed or stored before the team has been called
 
 thread_local char last_message[160] = "";
 
@@ -70,6 +69,7 @@ int32_t guarded(const Work& work) noexcept {
 struct Process {
     std::unique_ptr<Team> team;
     Workspace space;
+    DecoderSpace decoder;
     ChainSpace chains;
     std::vector<SamplingScratch> sampling;  // of each member of the team
     std::mutex mutex;  // calls of several threads take turns: they would share the workspace
@@ -103,15 +103,22 @@ int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work&
     return tiles;
 }
 
-// Stores a pass's rows [num_rows, width] at their slots.
-template <class Stored>
-void keep_rows(const Pass& pass, const float* rows, int64_t width, Stored* kept) {
-    const auto store_rows = [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) store_row(rows + row * width, width, kept + pass.slots[row] * width);
-    };
-    Team& team = *process->team;
-    if (pass.num_rows < kFewRowsAlone) return store_rows(0, pass.num_rows);
-    team.run([&](int member) { store_rows(team.share(pass.num_rows, member), team.share(pass.num_rows, member + 1)); });
+// compute(a number of the type that keys and values are stored in).
+template <class Compute>
+void with_stored(int32_t storage, const Compute& compute) {
+    if (storage == kFloat32)
+        compute(float{});
+    else
+        compute(bf16{});
+}
+
+void write_candidates(const CandidateList* lists, int64_t num_rows, int32_t count, int32_t* ids, float* values) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int place = 0; place < count; ++place) {
+            ids[row * count + place] = lists[row].id(place);
+            values[row * count + place] = lists[row].value(place);
+        }
+    }
 }
 
 template <class Stored>
@@ -152,7 +159,7 @@ EXPORT int64_t forerun_size_of(const char* name) {
     } structures[] = {{"Weight", sizeof(Weight)},     {"AttentionShape", sizeof(AttentionShape)},
                       {"Sequence", sizeof(Sequence)}, {"Pass", sizeof(Pass)},
                       {"Rotation", sizeof(Rotation)}, {"Layer", sizeof(Layer)},
-                      {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)},
+                      {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)}, {"Decoder", sizeof(Decoder)},
                       {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
                       {"ContextTable", sizeof(lookup::ContextTable)},
@@ -209,12 +216,7 @@ EXPORT int32_t forerun_linear(const Weight* weight, const float* rows, int64_t n
         }
         const CandidateList* lists = multiply_and_choose(*process->team, process->space, *weight, inputs, num_rows, num_outputs,
                                                          finished, num_candidates, out);
-        for (int64_t row = 0; row < num_rows; ++row) {
-            for (int place = 0; place < num_candidates; ++place) {
-                ids[row * num_candidates + place] = lists[row].id(place);
-                values[row * num_candidates + place] = lists[row].value(place);
-            }
-        }
+        write_candidates(lists, num_rows, num_candidates, ids, values);
     });
 }
 
@@ -304,13 +306,7 @@ EXPORT int32_t forerun_rms_norm(const float* rows, const float* weight, float ep
     return guarded([&] {
         check_rows(num_rows, width);
         const std::lock_guard<std::mutex> lock(process->mutex);
-        Team& team = *process->team;
-        const auto norm_rows = [&](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row)
-                norm_row(rows + row * width, weight, eps, width, out + row * width);
-        };
-        if (num_rows < kFewRowsAlone) return norm_rows(0, num_rows);
-        team.run([&](int member) { norm_rows(team.share(num_rows, member), team.share(num_rows, member + 1)); });
+        norm_rows(*process->team, rows, weight, eps, num_rows, width, out);
     });
 }
 
@@ -345,10 +341,9 @@ EXPORT int32_t forerun_attention(const Pass* pass, const AttentionShape* shape, 
         check_pass(*pass);
         check_attention(*shape);
         const std::lock_guard<std::mutex> lock(process->mutex);
-        if (storage == kFloat32)
-            attention<float>(*pass, *shape, query, new_key, new_value, key, value, out);
-        else
-            attention<bf16>(*pass, *shape, query, new_key, new_value, key, value, out);
+        with_stored(storage, [&]<class Stored>(Stored) {
+            attention<Stored>(*pass, *shape, query, new_key, new_value, key, value, out);
+        });
     });
 }
 
@@ -367,28 +362,37 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
             check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
         }
         require(!kept || !num_layers || !kept[0] || !layers[0]->beside_width, "the first layer reads no residual stream alone");
+        const LayerStack stack{layers, rotation_of, num_layers, keys, values, kept};
         const std::lock_guard<std::mutex> lock(process->mutex);
-        const auto keep = [&](int64_t i, const float* rows) {
-            if (!kept || !num_layers || !kept[i]) return;
-            if (storage == kFloat32)
-                keep_rows(*pass, rows, layers[0]->width, static_cast<float*>(kept[i]));
-            else
-                keep_rows(*pass, rows, layers[0]->width, static_cast<bf16*>(kept[i]));
-        };
-        for (int64_t i = 0; i < num_layers; ++i) {
-            const Rotation& rotation = rotations[rotation_of[i]];
-            const float* rows = i ? out : hidden;
-            keep(i, rows);
-            if (storage == kFloat32)
-                LayerCall<float>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<float*>(keys[i]),
-                                 static_cast<float*>(values[i]), rows, out)
-                    .run();
-            else
-                LayerCall<bf16>(*process->team, process->space, *layers[i], *pass, rotation, static_cast<bf16*>(keys[i]),
-                                static_cast<bf16*>(values[i]), rows, out)
-                    .run();
-        }
-        keep(num_layers, out);
+        with_stored(storage, [&]<class Stored>(Stored) {
+            stack.run<Stored>(*process->team, process->space, *pass, rotations, hidden, out);
+        });
+    });
+}
+
+// All of a decoder's pass, as its parts one by one compute it: logits [num_judged, num_outputs] fp32 at the rows `judged`, and as
+// forerun_linear gives them ids and values [num_judged, num_candidates] of the highest, one at least. Rotations are looked up by
+// positions [rows]; keys, values and kept are those of forerun_decoder_layers.
+EXPORT int32_t forerun_decode(const Decoder* decoder, const RotationTable* tables, int64_t num_tables, const Pass* pass,
+                              const int64_t* token_ids, const int64_t* positions, int32_t storage, void* const* keys,
+                              void* const* values, void* const* kept, const int64_t* judged, int64_t num_judged,
+                              int32_t num_candidates, float* logits, int32_t* ids, float* candidate_logits) {
+    return guarded([&] {
+        check_storage(storage);
+        check_pass(*pass);
+        check_decoder(*decoder, storage, tables, num_tables);
+        check_candidates(num_candidates, decoder->num_outputs);
+        require(num_candidates > 0, "no candidates are asked for");
+        const DecoderRows rows{token_ids, positions, judged, num_judged};
+        check_decoder_rows(*decoder, *pass, rows, tables, num_tables);
+        const LayerStack stack{decoder->layers, decoder->rotation_of, decoder->num_layers, keys, values, kept};
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        with_stored(storage, [&]<class Stored>(Stored) {
+            const CandidateList* lists =
+                decode<Stored>(*process->team, process->space, process->decoder, *decoder, stack, tables, num_tables, *pass,
+                               rows, num_candidates, logits);
+            write_candidates(lists, num_judged, num_candidates, ids, candidate_logits);
+        });
     });
 }
 
@@ -443,20 +447,16 @@ EXPORT int32_t forerun_sharded_layers(const Exchange* exchange, const LayerShard
         const std::lock_guard<std::mutex> lock(process->mutex);
         if (!layers[0]->beside_width)
             std::memcpy(out, exchange->update, static_cast<size_t>(pass->num_rows * width) * sizeof(float));
-        const auto compute = [&]<class Stored>(Stored) {
+        with_stored(storage, [&]<class Stored>(Stored) {
             for (int64_t i = 0; i <= num_layers; ++i) {
-                if (kept && kept[i]) keep_rows(*pass, out, width, static_cast<Stored*>(kept[i]));
+                if (kept && kept[i]) keep_rows(*process->team, *pass, out, width, static_cast<Stored*>(kept[i]));
                 if (i == num_layers) break;
                 ShardedLayerCall<Stored>(*process->team, process->space, *exchange, *shard, *layers[i], *pass,
                                          rotations[rotation_of[i]], static_cast<Stored*>(keys[i]),
                                          static_cast<Stored*>(values[i]), out)
                     .run();
             }
-        };
-        if (storage == kFloat32)
-            compute(float{});
-        else
-            compute(bf16{});
+        });
         require_running(*exchange);
     });
 }
@@ -497,15 +497,11 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
                     "more dimensions are rotated than a head has");
         }
         const std::lock_guard<std::mutex> lock(process->mutex);
-        const auto draft = [&]<class Stored>(Stored) {
+        with_stored(storage, [&]<class Stored>(Stored) {
             ChainCall<Stored>(*process->team, process->space, process->chains, *head, tables, num_tables, texts, block_size,
                               features, keys, values)
                 .run(num_texts, token_ids, drafted, most_drafted, static_cast<int>(num_places));
-        };
-        if (storage == kFloat32)
-            draft(float{});
-        else
-            draft(bf16{});
+        });
     });
 }
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from forerun.core.batch import Candidates
+from forerun.core.batch import Candidates, CandidateTensors
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.ops.native.attention import CacheAddresses, NativePass, rotation_structs
@@ -182,7 +182,7 @@ class ShardedHead(PackedHead):
         """
         rows = normed.float().contiguous()
         out = torch.empty(len(rows), self.linear.weight.outputs, dtype=torch.float32)
-        found = Candidates(
+        found = CandidateTensors(
             torch.empty(len(rows), num_candidates, dtype=torch.int32),
             torch.empty(len(rows), num_candidates, dtype=torch.float32),
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from forerun.ops.native.attention import NativePass
-from forerun.ops.native.structs import PassStruct
+from forerun.ops.native.structs import SEQUENCE_WORDS, PassStruct
 from forerun.ops.rotary import Rotation
 
 TARGET_LAYERS, TARGET_HEAD, FIRST_FREE_NUMBER = 0, 1, 2
@@ -99,7 +99,7 @@ class PassArrays:
     def of(cls, attend: NativePass) -> PassArrays:
         """The arrays of a pass."""
         masks = [np.empty(0, np.bool_) if mask is None else mask.numpy().ravel() for mask in attend.masks]
-        sequences = attend.sequences.copy()
+        sequences = np.array(attend.sequences, dtype=np.int64).reshape(-1, SEQUENCE_WORDS)
         sequences[:, BLOCKS] = _begins(attend.tables)
         sequences[:, MASK] = _begins(masks)
         return cls(
