@@ -29,6 +29,10 @@ class Executor(Protocol):
         """Compute a plan's rows, verify its drafts, and draft for the next step.
 
         Where it raises, no sequence has changed, and the same rows may be planned again.
+
+        Raises:
+            DeviceMemoryError: the step does not fit into the device's memory; a smaller one may.
+            DeviceLostError: the device computes no more.
         """
         ...
 
