@@ -27,3 +27,40 @@ class FakeCuda:
 
     def gpu(self, index):
         return self.gpus[index]
+
+
+@dataclass
+class FakeMemory:
+    """The memory of a GPU that is not there; `step_bytes` are what a step takes for a while, by the test's own count."""
+
+    total: int
+    others: int = 0  # what other processes use
+    tensors: int = 0
+    cached: int = 0  # what torch keeps beside these
+    step_bytes: int = 0
+
+    def __post_init__(self):
+        self.most = self.tensors
+
+    def free_and_total(self):
+        return self.total - self.others - self.tensors - self.cached, self.total
+
+    def allocated(self):
+        return self.tensors
+
+    def reserved(self):
+        return self.tensors + self.cached
+
+    def peak(self):
+        return self.most
+
+    def reset_peak(self):
+        self.most = self.tensors
+
+    def release_unused(self):
+        self.cached = 0
+
+    def run_step(self):
+        """What a step does to it."""
+        self.most = max(self.most, self.tensors + self.step_bytes)
+        self.cached = self.step_bytes

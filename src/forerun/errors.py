@@ -54,15 +54,15 @@ class DraftError(ForerunError):
     """A drafter, or what it proposed, does not fit the target."""
 
 
+class StepError(ForerunError):
+    """A step could not be computed, as its device's memory did not suffice; a request of it ends with this, and others go on."""
+
+
 class WorkerError(ForerunError):
-    """A process that computes a part of the model has ended, so the engine can compute nothing more."""
+    """A process or a device that computes a part of the model is gone, so the engine can compute nothing more."""
 
 
-class DeviceMemoryError(ForerunError):
-    """A step needed more memory than its device had left; the engine ends a request of it and goes on."""
-
-
-class DeviceLostError(ForerunError):
+class DeviceLostError(WorkerError):
     """The device computes no more, and this process cannot have it back: only a new one can."""
 
     exit_code = 3

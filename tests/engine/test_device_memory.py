@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import SamplingParams
-from forerun.errors import DeviceLostError, DeviceMemoryError, ErrorKind
+from forerun.errors import DeviceLostError, ErrorKind, StepError
 from tests.executor.simulations import assert_nothing_is_held, drain, run, simulated_engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -20,7 +20,7 @@ def limited(engine, most_rows):
         num_rows = len(plan.rows.token_ids)
         if num_rows > most_rows:
             refused.append(num_rows)
-            raise DeviceMemoryError("device memory: a step did not fit")
+            raise StepError("device memory: a step did not fit")
         return execute(plan)
 
     engine.parts.executor.execute = executing
@@ -70,7 +70,7 @@ def test_memory_that_is_short_for_a_while_ends_no_request_that_comes_later(delay
     def failing_once(plan):
         calls.append(plan)
         if len(calls) == 4:
-            raise DeviceMemoryError("device memory: a step did not fit")
+            raise StepError("device memory: a step did not fit")
         return execute(plan)
 
     engine.parts.executor.execute = failing_once

@@ -12,7 +12,7 @@ from forerun import SamplingParams
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.client import EngineRequest
 from forerun.engine.engine import Engine
-from forerun.errors import DeviceLostError, DeviceMemoryError, WorkerError
+from forerun.errors import DeviceLostError, StepError, WorkerError
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread
 from tests.contract.drafters import NGRAM
 from tests.engines import tiny_llm
@@ -482,7 +482,7 @@ def test_memory_that_a_step_lacks_fails_its_largest_request_alone():
         submitted.wait(10)
         calls.append(plan)
         if len(plan.sequences) > 1:
-            raise DeviceMemoryError("device memory: a step did not fit")
+            raise StepError("device memory: a step did not fit")
         return execute(plan)
 
     llm.engine.parts.executor.execute = failing

@@ -30,7 +30,7 @@ from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
-from forerun.errors import DeviceMemoryError, ErrorKind, RequestError
+from forerun.errors import ErrorKind, RequestError, StepError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 
@@ -251,8 +251,11 @@ class Engine:
             plan_seconds = self._clock() - plan.time
             try:
                 result = self._parts.executor.execute(plan)
-            except DeviceMemoryError as error:
-                return self._end_largest(plan, error)
+            except StepError as error:
+                self._forget_plan()
+                output = StepOutput()
+                self._fail(plan, error, output)
+                return output
             flight = _Flight(plan, result, plan_seconds)
             self._num_executed += 1
             for spec in plan.new:
@@ -387,18 +390,16 @@ class Engine:
         for seq_id, generation in self._generations.items():
             generation.in_flight = before.get(seq_id)
 
-    def _end_largest(self, plan: StepPlan, error: DeviceMemoryError) -> StepOutput:
+    def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
         """End the request of a plan that did not fit with the most rows, of as many that with the longest context."""
-        self._forget_plan()
         largest = max(plan.sequences, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
-        generation, output = self._generations[largest.seq_id], StepOutput()
+        generation = self._generations[largest.seq_id]
         logger.warning("request %s ends, as its step did not fit: %s", generation.request_id, error)
         generation.finish("error", str(error))
         generation.error_kind = error.kind
         output.deltas.append(delta(generation, None))
         self._retire(generation)
         self._conclude(self._requests[generation.request_id], output)
-        return output
 
     def _conclude(self, request: Request, output: StepOutput) -> None:
         """Hand out a request that has ended; an error in one completion ends the others with it."""

@@ -31,8 +31,8 @@ class Executor(Protocol):
         Where it raises, no sequence has changed, and the same rows may be planned again.
 
         Raises:
-            DeviceMemoryError: the step does not fit into the device's memory; a smaller one may.
-            DeviceLostError: the device computes no more.
+            StepError: the step does not fit into the device's memory; a smaller one may.
+            WorkerError: the device, or a process that holds a part of the model, is gone.
         """
         ...
 

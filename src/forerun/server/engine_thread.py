@@ -207,6 +207,14 @@ class EngineThread:
         self._is_over = True
         self._take_no_more()
 
+    def _lose(self, error: WorkerError) -> None:
+        """End the engine after the loss of what computes a part of the model."""
+        if isinstance(error, DeviceLostError):
+            self._loss = error
+            self._end("the engine ends: its device computes no more", failure="the device is lost", reason=LOST)
+        else:
+            self._end("the engine ends: it cannot compute without the process that has ended")
+
     def _take_no_more(self) -> None:
         with self._gate:
             self._is_closed = True
@@ -239,8 +247,8 @@ class EngineThread:
     def _check_health(self) -> None:
         try:
             self.engine.check_health()
-        except WorkerError:
-            self._end("the engine ends: it cannot compute without the process that has ended")
+        except WorkerError as error:
+            self._lose(error)
 
     def _carry_out(self, command: Command) -> None:
         """Carry out a command; one that fails is logged and harms no other."""
@@ -253,12 +261,8 @@ class EngineThread:
         start = self._busy_since = time.monotonic()
         try:
             output = self.engine.step()
-        except WorkerError:  # a part of the model is gone, so no step will ever succeed again
-            self._end("the engine ends: it cannot compute without the process that has ended")
-            return
-        except DeviceLostError as error:
-            self._loss = error
-            self._end("the engine ends: its device computes no more", failure="the device is lost", reason=LOST)
+        except WorkerError as error:  # a part of the model is gone, so no step will ever succeed again
+            self._lose(error)
             return
         except Exception:
             self._survive()

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from forerun.errors import DeviceLostError, DeviceMemoryError, ForerunError, one_line
+from forerun.errors import DeviceLostError, ForerunError, StepError, one_line
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -29,7 +29,7 @@ def device_failure(error: BaseException) -> ForerunError | None:
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and _names(text, OUT_OF_MEMORY)):
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
         amount = f" ({asked[1]} more were asked for)" if asked else ""
-        return DeviceMemoryError(
+        return StepError(
             f"device memory: a step did not fit{amount}; lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs"
         )
     if isinstance(error, RuntimeError) and LOST.search(text) and not _names(text, HARMLESS):
