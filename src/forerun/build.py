@@ -29,6 +29,7 @@ from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.core.processor import describe_processor
+from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.pool_files import ModelIdentity
@@ -294,6 +295,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         control=speculative.control(profile_of(target)),
         block_size=settings.block_size,
         files=exporter,
+        executor_info=_describe_executor(settings, target),
     )
     return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
 
@@ -409,12 +411,29 @@ def profile_of(target: LoadedTarget) -> CostProfile:
             "dtype": str(model.dtype).removeprefix("torch."),
             "weight_bytes": model.weight_bytes,
             "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
-            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else describe_processor(),
+            "device": _device_name(model.device),
             "kernels": "torch" if kernels is None else kernels.level,
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
         },
         folder=None if target.path is None else cache_folder() / "step-costs",
     )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else describe_processor()
+
+
+def _describe_executor(settings: EngineSettings, target: LoadedTarget) -> ExecutorInfo:
+    """What computes the steps of an engine."""
+    device, kernels = target.model.device, "torch"
+    if target.kernels is not None:
+        kernels = f"native kernels, {target.kernels.level}"
+    elif settings.device_step and device.type == "cuda":
+        kernels = "torch, and triton beside the layers"
+    name = "device" if settings.device_step else "local"
+    if settings.tensor_parallel_size > 1:
+        name += f", {settings.tensor_parallel_size} processes"
+    return ExecutorInfo(name, _device_name(device), kernels)
 
 
 def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: LoadedTarget) -> None:
