@@ -20,9 +20,10 @@ class ErrorKind(StrEnum):
 
 
 class ForerunError(Exception):
-    """A mistake that the user can mend; the CLI prints it on one line and exits with code 2."""
+    """A mistake that the user can mend; the CLI prints it on one line and exits with its `exit_code`."""
 
     kind: ClassVar[ErrorKind] = ErrorKind.SERVER
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, message: str) -> None:
         # what was got may be shown over several lines, as arrays are
@@ -53,8 +54,18 @@ class DraftError(ForerunError):
     """A drafter, or what it proposed, does not fit the target."""
 
 
+class StepError(ForerunError):
+    """A step could not be computed, as its device's memory did not suffice; a request of it ends with this, and others go on."""
+
+
 class WorkerError(ForerunError):
-    """A process that computes a part of the model has ended, so the engine can compute nothing more."""
+    """A process or a device that computes a part of the model is gone, so the engine can compute nothing more."""
+
+
+class DeviceLostError(WorkerError):
+    """The device computes no more, and this process cannot have it back: only a new one can."""
+
+    exit_code = 3
 
 
 class MemoryBudgetError(ForerunError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.core.draft import Draft
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine import stats as stats_module
 from forerun.engine.speculation import SpeculationReport
 from forerun.engine.stats import (
@@ -19,6 +19,7 @@ from forerun.engine.stats import (
     StatsLog,
     Vector,
     drafters_line,
+    executor_line,
     report_line,
     speculation_line,
 )
@@ -98,6 +99,33 @@ def test_what_a_control_reports_is_in_the_log_and_in_the_metrics(clock, caplog):
     assert values["forerun:spec_decode_plain_tokens_per_second"] == 100.0
     assert values["forerun:spec_decode_regret"] == 0.015
     assert values["forerun:spec_decode_best_static_length"] == 3
+
+
+EXECUTOR = ExecutorInfo("device", "NVIDIA H200", "triton")
+
+
+def test_the_log_and_the_metrics_say_what_computes_and_how_long_it_had_nothing_to_do(clock, caplog):
+    caplog.set_level(logging.INFO, logger=stats_module.__name__)
+    log, state, stats = StatsLog(clock), replace(STATE, executor=EXECUTOR), EngineStats()
+    stats.times.add(StepTimes(idle=0.004, num_steps=100))
+    clock.now += 10
+    log.write(stats, state)
+    stats.times.add(StepTimes(idle=0.001, num_steps=100))
+    clock.now += 10
+    log.write(stats, state)
+    assert [record.getMessage() for record in caplog.records][1::2] == [
+        "Executor: device on NVIDIA H200 (triton), Device idle: 0.040 ms per step",
+        "Executor: device on NVIDIA H200 (triton), Device idle: 0.010 ms per step",
+    ]
+    metrics = {metric.name: metric for metric in stats.metrics(state)}
+    labels = {"executor": "device", "device": "NVIDIA H200", "kernels": "triton"}
+    assert metrics["forerun:executor_info"] == Gauge("forerun:executor_info", 1, labels)
+    assert metrics["forerun:device_idle_seconds"].value == pytest.approx(0.005)
+    assert metrics["forerun:num_steps"] == Counter("forerun:num_steps", 200)
+
+
+def test_idle_time_that_nobody_measures_is_not_told():
+    assert executor_line(EXECUTOR, idle=0.0, num_steps=100) == "Executor: device on NVIDIA H200 (triton)"
 
 
 def test_what_is_not_reported_is_not_told(clock, caplog):

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from forerun.config.device import check_triton, choose_device
 from forerun.errors import ConfigError, refuse_unknown_keys
+from forerun.ops.cuda.system import InstalledCuda
 
 DTYPES = {
     "float32": torch.float32,
@@ -148,17 +150,13 @@ class EngineSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device asked for; "auto" takes CUDA where there is one."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N") from None
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                f"device: got {self.device!r}, but torch sees no CUDA device; use cpu or install a CUDA build of torch"
-            )
+        """The device asked for; "auto" takes CUDA where there is one.
+
+        Raises:
+            ConfigError: there is no such device, or it cannot be used.
+        """
+        installed = InstalledCuda()
+        device = choose_device(self.device, installed)
+        if device.type == "cuda" and self.device_step:
+            check_triton(installed, needed_by="device_step")
         return device

@@ -132,6 +132,18 @@ class PredictionCounts:
     num_rejected_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """Which executor computes the steps, on which device, and with which kernels."""
+
+    name: str
+    device: str
+    kernels: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device} ({self.kernels})"
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Seconds spent in each phase of a step, or the sum over many steps."""
@@ -142,6 +154,7 @@ class StepTimes:
     verify: float = 0.0  # sampling rules, sampling, acceptance
     commit: float = 0.0  # append tokens, stop rules, text, KV accounting
     draft: float = 0.0
+    idle: float = 0.0  # of the device; no phase, as it may lie in any of them
     num_steps: int = 0
 
     @property
@@ -162,4 +175,5 @@ class StepTimes:
         self.verify += other.verify
         self.commit += other.commit
         self.draft += other.draft
+        self.idle += other.idle
         self.num_steps += other.num_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import ExecutorInfo
 from forerun.core.step import (
     UNKNOWN_TOKEN,
     EndedSequence,
@@ -29,9 +31,11 @@ from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
-from forerun.errors import ErrorKind, RequestError
+from forerun.errors import ErrorKind, RequestError, StepError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class EngineParts:
     control: SpeculationControl
     block_size: int
     files: HiddenStatesFiles | None = None  # None: hidden states are not saved
+    executor_info: ExecutorInfo | None = None  # what statistics tell of the executor
 
 
 @dataclass(slots=True)
@@ -109,6 +114,7 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
             report=self._parts.control.report(),
+            executor=self._parts.executor_info,
         )
 
     def snapshot(self) -> EngineSnapshot:
@@ -232,7 +238,8 @@ class Engine:
         """Plan and execute one step, and apply its result, or with a delay the result of the step before.
 
         Whatever the executor raises comes out of here; nothing is committed then, so that the caller
-        may step again, or abort what it will not wait for.
+        may step again, or abort what it will not wait for. But where the device's memory does not suffice,
+        the largest request of the step ends with an error, and the caller steps again.
         """
         try:
             return self._step()
@@ -245,7 +252,14 @@ class Engine:
         flight = None
         if plan.sequences:
             plan_seconds = self._clock() - plan.time
-            flight = _Flight(plan, self._parts.executor.execute(plan), plan_seconds)
+            try:
+                result = self._parts.executor.execute(plan)
+            except StepError as error:
+                self._forget_plan()
+                output = StepOutput()
+                self._fail(plan, error, output)
+                return output
+            flight = _Flight(plan, result, plan_seconds)
             self._num_executed += 1
             for spec in plan.new:
                 self._generations[spec.seq_id].is_known = True
@@ -378,6 +392,17 @@ class Engine:
             before = {planned.seq_id: planned for planned in self._flight.plan.sequences}
         for seq_id, generation in self._generations.items():
             generation.in_flight = before.get(seq_id)
+
+    def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
+        """End the request of a plan that did not fit with the most rows, of as many that with the longest context."""
+        largest = max(plan.sequences, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
+        generation = self._generations[largest.seq_id]
+        logger.warning("request %s ends, as its step did not fit: %s", generation.request_id, error)
+        generation.finish("error", str(error))
+        generation.error_kind = error.kind
+        output.deltas.append(delta(generation, None))
+        self._retire(generation)
+        self._conclude(self._requests[generation.request_id], output)
 
     def _conclude(self, request: Request, output: StepOutput) -> None:
         """Hand out a request that has ended; an error in one completion ends the others with it."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forerun.core.stats import PHASES, SpeculationStats, StepTimes
+from forerun.core.stats import PHASES, ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine.speculation import SpeculationReport
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class EngineState:
     num_cached_tokens: int = 0  # of these, found
     num_speculative_tokens: int = 0  # K
     report: SpeculationReport | None = None  # of the control; None where it chooses nothing, or does not know yet
+    executor: ExecutorInfo | None = None  # None: nobody has said
 
 
 @dataclass(slots=True)
@@ -105,7 +106,18 @@ class EngineStats:
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
+            *_executor_metrics(state.executor),
+            Gauge("forerun:device_idle_seconds", self.times.idle),
+            Counter("forerun:num_steps", self.times.num_steps),
         ]
+
+
+def _executor_metrics(executor: ExecutorInfo | None) -> list[Metric]:
+    """What computes, in labels."""
+    if executor is None:
+        return []
+    labels = {"executor": executor.name, "device": executor.device, "kernels": executor.kernels}
+    return [Gauge("forerun:executor_info", 1, labels)]
 
 
 def _report_metrics(report: SpeculationReport | None) -> list[Metric]:
@@ -129,6 +141,7 @@ class StatsLog:
         self._last_spec = SpeculationStats()
         self._last_prompt = 0
         self._last_generated = 0
+        self._last_idle, self._last_steps = 0.0, 0
 
     @property
     def is_due(self) -> bool:
@@ -150,6 +163,9 @@ class StatsLog:
             100 * state.kv_usage,
             100 * hit_rate,
         )
+        if state.executor is not None:
+            num_steps, idle = stats.times.num_steps - self._last_steps, stats.times.idle - self._last_idle
+            logger.info("%s", executor_line(state.executor, idle=idle, num_steps=num_steps))
         if stats.speculation.num_drafts > self._last_spec.num_drafts:
             recent = stats.speculation.since(self._last_spec)
             logger.info("%s", speculation_line(recent, seconds))
@@ -161,6 +177,13 @@ class StatsLog:
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
         self._last_spec = stats.speculation.copy()
+        self._last_idle, self._last_steps = stats.times.idle, stats.times.num_steps
+
+
+def executor_line(executor: ExecutorInfo, *, idle: float, num_steps: int) -> str:
+    """What computes, and how long a step its device had nothing to do, where that is measured."""
+    waiting = f", Device idle: {1e3 * idle / num_steps:.3f} ms per step" if idle > 0 and num_steps else ""
+    return f"Executor: {executor}{waiting}"
 
 
 def speculation_line(stats: SpeculationStats, seconds: float) -> str:

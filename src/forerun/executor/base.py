@@ -29,6 +29,10 @@ class Executor(Protocol):
         """Compute a plan's rows, verify its drafts, and draft for the next step.
 
         Where it raises, no sequence has changed, and the same rows may be planned again.
+
+        Raises:
+            StepError: the step does not fit into the device's memory; a smaller one may.
+            WorkerError: the device, or a process that holds a part of the model, is gone.
         """
         ...
 

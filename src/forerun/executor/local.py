@@ -31,7 +31,7 @@ from forerun.core.step import (
 )
 from forerun.drafters.base import Drafter, DraftRequest, KeepsKV
 from forerun.drafters.guard import GuardedDrafter
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DeviceLostError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.moved_blocks import read_blocks, write_blocks
@@ -42,6 +42,7 @@ from forerun.kv.cache import KVCache
 from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.cuda.failures import device_failure
 from forerun.ops.sampling import SamplingRules, token_logprobs
 from forerun.verify.base import Verdict, Verifier, VerifyRequest
 
@@ -176,8 +177,14 @@ class LocalExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
-        with self._no_autograd, self._torch_threads:
-            result = self._execute(plan)
+        try:
+            with self._no_autograd, self._torch_threads:
+                result = self._execute(plan)
+        except RuntimeError as error:
+            failure = device_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
         if self.pools is not None:
             self.pools.save_when_due()
         return result
@@ -258,7 +265,9 @@ class LocalExecutor:
             if self.drafting.num_candidates and forward.candidates is not None and step.rows.logits_rows:
                 self._learn(step, forward.candidates)
             self.draft(step.sequences, step.states, results)
-        except Exception:  # the tokens stand; that there are no drafts costs time only
+        except Exception as error:  # the tokens stand; that there are no drafts costs time only
+            if isinstance(device_failure(error), DeviceLostError):
+                raise
             self._num_failures += 1
             if self._num_failures == 1:
                 logger.exception(

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import forerun
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DeviceLostError
 from forerun.llm import LLM
 from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
@@ -73,6 +73,7 @@ class Server:
         Raises:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
+            DeviceLostError: the device computes no more.
         """
         self._limits.max_connections = room_for(self._options.max_connections)
         if self._limits.max_connections < self._options.max_connections:
@@ -112,7 +113,7 @@ class Server:
                 llm = self._load()
                 if self._options.watch_head is not None:
                     llm.check_replaces_head()
-                model = ServedModel(llm, self._options)
+                model = ServedModel(llm, self._options, when_lost=self._lose)
             except BaseException as error:
                 self._failure = error
                 self.stop()
@@ -130,6 +131,11 @@ class Server:
             if app.state.model is not None:
                 # In a thread: the step that runs may be long, and answers that are cut off must get out meanwhile.
                 await asyncio.to_thread(app.state.model.close)
+
+    def _lose(self, error: DeviceLostError) -> None:
+        """End, since the device computes no more: whoever started the process can start it again."""
+        self._failure = error
+        self.stop()
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
         gc.collect()
