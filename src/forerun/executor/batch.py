@@ -14,7 +14,6 @@ from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.core.draft import Draft
 from forerun.core.step import PlannedSequence, Rows
 
-
 MOST_STAGED_ROWS = 256
 """Steps of up to so many rows have their numbers in the same memory each time."""
 
