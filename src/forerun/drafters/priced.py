@@ -140,12 +140,7 @@ class PricedDrafter:
                 self._added = AddedTokens(self.max_tokens)
             return chains
         self._num_steps_left_out = 0
-        asked = [
-            replace(
-                requests[i], max_tokens=min(depth, requests[i].max_tokens), max_depth=min(depth, requests[i].max_depth)
-            )
-            for i in chosen
-        ]
+        asked = [_within(requests[i], depth) for i in chosen]
         num_rows = sum(self._num_rows(requests[i], depth) for i in chosen) + depth * PASS_ROWS
         started = self._clock()
         answers = self.guarded.propose(asked, features)
@@ -171,13 +166,18 @@ class PricedDrafter:
         best: tuple[float, list[int], int] = (0.0, [], 0)
         added = [self._added.expected(free) for free in free_tokens]
         gains = [0.0] * len(requests)
+        shares = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(1, self.max_tokens + 1):
-            costs = [price * (depth + self._num_to_read(request) / PAID_OFF_OVER) for request in requests]
-            gains = [gain + of_depths[depth - 1] for gain, of_depths in zip(gains, added, strict=True)]
-            paying = [(gain - cost, i) for i, (gain, cost) in enumerate(zip(gains, costs, strict=True)) if gain > cost]
-            worth = sum(gain for gain, _ in paying) - price * depth * PASS_ROWS
+            worth, paying = 0.0, []
+            for i, share in enumerate(shares):
+                gains[i] += added[i][depth - 1]
+                cost = price * (depth + share)
+                if gains[i] > cost:
+                    worth += gains[i] - cost
+                    paying.append(i)
+            worth -= price * depth * PASS_ROWS
             if worth > best[0]:
-                best = worth, [i for _, i in paying], depth
+                best = worth, paying, depth
         return best[1], best[2]
 
     def _note_step(self, requests: Listing[DraftRequest]) -> None:
@@ -214,6 +214,19 @@ class PricedDrafter:
             return
         measured = seconds / num_rows
         self._row_seconds += (measured - self._row_seconds) * (SPEED_WEIGHT if self._row_seconds else 1.0)
+
+
+def _within(request: DraftRequest, depth: int) -> DraftRequest:
+    """The request for a chain of at most `depth` tokens."""
+    return DraftRequest(  # in half the time of `replace`
+        request.sequence,
+        min(depth, request.max_tokens),
+        min(depth, request.max_depth),
+        request.num_computed,
+        request.block_ids,
+        request.rules,
+        request.min_survival,
+    )
 
 
 def _first_path(draft: Draft) -> Draft:

@@ -37,19 +37,19 @@ class CacheAddresses:
         self._values = np.array([kv.value.data_ptr() for kv in cache.layers], dtype=np.int64)
         self._places = (self._keys.ctypes.data, self._values.ctypes.data)
         self._features = {name: rows.data_ptr() for name, rows in cache.features.items()}
-        self._kept: dict[frozenset[int], npt.NDArray[np.int64]] = {}  # see `kept`
+        self._kept: dict[frozenset[int], array[int]] = {}  # see `kept`
 
     def has_room_for(self, layers: frozenset[int]) -> bool:
         """Whether the cache keeps the residual streams before all of these layers."""
-        return all(f"hidden.{layer}" in self._features for layer in layers)
+        return layers in self._kept or all(f"hidden.{layer}" in self._features for layer in layers)
 
     def kept(self, layers: frozenset[int]) -> int:
         """The address of an array that says where the residual stream before each layer is kept, 0 where it is not."""
         found = self._kept.get(layers)
         if found is None:
             places = [self._features[f"hidden.{i}"] if i in layers else 0 for i in range(len(self._keys) + 1)]
-            found = self._kept[layers] = np.array(places, dtype=np.int64)
-        return int(found.ctypes.data)
+            found = self._kept[layers] = array("q", places)
+        return address_of(found)
 
     def arrays(self, first_layer: int) -> tuple[int, int]:
         """The addresses of the two arrays from one layer on."""
@@ -111,7 +111,7 @@ class NativePass:
             first_row += sequence.num_rows
             num_positions = max(num_positions, sequence.num_context + sequence.num_rows)
         self.num_positions = num_positions  # no row's is as high
-        if len(batch.slot_mapping) != first_row:
+        if batch.slot_mapping.numel() != first_row:
             raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(
             num_rows=first_row,
