@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +43,7 @@ from forerun.kv.cache import KVCache
 from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.native.attention import NativeAttention
 from forerun.ops.sampling import SamplingRules, token_logprobs
 from forerun.verify.base import Verdict, Verifier, VerifyRequest
 
@@ -119,6 +121,7 @@ class LocalExecutor:
         self._states: dict[int, SequenceState] = {}
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
+        self._inside: set[int] = set()  # threads that are in `as_in_a_step`
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     def keep_pools(self, pools: PoolFolder) -> None:
@@ -176,8 +179,11 @@ class LocalExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
-        with self._no_autograd, self._torch_threads:
+        if get_ident() in self._inside:
             result = self._execute(plan)
+        else:
+            with self._no_autograd, self._torch_threads:
+                result = self._execute(plan)
         if self.pools is not None:
             self.pools.save_when_due()
         return result
@@ -213,9 +219,16 @@ class LocalExecutor:
 
     @contextmanager
     def as_in_a_step(self) -> Iterator[None]:
-        """For passes and drafts outside of a step: what a step computes under, no autograd and torch's threads."""
-        with torch.inference_mode(), self._torch_threads:
-            yield
+        """See `Executor`; also for passes and drafts outside of a step: no autograd, and torch's threads."""
+        thread = get_ident()
+        is_outermost = thread not in self._inside
+        self._inside.add(thread)
+        try:
+            with torch.inference_mode(), self._torch_threads:
+                yield
+        finally:
+            if is_outermost:
+                self._inside.discard(thread)
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
         """What all layers of one pass share (host work, counted as building the batch)."""
@@ -384,7 +397,11 @@ class LocalExecutor:
             first = row + planned.num_tail
             sources += (rows.slots[first + node] for node in verdict.accepted)
             destinations += rows.slots[first : first + len(verdict.accepted)]
-        if sources:
+        if not sources:
+            return
+        if isinstance(self._attention, NativeAttention) and type(self.cache) is KVCache:
+            self._attention.move(self.cache, sources, destinations)
+        else:
             device = self.cache.layers[0].key.device
             self.cache.move(torch.tensor(sources, device=device), torch.tensor(destinations, device=device))
 
