@@ -199,14 +199,17 @@ class PricedDrafter:
 
     def _label(self, pending: _Pending, sequence: Sequence) -> None:
         """Follow the text down the chain and the free draft, as far as it goes."""
-        text = sequence.tokens_from(pending.start)
-        stood = next((i for i, pair in enumerate(zip(pending.chain, text, strict=False)) if pair[0] != pair[1]), None)
-        num_compared = min(len(pending.chain), len(text))
+        text, stood, is_known = sequence.tokens_from(pending.start), 0, False
+        for drafted, token_id in zip(pending.chain, text, strict=False):
+            if drafted != token_id:
+                is_known = True
+                break
+            stood += 1
         self._added.observe(
             pending.free_tokens,
-            num_known=num_compared if stood is None else len(pending.chain),
+            num_known=len(pending.chain) if is_known else stood,
             free_stood=pending.free.num_stood(text),
-            stood=num_compared if stood is None else stood,
+            stood=stood,
         )
 
     def _note_time(self, seconds: float, num_rows: int) -> None:

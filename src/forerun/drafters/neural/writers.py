@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import TargetInfo
 from forerun.drafters.neural.forward import DraftSequence, ForwardPasses, QueryRows
 from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
@@ -94,18 +94,11 @@ class ChainWriter:
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
+        drafts = self._write_at_once(passes, sequences, hidden_states)
+        if drafts is not None:
+            return drafts
         chains = [_GrowingChain(sequence) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
-        requests = [chain.sequence.request for chain in growing]
-        is_greedy = [self._sampler.is_greedy(request) for request in requests]
-        if growing and all(
-            greedy or self._sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
-        ):
-            drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], is_greedy, hidden_states)
-            if drafted_at_once is not None:
-                for chain, token_ids in zip(growing, drafted_at_once, strict=True):
-                    chain.token_ids = token_ids
-                return [chain.draft() for chain in chains]
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:
             prediction = passes.forward(rows)
@@ -119,6 +112,27 @@ class ChainWriter:
             growing = [chain for chain, _ in grown]
             rows = [chain.rows(state) for chain, state in grown]
         return [chain.draft() for chain in chains]
+
+
+    def _write_at_once(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft] | None:
+        """The same drafts in one call; None where the network cannot, or a request's tokens are drawn with odds of their own."""
+        growing: list[DraftSequence] = []
+        is_greedy: list[bool] = []
+        for sequence in sequences:
+            if not sequence.wants_draft:
+                continue
+            greedy = self._sampler.is_greedy(sequence.request)
+            if not greedy and not self._sampler.may_race(sequence.request):
+                return None
+            growing.append(sequence)
+            is_greedy.append(greedy)
+        drafted = passes.draft_chains(growing, is_greedy, hidden_states) if growing else []
+        if drafted is None:
+            return None
+        chains = iter(drafted)
+        return [Draft(tuple(next(chains))) if sequence.wants_draft else NO_DRAFT for sequence in sequences]
 
 
 @dataclass(slots=True, kw_only=True)
