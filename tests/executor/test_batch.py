@@ -30,7 +30,7 @@ def build(*wanted):
     drafts = [draft for _, _, draft in wanted]
     rows = lay_out(planned, [tail for _, tail, _ in wanted], drafts, block_size=BLOCK)
     builder = BatchBuilder(
-        block_size=BLOCK, device=torch.device("cpu"), features=frozenset({"hidden"}), num_candidates=3
+        block_size=BLOCK, device=torch.device("cpu"), features=frozenset({"hidden"}), num_candidates=3, vocab_size=9
     )
     return builder.build(planned, rows, drafts)
 

@@ -117,6 +117,7 @@ class LocalExecutor:
             device=model.device,
             features=drafting.drafter.needs,
             num_candidates=_num_candidates(model, drafting.drafter),
+            vocab_size=model.vocab_size,
         )
         self._states: dict[int, SequenceState] = {}
         self._last_number = 0  # of the plan that was executed last

@@ -57,7 +57,9 @@ class WholePass:
     def __call__(self, batch: ForwardBatch, attend: NativePass, keep: frozenset[int]) -> ForwardResult:
         """Compute a pass that asks for one candidate at least; the residual streams before the layers of `keep` go to the cache."""
         num_rows, count = batch.logits_rows.numel(), batch.num_candidates
-        logits = torch.empty(num_rows, self._num_outputs, dtype=torch.float32)
+        logits = batch.logits
+        if logits is None or logits.numel() != num_rows * self._num_outputs:
+            logits = torch.empty(num_rows, self._num_outputs, dtype=torch.float32)
         found = CandidateArrays(num_rows, count)
         addresses, tables = attend.addresses, self._rotations.of_first(attend.num_positions)
         self._kernels.decode(
