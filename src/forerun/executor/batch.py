@@ -14,9 +14,11 @@ from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.core.draft import Draft
 from forerun.core.step import PlannedSequence, Rows
 
-
 MOST_STAGED_ROWS = 256
 """Steps of up to so many rows have their numbers in the same memory each time."""
+
+MOST_KEPT_NODES = 32
+"""The masks of trees of up to so many nodes are kept."""
 
 
 class _StagedRows:
@@ -120,16 +122,13 @@ class BatchBuilder:
 
 
 def _mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:
-    """The mask of a draft's rows; None where it is a chain. Those of one row and a small tree are kept: they come again."""
+    """`tree_mask`; those of one row and a small tree are kept, as they come again."""
     return _mask_of_tree(parents) if num_tail == 1 and len(parents) <= MOST_KEPT_NODES else tree_mask(num_tail, parents)
 
 
 @lru_cache(maxsize=1024)
 def _mask_of_tree(parents: tuple[int, ...]) -> Tensor | None:
     return tree_mask(1, parents)
-
-
-MOST_KEPT_NODES = 32
 
 
 def tree_mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:

@@ -427,9 +427,7 @@ class LocalExecutor:
     def _learn(self, step: PreparedStep, candidates: Candidates) -> None:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
         self.drafting.learn(
-            verified_rows(
-                step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates
-            )
+            verified_rows(step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates)
         )
 
     def draft(

@@ -58,7 +58,9 @@ class KVLedger:
         """The number of leading tokens of `sequence`, at most `num_computed`, whose entries are in `block_ids`."""
         record, size = self._records[sequence.seq_id], self._block_size
         self._extend(record, sequence, num_computed // size)
-        first = min(record.num_noted, num_computed) // size  # the blocks before it are compared at once, as most are right
+        first = (
+            min(record.num_noted, num_computed) // size
+        )  # the blocks before it are compared at once, as most are right
         if list(map(self._stamps.__getitem__, block_ids[:first])) != record.digests[:first]:
             first = 0
         for i, block in enumerate(block_ids[first : -(-num_computed // size)], first):

@@ -113,7 +113,6 @@ class ChainWriter:
             rows = [chain.rows(state) for chain, state in grown]
         return [chain.draft() for chain in chains]
 
-
     def _write_at_once(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft] | None:

@@ -88,9 +88,7 @@ class NativeAttention:
         first, second = array("q", sources), array("q", destinations)
         if len(first) != len(second):
             raise ValueError(f"got {len(first)} sources for {len(second)} destinations; must be as many")
-        self.kernels.move_slots(
-            *self.addresses(cache).stacks, address_of(first), address_of(second), len(first)
-        )
+        self.kernels.move_slots(*self.addresses(cache).stacks, address_of(first), address_of(second), len(first))
 
     def addresses(self, cache: KVCache) -> CacheAddresses:
         """Where a cache's keys and values are."""

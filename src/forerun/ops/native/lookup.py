@@ -118,9 +118,8 @@ class NativeRows:
             _contiguous(logits, np.float32),
         ]
         self._addresses = [address_of(one) for one in self._numbers]
-        num_rows = len(token_ids)
-        is_flat = isinstance(candidate_ids, array)
-        self._stride = len(candidate_ids) // max(1, num_rows) if is_flat else candidate_ids.shape[1]
+        num_values = len(candidate_ids) if isinstance(candidate_ids, array) else candidate_ids.size
+        self._stride = num_values // max(1, len(token_ids))
 
     def store(self, contexts: Contexts, first: int, end: int) -> None:
         """Store rows [first, end) under their tokens, and under the last two of them where there are two."""

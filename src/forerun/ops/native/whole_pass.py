@@ -85,9 +85,7 @@ def whole_pass(
         return None
     if not isinstance(embedding, (PackedEmbedding, Embedding)) or not isinstance(norm, NativeRMSNorm):
         return None
-    return WholePass(
-        embedding=embedding, layers=layers, num_layers=num_layers, rotaries=tables, norm=norm, head=head
-    )
+    return WholePass(embedding=embedding, layers=layers, num_layers=num_layers, rotaries=tables, norm=norm, head=head)
 
 
 def _address(numbers: Tensor) -> int:
