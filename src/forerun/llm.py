@@ -216,7 +216,8 @@ class LLM:
         request_ids = self._add(_as_prompts(prompts), sampling_params)
         running = set(request_ids)
         try:
-            with tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+            bar = tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm)
+            with bar, self._client.stepping():
                 while running:
                     self._pump()
                     ended = running & self._finished.keys()

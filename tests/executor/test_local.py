@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -150,3 +151,28 @@ def test_a_drafter_that_wants_more_candidates_than_a_pass_finds_is_refused():
     greedy = type("Greedy", (Learner,), {"num_candidates": 17})
     with pytest.raises(ConfigError, match="drafter Greedy: num_candidates is 17; may be from 0 to 16"):
         tiny_llm({"method": greedy, "num_speculative_tokens": 2})
+
+
+def test_steps_inside_a_block_set_torch_up_once_and_write_the_same_text(monkeypatch):
+    entered = []
+
+    class Counting:
+        def __enter__(self):
+            entered.append(torch.is_inference_mode_enabled())
+
+        def __exit__(self, *_error):
+            pass
+
+    llm = tiny_llm()
+    monkeypatch.setattr(llm.executor, "_torch_threads", Counting())
+    texts = {}
+    for name in ("alone", "together"):
+        llm.engine.add_request(name, PROMPT, GREEDY)
+        entered.clear()
+        with llm.engine.stepping() if name == "together" else nullcontext():
+            while llm.engine.has_work:
+                for output in llm.engine.step().finished:
+                    texts[name] = output.outputs[0].token_ids
+        assert entered == [True] * (len(texts[name]) if name == "alone" else 1)
+    assert texts["alone"] == texts["together"]
+    assert not torch.is_inference_mode_enabled()

@@ -50,6 +50,7 @@ class ForwardBatch:
     logits_rows: Tensor  # [R] int64, ascending
     features: frozenset[str] = field(default_factory=frozenset)  # what the drafter `needs`
     num_candidates: int = 0  # of each row of logits; at most MOST_CANDIDATES and vocab_size
+    logits: Tensor | None = None  # [R, vocab_size] fp32, contiguous: where a pass may put its logits
 
 
 MOST_CANDIDATES = 16

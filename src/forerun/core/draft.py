@@ -46,6 +46,16 @@ class Draft:
         """Whether no node continues `node` (-1: whether the draft is empty)."""
         return node == len(self.token_ids) - 1 if self.parents is None else node not in self.parents
 
+    def child(self, node: int, token_id: int) -> int:
+        """The first node that continues `node` (-1: the root) with a token; -1 where there is none."""
+        token_ids, parents = self.token_ids, self.parents
+        if parents is None:
+            return node + 1 if node + 1 < len(token_ids) and token_ids[node + 1] == token_id else -1
+        for child in range(node + 1, len(token_ids)):
+            if token_ids[child] == token_id and parents[child] == node:
+                return child
+        return -1
+
     def children(self) -> list[list[int]]:
         """Children of each place, in draft order: index 0 is the root (-1), index i + 1 is node i."""
         size = len(self.token_ids)
@@ -80,10 +90,10 @@ class Draft:
 
     def num_stood(self, text: Sequence[int]) -> int:
         """How many tokens of a text follow a path of the draft, from its first on."""
-        children, node = self.children(), -1
+        node = -1
         for num_stood, token_id in enumerate(text):
-            node = next((child for child in children[node + 1] if self.token_ids[child] == token_id), -2)
-            if node == -2:
+            node = self.child(node, token_id)
+            if node < 0:
                 return num_stood
         return len(text)
 

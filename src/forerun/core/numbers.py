@@ -27,5 +27,9 @@ def address_of(numbers: Numbers) -> int:
 def as_numpy(numbers: Numbers, dtype: npt.DTypeLike, *, num_rows: int) -> npt.NDArray[Any]:
     """The same numbers as a NumPy array; those of the standard library as `num_rows` rows."""
     if isinstance(numbers, array):
-        return np.frombuffer(numbers, dtype=numbers.typecode).astype(dtype, copy=False).reshape(num_rows, -1 if num_rows else 0)
+        return (
+            np.frombuffer(numbers, dtype=numbers.typecode)
+            .astype(dtype, copy=False)
+            .reshape(num_rows, -1 if num_rows else 0)
+        )
     return np.asarray(numbers, dtype=dtype)

@@ -69,7 +69,9 @@ class SpeculationStats:
         depth, went_on = draft.depth, num_drafted > 0 and not draft.is_leaf(accepted[-1] if accepted else -1)
         self._count(num_drafted, num_accepted, depth, went_on=went_on)
         if draft.source is not None:
-            of_drafter = self.by_drafter.setdefault(draft.source, SpeculationStats())
+            of_drafter = self.by_drafter.get(draft.source)
+            if of_drafter is None:
+                of_drafter = self.by_drafter[draft.source] = SpeculationStats()
             of_drafter._count(num_drafted, num_accepted, depth, went_on=went_on)
 
     def _count(self, num_drafted: int, num_accepted: int, depth: int, *, went_on: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
-from itertools import pairwise
+from operator import le, lt
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -155,9 +155,9 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is nothing to draft")
     if not draft.token_ids:
         return
-    for token_id in draft.token_ids:
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise DraftError(f"drafted token id {token_id!r}; must be an int from 0 to {vocab_size - 1}")
+    if not _are_ints(draft.token_ids) or min(draft.token_ids) < 0 or max(draft.token_ids) >= vocab_size:
+        wrong = next(one for one in draft.token_ids if type(one) is not int or not 0 <= one < vocab_size)
+        raise DraftError(f"drafted token id {wrong!r}; must be an int from 0 to {vocab_size - 1}")
     if draft.parents is not None:
         _check_parents(draft.parents, num_nodes=len(draft))
     if draft.source is not None and not isinstance(draft.source, str):
@@ -173,6 +173,8 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
 def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
     if len(parents) != num_nodes:
         raise DraftError(f"{len(parents)} parents for {num_nodes} nodes; give one parent per node")
+    if _are_ints(parents) and min(parents) >= -1 and all(map(lt, parents, range(num_nodes))):
+        return
     for node, parent in enumerate(parents):
         if type(parent) is not int or not -1 <= parent < node:
             raise DraftError(f"parent of node {node} is {parent!r}; must be -1 (the root) or an earlier node")
@@ -184,11 +186,18 @@ def _is_survival(survival: object, *, num_nodes: int) -> bool:
         return False
     if not all(isinstance(chance, float) for chance in survival):
         return False
-    return all(after <= before for before, after in pairwise((1.0, *survival, 0.0)))
+    return all(map(le, (*survival, 0.0), (1.0, *survival)))
+
+
+def _are_ints(values: Listing[object]) -> bool:
+    """Whether all are ints and nothing else, found out without a turn of Python for each."""
+    return set(map(type, values)) == {int}
 
 
 def cut_draft(draft: Draft, *, max_tokens: int, max_depth: int) -> Draft:
     """Cut `draft` to both limits; what remains is a draft, as a node's ancestors are never deeper than itself."""
+    if len(draft.token_ids) <= min(max_tokens, max_depth):  # no node is deeper than there are nodes
+        return draft
     if draft.is_chain:
         return draft.first(min(max_tokens, max_depth))
     depths = draft.depths()

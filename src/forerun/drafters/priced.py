@@ -6,7 +6,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -158,7 +158,15 @@ class PricedDrafter:
     def _as_deep_as(self, depth: int, request: DraftRequest) -> DraftRequest:
         """A request for a chain that is at most so deep, with its runners-up."""
         depth = min(depth, request.max_depth, request.max_tokens)
-        return replace(request, max_tokens=depth * self._tokens_per_level, max_depth=depth)
+        return DraftRequest(  # in half the time of `replace`
+            request.sequence,
+            depth * self._tokens_per_level,
+            depth,
+            request.num_computed,
+            request.block_ids,
+            request.rules,
+            request.min_survival,
+        )
 
     def _num_rows(self, request: DraftRequest, depth: int) -> int:
         """Rows that a draft for the sequence takes: those that it has to catch up with, and those of the draft."""
@@ -174,13 +182,18 @@ class PricedDrafter:
         best: tuple[float, list[int], int] = (0.0, [], 0)
         added = [self._added.expected(free) for free in free_tokens]
         gains = [0.0] * len(requests)
+        shares = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(1, self.max_depth + 1):
-            costs = [price * (depth + self._num_to_read(request) / PAID_OFF_OVER) for request in requests]
-            gains = [gain + of_depths[depth - 1] for gain, of_depths in zip(gains, added, strict=True)]
-            paying = [(gain - cost, i) for i, (gain, cost) in enumerate(zip(gains, costs, strict=True)) if gain > cost]
-            worth = sum(gain for gain, _ in paying) - price * depth * PASS_ROWS
+            worth, paying = 0.0, []
+            for i, share in enumerate(shares):
+                gains[i] += added[i][depth - 1]
+                cost = price * (depth + share)
+                if gains[i] > cost:
+                    worth += gains[i] - cost
+                    paying.append(i)
+            worth -= price * depth * PASS_ROWS
             if worth > best[0]:
-                best = worth, [i for _, i in paying], depth
+                best = worth, paying, depth
         return best[1], best[2]
 
     def _note_step(self, requests: Listing[DraftRequest]) -> None:

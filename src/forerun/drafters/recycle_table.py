@@ -239,7 +239,7 @@ class RecycleTable:
         if not len(rows):
             return
         stored = self._to_store(rows, self.num_candidates)
-        for first, end, salt in _runs(rows.salts):
+        for first, end, salt in rows.salts if len(rows.salts) == 1 else _runs(rows.salts):
             contexts = self._contexts(salt)
             if contexts is not None:
                 stored.store(contexts, first, end)

@@ -21,6 +21,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.base import choose_attention
 from forerun.models.decoder import Decoder
+from forerun.ops.native.attention import block_table
 from forerun.ops.native.formats import check_quantization
 
 
@@ -119,7 +120,13 @@ class EarlyExit:
         """Draft for all sequences together."""
         max_model_len = self._predictor.max_model_len
         sequences = [
-            self._passes.sequence(number, request, num_read=request.num_computed, max_model_len=max_model_len)
+            self._passes.sequence(
+                number,
+                request,
+                block_table(request.block_ids),
+                num_read=request.num_computed,
+                max_model_len=max_model_len,
+            )
             for number, request in enumerate(context.requests)
         ]
         return self._writer.write(self._passes, sequences, context.features)

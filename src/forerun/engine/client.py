@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,6 +81,10 @@ class EngineClient(Protocol):
 
     def step(self) -> StepOutput:
         """The next events."""
+        ...
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """What every step sets up and puts back, set up once for all steps that this thread takes inside the block."""
         ...
 
     def abort(self, request_id: str) -> RequestOutput | None:

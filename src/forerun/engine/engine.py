@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -246,6 +247,10 @@ class Engine:
         except BaseException:
             self._forget_plan()
             raise
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """See `EngineClient`."""
+        return self._parts.executor.as_in_a_step()
 
     def _step(self) -> StepOutput:
         plan = self.plan()

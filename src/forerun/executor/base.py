@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from forerun.core.step import EndedSequence, SequenceSpec, StepPlan, StepResult
@@ -34,6 +35,10 @@ class Executor(Protocol):
             StepError: the step does not fit into the device's memory; a smaller one may.
             WorkerError: the device, or a process that holds a part of the model, is gone.
         """
+        ...
+
+    def as_in_a_step(self) -> AbstractContextManager[None]:
+        """What a step computes under; inside the block this thread's steps need not set it up, each for itself."""
         ...
 
     def read_blocks(self, blocks: Sequence[int], digests: Sequence[bytes]) -> tuple[BlockContents, ...]:

@@ -17,6 +17,9 @@ from forerun.core.step import PlannedSequence, Rows
 MOST_STAGED_ROWS = 256
 """Steps of up to so many rows have their numbers in the same memory each time."""
 
+MOST_KEPT_NODES = 32
+"""The masks of trees of up to so many nodes are kept."""
+
 
 class _StagedRows:
     """Memory for the numbers of a step on the CPU, and tensors of it: making these takes longer than filling them."""
@@ -35,11 +38,36 @@ class _StagedRows:
         numbers[2 * count :] = array("q", rows.slots)
 
 
+class _LogitsMemory:
+    """Memory for the logits of steps on the CPU: of many rows the system would give new pages to each step, one by one."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._all = torch.empty(0, vocab_size)
+        self._of_rows: dict[int, Tensor] = {}
+
+    def of_rows(self, num_rows: int) -> Tensor:
+        """[num_rows, vocab_size] fp32, the same memory each time."""
+        found = self._of_rows.get(num_rows)
+        if found is None:
+            if num_rows > len(self._all):
+                self._all = torch.empty(num_rows, self._vocab_size)
+                self._of_rows.clear()
+            found = self._of_rows[num_rows] = self._all[:num_rows]
+        return found
+
+
 class BatchBuilder:
-    """Builds batches for one device and block size; on a CPU a batch is good until the next one is built."""
+    """Builds batches for one device and block size; on a CPU a batch, and its logits, are good until the next one is built."""
 
     def __init__(
-        self, *, block_size: int, device: torch.device, features: frozenset[str], num_candidates: int = 0
+        self,
+        *,
+        block_size: int,
+        device: torch.device,
+        features: frozenset[str],
+        num_candidates: int = 0,
+        vocab_size: int,
     ) -> None:
         self._block_size = block_size
         self._device = device
@@ -47,6 +75,7 @@ class BatchBuilder:
         self._features = features
         self._num_candidates = num_candidates
         self._staged: dict[int, _StagedRows] = {}  # by the number of rows
+        self._logits = _LogitsMemory(vocab_size) if self._is_on_cpu else None
 
     def build(self, sequences: Sequence[PlannedSequence], rows: Rows, drafts: Sequence[Draft]) -> ForwardBatch:
         """Tensors of a plan's rows, and a mask where a draft is a tree."""
@@ -69,6 +98,7 @@ class BatchBuilder:
             logits_rows=logits_rows,
             features=self._features,
             num_candidates=self._num_candidates,
+            logits=None if self._logits is None else self._logits.of_rows(len(rows.logits_rows)),
         )
 
     def _tensors(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,16 +122,13 @@ class BatchBuilder:
 
 
 def _mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:
-    """The mask of a draft's rows; None where it is a chain. Those of one row and a small tree are kept: they come again."""
+    """`tree_mask`; those of one row and a small tree are kept, as they come again."""
     return _mask_of_tree(parents) if num_tail == 1 and len(parents) <= MOST_KEPT_NODES else tree_mask(num_tail, parents)
 
 
 @lru_cache(maxsize=1024)
 def _mask_of_tree(parents: tuple[int, ...]) -> Tensor | None:
     return tree_mask(1, parents)
-
-
-MOST_KEPT_NODES = 32
 
 
 def tree_mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:

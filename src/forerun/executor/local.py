@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,7 @@ from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.cuda.failures import device_failure
+from forerun.ops.native.attention import NativeAttention
 from forerun.ops.sampling import SamplingRules, token_logprobs
 from forerun.verify.base import Verdict, Verifier, VerifyRequest
 
@@ -116,10 +118,12 @@ class LocalExecutor:
             device=model.device,
             features=drafting.drafter.needs,
             num_candidates=_num_candidates(model, drafting.drafter),
+            vocab_size=model.vocab_size,
         )
         self._states: dict[int, SequenceState] = {}
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
+        self._inside: set[int] = set()  # threads that are in `as_in_a_step`
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     def keep_pools(self, pools: PoolFolder) -> None:
@@ -178,8 +182,11 @@ class LocalExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
         try:
-            with self._no_autograd, self._torch_threads:
+            if get_ident() in self._inside:
                 result = self._execute(plan)
+            else:
+                with self._no_autograd, self._torch_threads:
+                    result = self._execute(plan)
         except RuntimeError as error:
             failure = device_failure(error)
             if failure is None:
@@ -220,9 +227,16 @@ class LocalExecutor:
 
     @contextmanager
     def as_in_a_step(self) -> Iterator[None]:
-        """For passes and drafts outside of a step: what a step computes under, no autograd and torch's threads."""
-        with torch.inference_mode(), self._torch_threads:
-            yield
+        """See `Executor`; also for passes and drafts outside of a step: no autograd, and torch's threads."""
+        thread = get_ident()
+        is_outermost = thread not in self._inside
+        self._inside.add(thread)
+        try:
+            with torch.inference_mode(), self._torch_threads:
+                yield
+        finally:
+            if is_outermost:
+                self._inside.discard(thread)
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
         """What all layers of one pass share (host work, counted as building the batch)."""
@@ -393,7 +407,11 @@ class LocalExecutor:
             first = row + planned.num_tail
             sources += (rows.slots[first + node] for node in verdict.accepted)
             destinations += rows.slots[first : first + len(verdict.accepted)]
-        if sources:
+        if not sources:
+            return
+        if isinstance(self._attention, NativeAttention) and type(self.cache) is KVCache:
+            self._attention.move(self.cache, sources, destinations)
+        else:
             device = self.cache.layers[0].key.device
             self.cache.move(torch.tensor(sources, device=device), torch.tensor(destinations, device=device))
 
@@ -418,9 +436,7 @@ class LocalExecutor:
     def _learn(self, step: PreparedStep, candidates: Candidates) -> None:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
         self.drafting.learn(
-            verified_rows(
-                step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates
-            )
+            verified_rows(step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates)
         )
 
     def draft(

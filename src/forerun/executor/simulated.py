@@ -7,6 +7,7 @@ steps a second: for planning capacity, and for testing policy without a model. N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,6 +124,10 @@ class SimulatedExecutor:
         first = state.num_tokens
         state.num_tokens += num_tokens
         return self._texts.tokens(state.spec, first, state.num_tokens)
+
+    def as_in_a_step(self) -> AbstractContextManager[None]:
+        """See `Executor`; a simulation sets up nothing."""
+        return nullcontext()
 
     def read_blocks(
         self,

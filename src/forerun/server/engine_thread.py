@@ -192,7 +192,10 @@ class EngineThread:
             while not self._is_over:
                 self._obey()
                 if self.engine.has_work and not self._is_over:
-                    self._step()
+                    with self.engine.stepping():
+                        self._step()
+                        while self.engine.has_work and not self._is_over and self._commands.empty():
+                            self._step()
         except BaseException:
             self._end("the engine ends after an error that nothing was there to contain")
         finally:

@@ -36,15 +36,13 @@ def _match_chain(token_ids: tuple[int, ...], target: Target) -> Verdict:
 
 
 def _match_tree(draft: Draft, target: Target) -> Verdict:
-    children = draft.children()
     accepted: list[int] = []
     node = -1
     while True:
         token_id = target.token(node)
-        agreeing = [child for child in children[node + 1] if draft.token_ids[child] == token_id]
-        if not agreeing:
+        node = draft.child(node, token_id)
+        if node < 0:
             return Verdict(tuple(accepted), token_id)
-        node = agreeing[0]
         accepted.append(node)
 
 

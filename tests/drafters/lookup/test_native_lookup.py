@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -39,6 +41,19 @@ def state_of_text(text: LiveText) -> tuple[object, ...]:
 def table_state(table: RecycleTable, salt: str | None) -> object:
     contexts = table.of(salt)
     return contexts and [(one.slots.tobytes(), one.num_used) for one in (contexts.ones, contexts.twos)]
+
+
+def in_arrays(rows):
+    """The same rows in arrays of the standard library, as the executor gives them."""
+    kinds = ("q", rows.token_ids), ("q", rows.previous_ids), ("i", rows.candidate_ids), ("f", rows.candidate_logits)
+    token_ids, previous_ids, candidate_ids, logits = (array(kind, numbers.ravel().tolist()) for kind, numbers in kinds)
+    return VerifiedRows(
+        token_ids=token_ids,
+        previous_ids=previous_ids,
+        candidate_ids=candidate_ids,
+        candidate_logits=logits,
+        salts=rows.salts,
+    )
 
 
 class Pair:
@@ -83,8 +98,9 @@ class Pair:
             candidate_logits=np.tile(np.sort(np.float32(logits[:k]))[::-1], (len(last), 1)),
             salts=[(row, row + 1, one.cache_salt) for row, one in enumerate(self.running)],
         )
-        for drafter in self.drafters:
-            drafter.learn(rows)
+        plain, compiled = self.drafters
+        plain.learn(rows)
+        compiled.learn(in_arrays(rows))
 
     def propose(self, max_tokens: int, max_depth: int) -> list[Draft]:
         requests = [DraftRequest(one, max_tokens + place, max_depth) for place, one in enumerate(self.running)]

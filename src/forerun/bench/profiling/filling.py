@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,10 @@ class ObservedExecutor:
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""
         self.executor.release(ended)
+
+    def as_in_a_step(self) -> AbstractContextManager[None]:
+        """See `Executor`."""
+        return self.executor.as_in_a_step()
 
     def read_blocks(self, blocks: Sequence[int], digests: Sequence[bytes]) -> tuple[BlockContents, ...]:
         """See `Executor`."""

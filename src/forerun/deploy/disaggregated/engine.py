@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -120,6 +121,10 @@ class DisaggregatedEngine:
         """See `EngineClient`."""
         self._take_arrivals()
         return self._engine.step() if self._engine.has_work else StepOutput()
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """See `EngineClient`."""
+        return self._engine.stepping()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """See `EngineClient`."""

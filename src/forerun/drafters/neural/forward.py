@@ -18,7 +18,7 @@ from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
 from forerun.ops.attention import Attend, Attention
-from forerun.ops.native.attention import NativeAttention, block_table
+from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.chains import ChainText, NativeChains
 
 MAX_TEXT_ROWS = 512
@@ -223,19 +223,18 @@ class PagedPasses:
         self._chains = predictor.chains
         self._addresses = attention.addresses(cache) if isinstance(attention, NativeAttention) else None
 
-    def sequence(self, number: int, request: DraftRequest, *, num_read: int, max_model_len: int) -> DraftSequence:
-        """The sequence of the step's request `number`, with scratch blocks of its own.
+    def sequence(
+        self, number: int, request: DraftRequest, table: array[int], *, num_read: int, max_model_len: int
+    ) -> DraftSequence:
+        """The sequence of the step's request `number`, whose blocks are `table`, with scratch blocks of its own behind them.
 
         Its draft does not go beyond `max_model_len` tokens of text.
         """
         num_used = -(-request.num_computed // self._block_size)
-        table = block_table(request.block_ids)
-        del table[num_used:]
-        table += self._scratch(number)
         return DraftSequence(
             request=request,
             num_read=max(num_read, self.predictor.num_hidden),
-            block_table=table,
+            block_table=table[:num_used] + self._scratch(number),
             max_tokens=request.max_tokens,
             max_depth=min(request.max_depth, max_model_len - len(request.sequence)),
         )

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.kv.prefix_cache import block_digests, root_digest
 from forerun.models.base import choose_attention
+from forerun.ops.native.attention import block_table
 
 
 @dataclass(slots=True)
@@ -57,7 +58,12 @@ class KVLedger:
         """The number of leading tokens of `sequence`, at most `num_computed`, whose entries are in `block_ids`."""
         record, size = self._records[sequence.seq_id], self._block_size
         self._extend(record, sequence, num_computed // size)
-        for i, block in enumerate(block_ids[: -(-num_computed // size)]):
+        first = (
+            min(record.num_noted, num_computed) // size
+        )  # the blocks before it are compared at once, as most are right
+        if list(map(self._stamps.__getitem__, block_ids[:first])) != record.digests[:first]:
+            first = 0
+        for i, block in enumerate(block_ids[first : -(-num_computed // size)], first):
             stamp = self._stamps[block]
             if stamp == record.partial_stamp and i == record.num_noted // size:
                 return min(record.num_noted, num_computed)
@@ -164,14 +170,14 @@ class KVDrafter:
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Read what is unread, then draft for all sequences together."""
-        tables = [request.block_ids.tolist() for request in context.requests]
+        tables = [block_table(request.block_ids) for request in context.requests]
         starts = [
             self._ledger.num_valid(request.sequence, table, request.num_computed)
             for request, table in zip(context.requests, tables, strict=True)
         ]
         sequences = [
-            self._passes.sequence(number, request, num_read=start, max_model_len=self._max_model_len)
-            for number, (request, start) in enumerate(zip(context.requests, starts, strict=True))
+            self._passes.sequence(number, request, table, num_read=start, max_model_len=self._max_model_len)
+            for number, (request, table, start) in enumerate(zip(context.requests, tables, starts, strict=True))
         ]
         asked = [sequence.wants_draft for sequence in sequences]
         self._catch_up([sequence for sequence in sequences if sequence.wants_draft], context.features)

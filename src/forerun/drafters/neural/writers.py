@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import TargetInfo
 from forerun.drafters.neural.forward import DraftSequence, ForwardPasses, QueryRows
 from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
@@ -94,16 +94,7 @@ class _GrowingChain:
         )
 
     def draft(self) -> Draft:
-        probs = torch.stack(self.probs) if self.probs else None
-        if not self.num_runners_up:
-            return Draft(tuple(self.token_ids), None, probs)
-        parents: list[int] = []
-        above, first = -1, 0  # the chain's last node, and the next one
-        for level in self.levels:
-            parents += [above] * len(level)
-            above, first = first, first + len(level)
-        token_ids = tuple(token_id for level in self.levels for token_id in level)
-        return Draft(token_ids, tuple(parents), probs).first(self.sequence.max_tokens)
+        return _as_draft(self.levels, self.sequence.max_tokens, torch.stack(self.probs) if self.probs else None)
 
 
 class ChainWriter:
@@ -121,20 +112,11 @@ class ChainWriter:
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
+        drafts = self._write_at_once(passes, sequences, hidden_states)
+        if drafts is not None:
+            return drafts
         chains = [_GrowingChain(sequence, self._num_runners_up) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
-        requests = [chain.sequence.request for chain in growing]
-        is_greedy = [self._sampler.is_greedy(request) for request in requests]
-        if growing and all(
-            greedy or self._sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
-        ):
-            drafted_at_once = passes.draft_chains(
-                [chain.sequence for chain in growing], is_greedy, hidden_states, num_runners_up=self._num_runners_up
-            )
-            if drafted_at_once is not None:
-                for chain, levels in zip(growing, drafted_at_once, strict=True):
-                    chain.levels = levels
-                return [chain.draft() for chain in chains]
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:
             prediction = passes.forward(rows)
@@ -148,6 +130,45 @@ class ChainWriter:
             growing = [chain for chain, _ in grown]
             rows = [chain.rows(state) for chain, state in grown]
         return [chain.draft() for chain in chains]
+
+    def _write_at_once(
+        self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
+    ) -> list[Draft] | None:
+        """The same drafts in one call; None where the network cannot, or a request's tokens are drawn with odds of their own."""
+        growing: list[DraftSequence] = []
+        is_greedy: list[bool] = []
+        for sequence in sequences:
+            if not sequence.wants_draft:
+                continue
+            greedy = self._sampler.is_greedy(sequence.request)
+            if not greedy and not self._sampler.may_race(sequence.request):
+                return None
+            growing.append(sequence)
+            is_greedy.append(greedy)
+        if not growing:
+            return [NO_DRAFT] * len(sequences)
+        drafted = passes.draft_chains(growing, is_greedy, hidden_states, num_runners_up=self._num_runners_up)
+        if drafted is None:
+            return None
+        levels = iter(drafted)
+        return [
+            _as_draft(next(levels), sequence.max_tokens) if sequence.wants_draft else NO_DRAFT for sequence in sequences
+        ]
+
+
+def _as_draft(levels: Listing[list[int]], max_tokens: int, probs: Tensor | None = None) -> Draft:
+    """The first `max_tokens` nodes of a chain whose levels hold its token, and then runners-up, if there are any."""
+    if all(len(level) == 1 for level in levels):
+        return Draft(tuple(level[0] for level in levels), None, probs)
+    token_ids: list[int] = []
+    parents: list[int] = []
+    above = -1
+    for level in levels:
+        first = len(token_ids)
+        token_ids += level
+        parents += [above] * len(level)
+        above = first
+    return Draft(tuple(token_ids), tuple(parents), probs).first(max_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from forerun.core.batch import ForwardBatch, LayerKVSpec
 from forerun.core.numbers import address_of
 from forerun.kv.cache import KVCache, LayerKV
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.structs import STORAGE, AttentionStruct, PassStruct, RotationStruct
+from forerun.ops.native.structs import STACK_WORDS, STORAGE, AttentionStruct, PassStruct, RotationStruct
 from forerun.ops.rotary import Rotation
 
 MOST_KEY_DIM = 1024
@@ -37,19 +37,27 @@ class CacheAddresses:
         self._values = np.array([kv.value.data_ptr() for kv in cache.layers], dtype=np.int64)
         self._places = (self._keys.ctypes.data, self._values.ctypes.data)
         self._features = {name: rows.data_ptr() for name, rows in cache.features.items()}
-        self._kept: dict[frozenset[int], npt.NDArray[np.int64]] = {}  # see `kept`
+        self._stacks = array("Q")  # `CacheStack` of csrc/decoder.h
+        for stack in cache.stacks:
+            self._stacks.extend((stack.data_ptr(), len(stack), stack.shape[1], stack[0, 0].nbytes))
+        self._kept: dict[frozenset[int], array[int]] = {}  # see `kept`
 
     def has_room_for(self, layers: frozenset[int]) -> bool:
         """Whether the cache keeps the residual streams before all of these layers."""
-        return all(f"hidden.{layer}" in self._features for layer in layers)
+        return layers in self._kept or all(f"hidden.{layer}" in self._features for layer in layers)
 
     def kept(self, layers: frozenset[int]) -> int:
         """The address of an array that says where the residual stream before each layer is kept, 0 where it is not."""
         found = self._kept.get(layers)
         if found is None:
             places = [self._features[f"hidden.{i}"] if i in layers else 0 for i in range(len(self._keys) + 1)]
-            found = self._kept[layers] = np.array(places, dtype=np.int64)
-        return int(found.ctypes.data)
+            found = self._kept[layers] = array("q", places)
+        return address_of(found)
+
+    @property
+    def stacks(self) -> tuple[int, int]:
+        """The address of an array that describes the cache's memory, and the entries that it has."""
+        return address_of(self._stacks), len(self._stacks) // STACK_WORDS
 
     def arrays(self, first_layer: int) -> tuple[int, int]:
         """The addresses of the two arrays from one layer on."""
@@ -70,6 +78,17 @@ class NativeAttention:
     def begin(self, batch: ForwardBatch, cache: KVCache) -> NativePass:
         """Gather the addresses that all layers of a pass share."""
         return NativePass(self.kernels, batch, cache, self.addresses(cache))
+
+    def move(self, cache: KVCache, sources: Iterable[int], destinations: Iterable[int]) -> None:
+        """`KVCache.move`, of slots that are still integers.
+
+        Raises:
+            ValueError: a slot is none of the cache, or there are more of one kind than of the other.
+        """
+        first, second = array("q", sources), array("q", destinations)
+        if len(first) != len(second):
+            raise ValueError(f"got {len(first)} sources for {len(second)} destinations; must be as many")
+        self.kernels.move_slots(*self.addresses(cache).stacks, address_of(first), address_of(second), len(first))
 
     def addresses(self, cache: KVCache) -> CacheAddresses:
         """Where a cache's keys and values are."""
@@ -111,7 +130,7 @@ class NativePass:
             first_row += sequence.num_rows
             num_positions = max(num_positions, sequence.num_context + sequence.num_rows)
         self.num_positions = num_positions  # no row's is as high
-        if len(batch.slot_mapping) != first_row:
+        if batch.slot_mapping.numel() != first_row:
             raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(
             num_rows=first_row,

@@ -138,7 +138,9 @@ class NativeChains:
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
             settings = 0 if text.rules is None else settings_address(text.rules)
             blocks = text.block_ids
-            words.extend((address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted, text.seed & MASK, settings))
+            words.extend(
+                (address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted, text.seed & MASK, settings)
+            )
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)

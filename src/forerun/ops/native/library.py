@@ -63,6 +63,7 @@ PROTOTYPES: dict[str, list[type]] = {
         *(POINTER(DecoderStruct), c_void_p, c_int64, POINTER(PassStruct), c_void_p, c_void_p, c_int32),
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_void_p),
     ],
+    "move_slots": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
     "post": [POINTER(ExchangeStruct), c_void_p, c_int64, c_void_p, c_int64],
     "receive": [POINTER(ExchangeStruct), c_int64, POINTER(c_int64)],
     "finish": [POINTER(ExchangeStruct)],
@@ -122,6 +123,7 @@ class Kernels:
         self.attention = functions["attention"]
         self.decoder_layers = functions["decoder_layers"]
         self.decode = functions["decode"]
+        self.move_slots = functions["move_slots"]
         self.sample = functions["sample"]
         self.find_merges = functions["find_merges"]
         self.extend_text = functions["extend_text"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import c_int64
 from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
@@ -111,17 +110,21 @@ class NativeRows:
 
     def __init__(self, kernels: Kernels, rows: Rows, num_candidates: int) -> None:  # noqa: ARG002 - the tables know it
         self._kernels = kernels
-        dtypes = (np.int64, np.int64, np.int32, np.float32)
-        self._numbers = [_contiguous(*pair) for pair in zip(rows.numbers, dtypes, strict=True)]  # keeps them alive
+        token_ids, previous_ids, candidate_ids, logits = rows.numbers
+        self._numbers = [  # keeps them alive
+            _contiguous(token_ids, np.int64),
+            _contiguous(previous_ids, np.int64),
+            _contiguous(candidate_ids, np.int32),
+            _contiguous(logits, np.float32),
+        ]
         self._addresses = [address_of(one) for one in self._numbers]
-        candidate_ids = self._numbers[2]
-        num_rows = len(self._numbers[0])
-        self._stride = len(candidate_ids) // max(1, num_rows) if isinstance(candidate_ids, array) else candidate_ids.shape[1]
+        num_values = len(candidate_ids) if isinstance(candidate_ids, array) else candidate_ids.size
+        self._stride = num_values // max(1, len(token_ids))
 
     def store(self, contexts: Contexts, first: int, end: int) -> None:
         """Store rows [first, end) under their tokens, and under the last two of them where there are two."""
         token_ids, previous_ids, candidate_ids, logits = self._addresses
-        num_new = (c_int64 * 2)()
+        num_new = array("q", (0, 0))
         self._kernels.learn_rows(
             contexts.struct,
             token_ids + 8 * first,
@@ -130,10 +133,30 @@ class NativeRows:
             candidate_ids + 4 * first * self._stride,
             logits + 4 * first * self._stride,
             self._stride,
-            num_new,
+            address_of(num_new),
         )
         contexts.ones.num_used += num_new[0]
         contexts.twos.num_used += num_new[1]
+
+
+class _Nodes:
+    """Memory for the nodes of drafts, kept from step to step."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._token_ids, self._parents, self._sources = (array("i", bytes(4 * room)) for _ in range(3))
+        self._survival = array("d", bytes(8 * room))
+        arrays = (self._token_ids, self._parents, self._sources, self._survival)
+        self.addresses = [address_of(one) for one in arrays]
+
+    def tree(self, first: int, end: int) -> GrownTree:
+        """The nodes [first, end)."""
+        return GrownTree(
+            tuple(self._token_ids[first:end]),
+            tuple(self._parents[first:end]),
+            tuple(self._survival[first:end]),
+            tuple(self._sources[first:end]),
+        )
 
 
 class NativeLookup:
@@ -143,6 +166,7 @@ class NativeLookup:
         self._kernels = kernels
         self._rates: Rates | None = None
         self._rates_addresses = (0, 0)
+        self._nodes = _Nodes(0)
 
     def extend(self, index: Index, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append tokens to an index."""
@@ -165,31 +189,22 @@ class NativeLookup:
 
     def grow(self, texts: Sequence[Text], limits: Sequence[DraftLimits], rates: Rates) -> list[GrownTree]:
         """The best tree after each text."""
-        addresses = array("q", [text.address for text in texts])
         sizes = array("q", [one.max_nodes for one in limits])
         room = sum(sizes)
         sizes.extend([one.max_depth for one in limits])
+        addresses = array("q", [text.address for text in texts])
         min_survival = array("d", [one.min_survival for one in limits])
-        token_ids, parents, sources = (array("i", bytes(4 * room)) for _ in range(3))
-        survival, num_nodes = array("d", bytes(8 * room)), array("q", bytes(8 * len(texts)))
+        num_nodes = array("q", bytes(8 * len(texts)))
+        nodes = self._nodes
+        if nodes.room < room:
+            nodes = self._nodes = _Nodes(room)
         self._kernels.grow_drafts(
-            address_of(addresses),
-            len(texts),
-            address_of(sizes),
-            address_of(min_survival),
-            *self._addresses_of(rates),
-            room,
-            address_of(token_ids),
-            address_of(parents),
-            address_of(sources),
-            address_of(survival),
-            address_of(num_nodes),
+            *(address_of(addresses), len(texts), address_of(sizes), address_of(min_survival)),
+            *(*self._addresses_of(rates), room, *nodes.addresses, address_of(num_nodes)),
         )
         trees, first = [], 0
         for count in num_nodes:
-            nodes = slice(first, first + count)
-            ids, above, chances, origins = token_ids[nodes], parents[nodes], survival[nodes], sources[nodes]
-            trees.append(GrownTree(tuple(ids), tuple(above), tuple(chances), tuple(origins)))
+            trees.append(nodes.tree(first, first + count))
             first += count
         return trees
 

@@ -293,6 +293,9 @@ MOST_RANKS = 64
 GROUP_FLAGS_BYTES = 64 * (2 + MOST_RANKS)
 """Bytes of `GroupFlags` of csrc/exchange.h."""
 
+STACK_WORDS = 4
+"""64-bit words of a `CacheStack` of csrc/decoder.h."""
+
 DRAW_WORDS = 5
 """64-bit words of a `Draw` of csrc/sampling.h."""
 
@@ -310,6 +313,7 @@ STRUCT_SIZES = {
     "ContextTable": sizeof(ContextTableStruct),
     "DraftHead": sizeof(DraftHeadStruct),
     "Decoder": sizeof(DecoderStruct),
+    "CacheStack": 8 * STACK_WORDS,
     "RotationTable": sizeof(RotationTableStruct),
     "DraftText": 8 * DRAFT_TEXT_WORDS,
     "SamplingSettings": sizeof(SamplingSettingsStruct),

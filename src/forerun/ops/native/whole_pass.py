@@ -56,8 +56,10 @@ class WholePass:
 
     def __call__(self, batch: ForwardBatch, attend: NativePass, keep: frozenset[int]) -> ForwardResult:
         """Compute a pass that asks for one candidate at least; the residual streams before the layers of `keep` go to the cache."""
-        num_rows, count = len(batch.logits_rows), batch.num_candidates
-        logits = torch.empty(num_rows, self._num_outputs, dtype=torch.float32)
+        num_rows, count = batch.logits_rows.numel(), batch.num_candidates
+        logits = batch.logits
+        if logits is None or logits.numel() != num_rows * self._num_outputs:
+            logits = torch.empty(num_rows, self._num_outputs, dtype=torch.float32)
         found = CandidateArrays(num_rows, count)
         addresses, tables = attend.addresses, self._rotations.of_first(attend.num_positions)
         self._kernels.decode(
@@ -83,9 +85,7 @@ def whole_pass(
         return None
     if not isinstance(embedding, (PackedEmbedding, Embedding)) or not isinstance(norm, NativeRMSNorm):
         return None
-    return WholePass(
-        embedding=embedding, layers=layers, num_layers=num_layers, rotaries=tables, norm=norm, head=head
-    )
+    return WholePass(embedding=embedding, layers=layers, num_layers=num_layers, rotaries=tables, norm=norm, head=head)
 
 
 def _address(numbers: Tensor) -> int:

@@ -160,6 +160,7 @@ EXPORT int64_t forerun_size_of(const char* name) {
                       {"Sequence", sizeof(Sequence)}, {"Pass", sizeof(Pass)},
                       {"Rotation", sizeof(Rotation)}, {"Layer", sizeof(Layer)},
                       {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)}, {"Decoder", sizeof(Decoder)},
+                      {"CacheStack", sizeof(CacheStack)},
                       {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
                       {"ContextTable", sizeof(lookup::ContextTable)},
@@ -393,6 +394,21 @@ EXPORT int32_t forerun_decode(const Decoder* decoder, const RotationTable* table
                                rows, num_candidates, logits);
             write_candidates(lists, num_judged, num_candidates, ids, candidate_logits);
         });
+    });
+}
+
+// Copies what lies at slots `sources` to slots `destinations`, [count] both, in each of the stacks.
+EXPORT int32_t forerun_move_slots(const CacheStack* stacks, int64_t num_stacks, const int64_t* sources,
+                                  const int64_t* destinations, int64_t count) {
+    return guarded([&] {
+        require(is_size(count) && is_size(num_stacks), "the number of slots is out of range");
+        std::vector<uint8_t> buffer;
+        for (int64_t s = 0; s < num_stacks; ++s) {
+            for (int64_t i = 0; i < count; ++i)
+                for (const int64_t slot : {sources[i], destinations[i]})
+                    require(slot >= 0 && slot < stacks[s].num_slots, "a slot is none of the cache");
+            stacks[s].move(sources, destinations, count, buffer);
+        }
     });
 }
 

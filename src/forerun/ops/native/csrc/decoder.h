@@ -1,6 +1,8 @@
 // A decoder's pass over its rows: its layers one after the other, or all of it, from token ids to logits.
 #pragma once
 
+#include <cstring>
+
 #include "inputs.h"
 #include "product.h"
 
@@ -51,6 +53,25 @@ struct LayerStack {
             LayerCall<Stored>(team, space, *layers[i], pass, rotations[rotation_of[i]], static_cast<Stored*>(keys[i]),
                               static_cast<Stored*>(values[i]), rows, out)
                 .run();
+        }
+    }
+};
+
+// Memory of a cache: [num_entries, num_slots, slot_bytes].
+struct CacheStack {
+    uint8_t* data;
+    int64_t num_entries;
+    int64_t num_slots;
+    int64_t slot_bytes;
+
+    // Copies what lies at `sources` to `destinations`, [count] slots both; all sources are read before a destination is written.
+    void move(const int64_t* sources, const int64_t* destinations, int64_t count, std::vector<uint8_t>& buffer) const {
+        uint8_t* moved = Workspace::grown<uint8_t>(buffer, count * slot_bytes);
+        for (int64_t entry = 0; entry < num_entries; ++entry) {
+            uint8_t* slots = data + entry * num_slots * slot_bytes;
+            for (int64_t i = 0; i < count; ++i) std::memcpy(moved + i * slot_bytes, slots + sources[i] * slot_bytes, slot_bytes);
+            for (int64_t i = 0; i < count; ++i)
+                std::memcpy(slots + destinations[i] * slot_bytes, moved + i * slot_bytes, slot_bytes);
         }
     }
 };

@@ -5,7 +5,7 @@ Layers, heads and caches have numbers that rank 0 gives them; the target's layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,7 +129,7 @@ BLOCKS, MASK, MASK_WIDTH = 3, 4, 5
 """Words of a `Sequence` of csrc/attention.h."""
 
 
-def _begins(arrays: Sequence[npt.NDArray[np.generic]]) -> list[int]:
+def _begins(arrays: Sequence[Sized]) -> list[int]:
     """Where each array begins among all, one after the other."""
     begins, end = [], 0
     for array in arrays:
