@@ -73,6 +73,7 @@ class Ended:
 def run(command: list[str], cache: Path, *, gigabytes: str = "") -> Ended:
     """Run a command with this cache folder; `gigabytes` as of FORERUN_PACKED_CACHE_GB."""
     environment = os.environ | {"FORERUN_CACHE": str(cache), "FORERUN_PACKED_CACHE_GB": gigabytes}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled already
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -13,6 +13,7 @@ from forerun.config.settings import EngineSettings
 from forerun.core.processor import describe_processor
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.decoder import TorchLayers
+from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
@@ -22,6 +23,7 @@ from tests.engines import native_target, tiny_llm
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
+from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model, tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -129,6 +131,17 @@ def test_int8_activations_for_a_model_without_blocks_are_refused(tmp_path):
         ConfigError, match=r"activation_dtype: got 'int8', but no weight of .* is in blocks.*leave it out"
     ):
         load_target(path, settings, CPU)
+
+
+def test_a_tokenizer_of_another_kind_is_refused_before_any_weight_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    save_tiny_gguf(path)
+    path.write_bytes(path.read_bytes().replace(b"gpt2", b"bert"))
+    read = []
+    monkeypatch.setattr(GGUFCheckpoint, "load", lambda self, name: read.append(name))
+    with pytest.raises(ModelError, match="its tokenizer is of the kind 'bert', which cannot be built"):
+        load_target(path, EngineSettings(model=str(path)), CPU)
+    assert read == []
 
 
 def test_without_kernels_one_warning_says_what_is_lost(no_kernels, caplog):

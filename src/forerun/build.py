@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,13 +39,9 @@ from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
-from forerun.executor.device import DeviceExecutor
-from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.largest_step import ChainDrafter, LargestStep
 from forerun.executor.local import LocalExecutor
-from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, load_sharded_target
-from forerun.executor.tensor_parallel.torch_target import load_torch_target
 from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.cache import KVCache
@@ -63,6 +60,9 @@ from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
 from forerun.verify.matching import MatchingConfig
+
+if TYPE_CHECKING:
+    from forerun.executor.tensor_parallel.target import ShardedTarget
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +177,12 @@ def _load_sharded(
     path: Path, settings: EngineSettings, dtype: torch.dtype | None, packing: Packing | None, device: torch.device
 ) -> ShardedTarget:
     """The target in `tensor_parallel_size` processes, on the native kernels or in torch."""
+    from forerun.executor.tensor_parallel.target import (  # here: one process needs neither
+        PassLimits,
+        load_sharded_target,
+    )
+    from forerun.executor.tensor_parallel.torch_target import load_torch_target
+
     limits = PassLimits(
         max_rows=2 * settings.max_num_batched_tokens
         + 4096,  # drafters pass rows of their own; unused room costs nothing
@@ -374,6 +380,9 @@ def _device_executor(
     Raises:
         ConfigError: another verifier than matching is asked for.
     """
+    from forerun.executor.device import DeviceExecutor  # here: most engines compute their steps on the host
+    from forerun.executor.device_slots import DeviceSlots
+
     if not isinstance(speculative.verifier, MatchingConfig):
         raise ConfigError(
             "rejection_sample_method: with device_step=True it may be matching, which is lossless too; leave one of them out"

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 
 import pytest
@@ -256,6 +258,49 @@ def test_of_two_that_pack_at_once_one_stands_and_both_go_on(cache, source, caplo
     assert is_kept(cache, source)
     assert len(names(cache)) == 1
     assert caplog.records == []
+
+
+PACK = """
+import sys, time
+from pathlib import Path
+import torch
+from forerun.models.kept_weights import NewWeights
+from forerun.models.loader import load_model
+from forerun.models.packed_cache import PackedCache
+from forerun.models.packing import Packing
+from forerun.ops.native.library import load_kernels
+from tests.models.test_packing import logits_of
+folder, model, meeting, own = map(Path, sys.argv[1:])
+cache = PackedCache(folder=folder, most_bytes=1 << 30, least_bytes=0)
+PackedCache.of_environment = classmethod(lambda cls: cache)
+begin = NewWeights.__init__
+
+def meet(self, *arguments, **named):
+    begin(self, *arguments, **named)
+    (meeting / own).touch()
+    while len([*meeting.iterdir()]) < 2:
+        time.sleep(0.01)
+
+NewWeights.__init__ = meet
+kernels = load_kernels()
+packing = Packing.choose(kernels, dtype=torch.bfloat16)
+print(logits_of(load_model(model, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing), kernels).tolist())
+"""
+
+
+@needs_kernels
+def test_two_processes_that_pack_at_once_compute_the_same_and_leave_one_file(tmp_path, cache):
+    save_tiny_model(tmp_path / "model", vocab_size=97)
+    (tmp_path / "meeting").mkdir()
+    places = [str(tmp_path / name) for name in ("packed", "model", "meeting")]
+    both = [
+        subprocess.Popen([sys.executable, "-c", PACK, *places, name], stdout=subprocess.PIPE, text=True)
+        for name in ("first", "second")
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+    assert len(names(cache)) == 1
 
 
 def test_a_model_without_packed_weights_gets_no_file(cache, source):

@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 from cyclopts import App, CycloptsError
 
 import forerun
+from forerun.cli import torch_libraries
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2
@@ -40,6 +41,9 @@ COMMANDS = (
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""
+
+COMPUTING = ("chat", "demo", "generate", "serve", "train", "verify")
+"""Commands that always import torch."""
 
 
 def build_app() -> App:
@@ -72,6 +76,8 @@ def program() -> NoReturn:
         os._exit(code)
 
     atexit.register(end)  # what registers first runs last, after all other threads have ended
+    if any(word in COMPUTING for word in sys.argv[1:2]):
+        torch_libraries.begin_opening()
     code = main()
     sys.exit(code)
 

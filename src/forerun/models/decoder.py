@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader
-from forerun.models.column_parallel import ColumnParallel
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
@@ -25,6 +24,9 @@ from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
 from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
 from forerun.ops.native.whole_pass import whole_pass
 from forerun.ops.rotary import RopeConfig, Rotary, RotaryTable, Rotation
+
+if TYPE_CHECKING:
+    from forerun.models.column_parallel import ColumnParallel
 
 
 class Layers(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
-from forerun.models.column_parallel import ColumnParallel
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
@@ -22,6 +21,9 @@ from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
 from forerun.ops.native.memory import map_file, map_or_read
+
+if TYPE_CHECKING:
+    from forerun.models.column_parallel import ColumnParallel
 
 DUMMY_STD = 0.02  # what most models' weights are initialised with
 

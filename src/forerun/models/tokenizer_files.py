@@ -19,7 +19,6 @@ from forerun.errors import ModelError, one_line
 from forerun.models.families import MODEL_TYPES, TokenizerJson
 from forerun.models.model_folder import CONFIG_FILE, find_gguf
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.ops.native.memory import give_back_freed_memory
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 AS_STORED_CLASS = "TokenizersBackend"  # transformers' class that takes tokenizer.json as it is stored
@@ -88,6 +87,7 @@ def _has_vocabulary(folder: Path) -> bool:
 def _gguf_tokenizer(gguf: Path) -> TokenizerParts:
     from forerun.models.gguf.file import open_gguf
     from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
+    from forerun.ops.native.memory import give_back_freed_memory
 
     file = open_gguf(gguf)
     backend, special_tokens = build_tokenizer(file)
