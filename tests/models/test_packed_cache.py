@@ -324,6 +324,22 @@ def test_the_least_recently_used_go_when_room_is_needed(cache, tmp_path, source)
     assert [is_kept(cache, model) for model in models] == [True, False, True, True]
 
 
+def test_what_was_packed_before_a_model_changed_goes_with_the_next_and_nothing_else(cache, tmp_path, source):
+    other = shutil.copytree(source, tmp_path / "other" / "model")
+    (other / "model.safetensors").write_bytes(b"others")
+    keep(cache, other)
+    keep(cache, source)
+    keep(cache, source, dtype="torch.bfloat16")
+    before = names(cache)
+    for seed in range(3):
+        (source / "model.safetensors").write_bytes(bytes([seed]) * (seed + 1))
+        keep(cache, source, seed=seed)
+        assert is_kept(cache, source)
+    assert is_kept(cache, other)
+    assert len(before) == 3
+    assert len(names(cache)) == 2
+
+
 def test_what_a_killed_process_left_goes_after_an_hour(cache, source):
     cache.folder.mkdir()
     old, new = (cache.folder / f".model-{name}{SUFFIX}.0" for name in ("old", "new"))

@@ -7,7 +7,7 @@ recently used first, or by `forerun models prune`.
 
 from __future__ import annotations
 
-import functools
+import glob
 import hashlib
 import json
 import logging
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,11 +171,11 @@ class PackedCache:
         return False
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the files that were used least recently, until the others fit, and what killed processes left."""
+        """Remove what the newest replaces and what killed processes left, then the least recently used until the others fit."""
         with suppress(OSError):  # another process removes them too
-            for path in self._works():
-                if _uselessness(path):
-                    path.unlink()
+            alike = self.folder.glob(f"{glob.escape(newest.name.rpartition('-')[0])}-*{SUFFIX}")
+            for path in (*filter(partial(_replaces, newest), alike), *filter(_uselessness, self._works())):
+                path.unlink()
             files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
             surplus = sum(path.stat().st_size for path in files) - self.most_bytes
             for path in files:
@@ -223,6 +224,15 @@ def _uselessness(path: Path) -> str | None:
     return None if key["source"] == _identity(source) else f"its model has changed: {source}"
 
 
+def _replaces(newest: Path, path: Path) -> bool:
+    """Whether a file is of the same model as the newest, before the model's own files changed."""
+    try:
+        new, old = (read_table(file)["about"] for file in (newest, path))
+        return bool(new["path"] == old["path"] and new["key"]["source"] != old["key"]["source"])
+    except (PackedFileError, KeyError):
+        return False
+
+
 def _file_name(model: PackedModel, key: Mapping[str, Any]) -> str:
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in model.path.absolute().name).lstrip(".")[:80]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -248,7 +258,7 @@ def _identity(path: Path) -> dict[str, Any]:
     return files
 
 
-@functools.cache
+@cache
 def _code(level: str) -> str:
     """A digest of the code that packs: its version, and names, sizes and times of its files, the built kernels among them."""
     package = Path(forerun.__file__).parent
