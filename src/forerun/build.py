@@ -261,7 +261,13 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         block_size=settings.block_size,
         files=exporter,
     )
-    return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
+    return BuiltEngine(
+        engine=Engine(parts, delay=int(settings.device_step)),
+        executor=executor,
+        target=target,
+        speculative=speculative,
+        kv=kv,
+    )
 
 
 def _device_executor(

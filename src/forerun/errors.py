@@ -53,8 +53,12 @@ class DraftError(ForerunError):
     """A drafter, or what it proposed, does not fit the target."""
 
 
+class StepError(ForerunError):
+    """A step could not be computed; its requests end with this error, and others go on."""
+
+
 class WorkerError(ForerunError):
-    """A process that computes a part of the model has ended, so the engine can compute nothing more."""
+    """A process or a device that computes a part of the model is gone, so the engine can compute nothing more."""
 
 
 class MemoryBudgetError(ForerunError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,18 +15,18 @@ from forerun import SamplingParams
 from forerun.config.settings import EngineSettings
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.core.step import NO_BLOCKS, SequenceSpec
+from forerun.core.step import SequenceSpec
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
-from forerun.executor.device import DeviceExecutor, DeviceFunctions
-from forerun.executor.device_ngrams import DeviceNgrams
+from forerun.executor.device import DeviceExecutor
+from forerun.executor.device_part import DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
-from forerun.ops.cuda import ngram
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
 from tests.engine.test_interrupts import interrupting
-from tests.engines import VOCAB_SIZE, tiny_llm
+from tests.engines import VOCAB_SIZE, tiny_llm, tiny_target
+from tests.late import late_llm, late_target
 
 SAMPLING = [
     {"temperature": 0},
@@ -55,8 +55,9 @@ def plain_texts():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
-    llm = tiny_llm(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
+@pytest.mark.parametrize("make", [tiny_llm, late_llm], ids=["read first", "read late"])
+def test_texts_equal_plain_decoding_by_the_host(case, make, plain_texts):
+    llm = make(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
     count = 20 if case in ("plain", "ngram") else 6
     assert texts(llm, count) == plain_texts[:count]
     assert_nothing_is_held(llm)
@@ -89,7 +90,7 @@ class DeviceMachine(EngineMachine):
 
     @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
     def start(self, config, limit, caching, delay):
-        self.settings = {"device_step": True}
+        self.settings = {"device_step": True, "target": late_target() if delay else tiny_target()}
         super().start(config=config, limit=limit, caching=caching, delay=delay)
 
     def sampling_of(self, option):
@@ -112,13 +113,29 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
     assert DeviceMachine.num_accepted > 0, "some drafts were meant to be right"
 
 
-@pytest.mark.parametrize("seam", ["_judge", "_results", "move_accepted", "commit", "draft"])
-def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, monkeypatch):
+SEAMS = {
+    "while placing": lambda executor: (executor.slots, "place_blocks"),
+    "before the device has committed": lambda executor: (executor.part, "_judge"),
+    "before the drafts are known": lambda executor: (executor.part, "run"),
+    "before the step is": lambda executor: (executor, "_launch"),
+    "before the result is handed out": lambda executor: (executor, "_execute_late"),
+    "while waiting": lambda executor: (executor, "_results"),
+    "while committing": lambda executor: (executor, "commit"),
+    "while drafting": lambda executor: (executor, "draft"),
+    "before it is known to be read": lambda executor: (executor, "_read"),
+}
+
+
+@pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
+@pytest.mark.parametrize("make", [tiny_llm, late_llm], ids=["read first", "read late"])
+@pytest.mark.parametrize("case", ["ngram", "suffix-tree"])
+def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
-    llm = tiny_llm(CASES["ngram"], device_step=True, **TIGHT)
+    llm = make(CASES[case], device_step=True, **TIGHT)
     for i, (prompt, sampling) in enumerate(zip(PROMPTS[:4], requests(4), strict=True)):
-        llm.engine.add_request(str(i), prompt, sampling)
-    monkeypatch.setattr(llm.executor, seam, interrupting(getattr(llm.executor, seam), 5, before=False))
+        llm.engine.add_request(str(i), prompt, replace(sampling, logprobs=None))
+    place, name = seam(llm.executor)
+    monkeypatch.setattr(place, name, interrupting(getattr(place, name), 5, before=False))
     finished, num_interrupts = {}, 0
     while llm.engine.has_work:
         try:
@@ -135,7 +152,7 @@ def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, 
     [
         ({"logits_processors": [lambda _, logits: logits]}, "logits_processors"),
         ({"logit_bias": dict.fromkeys(range(321), 1.0)}, "logit_bias"),
-        ({"stop_token_ids": list(range(65)), "min_tokens": 1}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
     ],
 )
 def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name):
@@ -169,15 +186,15 @@ def test_a_switch_is_true_or_false():
 def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeypatch):
     llm = tiny_llm(device_step=True, **TINY)
     assert isinstance(llm.executor, DeviceExecutor)
-    forward = llm.executor.forward
+    forward = llm.executor.part.forward
 
     def spoiled(batch, attend):
         result = forward(batch, attend)
         logits = result.logits.clone()
         logits[-1, 3] = logit
-        return dataclasses.replace(result, logits=logits)
+        return replace(result, logits=logits)
 
-    monkeypatch.setattr(llm.executor, "forward", spoiled)
+    monkeypatch.setattr(llm.executor.part, "forward", spoiled)
     good, bad = llm.generate([[1, 2], [3, 4]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     assert good.error is None
     assert says in bad.error
@@ -186,7 +203,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeyp
 def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
     config = CASES["ngram"] | {"draft_confidence_threshold": 0.0}
     few = {"allowed_token_ids": [3, 4, 5]}  # so that texts repeat themselves
-    sampling = [dataclasses.replace(GREEDY, seed=seed, temperature=seed % 2, **few) for seed in range(8)]
+    sampling = [replace(GREEDY, seed=seed, temperature=seed % 2, **few) for seed in range(8)]
 
     def speculation(**settings):
         llm = tiny_llm(config, verifies_all=True, **settings)
@@ -204,7 +221,7 @@ def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
     longer = CASES["ngram"] | {"prompt_lookup_max": 33}
     llm = tiny_llm(longer, device_step=True)
     assert texts(llm, 2) == texts(tiny_llm(longer), 2)
-    assert DeviceNgrams.of(llm.executor.drafting.drafter, llm.executor.slots.table, ngram.propose) is None
+    assert llm.executor.part.ngrams is None
 
 
 def slots_of(num_slots):
@@ -255,8 +272,9 @@ def test_a_draft_that_the_table_holds_is_not_sent_again_even_where_the_plan_cuts
     slots, one = slots_of(1), sequence(1, [7])
     slots.take([one])
     [holder] = slots.forget_texts([1])
+    slots.trust_texts([holder])
     slots.know_text(holder, num_computed=2, draft=Draft((5, 6)))
     for sent, found in (((5, 6), 0), ((5,), 0), ((), 0), ((5, 4), 2), ((5,), 2)):
-        slots.place(1, start=2, blocks=NO_BLOCKS, draft=Draft(sent))
+        slots.place(1, start=2, draft=Draft(sent))
         assert slots.table.draft_sizes[0] == found
     assert slots.table.draft_tokens[0].tolist() == [5, 4]

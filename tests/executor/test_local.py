@@ -99,7 +99,7 @@ def test_a_sequence_may_be_met_in_a_plan_without_having_been_prepared():
         seq_id=7, start=0, num_tail=8, reaches_end=True, end=8, blocks=torch.arange(2, dtype=torch.int32).numpy()
     )
     rows = lay_out([planned], [PROMPT], [NO_DRAFT], block_size=4)
-    result = executor.execute(StepPlan(sequences=[planned], rows=rows, block_size=4, new=[spec]))
+    result = executor.execute(StepPlan(sequences=[planned], rows=rows, block_size=4, new=[spec])).result()
     expected = tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert result.sequences[0].token_ids == expected[:1]
     executor.release([EndedSequence(seq_id=7, num_output_tokens=1)])
@@ -150,3 +150,18 @@ def test_a_drafter_that_wants_more_candidates_than_a_pass_finds_is_refused():
     greedy = type("Greedy", (Learner,), {"num_candidates": 17})
     with pytest.raises(ConfigError, match="drafter Greedy: num_candidates is 17; may be from 0 to 16"):
         tiny_llm({"method": greedy, "num_speculative_tokens": 2})
+
+
+def test_a_step_without_memory_ends_its_requests_and_no_others(monkeypatch):
+    llm = tiny_llm(max_num_seqs=1)
+    forward, errors = llm.executor.forward, [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")]
+
+    def failing_once(batch, attend):
+        if errors:
+            raise errors.pop()
+        return forward(batch, attend)
+
+    monkeypatch.setattr(llm.executor, "forward", failing_once)
+    failed, answered = llm.generate([PROMPT, PROMPT], GREEDY, use_tqdm=False)
+    assert "not enough memory" in failed.error
+    assert answered.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids

@@ -51,6 +51,29 @@ def outcome(folder, config, **settings):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
 
 
+@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
+    """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
+    from forerun import LLM, SamplingParams
+
+    llm = LLM(str(folder), speculative_config=config, device=DEVICE, device_step=True, max_model_len=256)
+    if llm.executor.part.needs_host_rows:
+        pytest.skip("the layers need the host to lay out rows")
+    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, allowed_token_ids=[3, 4, 5])
+    for i in range(4):
+        llm.engine.add_request(str(i), [i, i + 1, i + 2], sampling)
+    for _ in range(24):
+        llm.engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):  # also over the end of a block
+            llm.engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert llm.engine.state.num_running == 4
+    assert llm.stats.times.idle > 0
+
+
 @pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
 def test_texts_equal_those_of_the_host(folder, config):
     assert outcome(folder, config, device_step=True) == outcome(folder, config)

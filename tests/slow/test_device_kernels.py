@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import SamplingParams
-from forerun.executor.device import DeviceFunctions
+from forerun.executor.device_part import DeviceFunctions
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import PROMPTS
 from tests.cuda import DEVICE

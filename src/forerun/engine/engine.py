@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.step import (
     UNKNOWN_TOKEN,
     EndedSequence,
+    PendingResult,
     PlannedSequence,
     SequenceResult,
     SequenceSpec,
@@ -29,7 +31,7 @@ from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
 from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
-from forerun.errors import ErrorKind, RequestError
+from forerun.errors import ErrorKind, RequestError, StepError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 
@@ -49,10 +51,10 @@ class EngineParts:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that was executed and is to be applied."""
+    """A step that an executor has begun, and whose result is to be applied."""
 
     plan: StepPlan
-    result: StepResult
+    pending: PendingResult
     plan_seconds: float
 
 
@@ -64,8 +66,8 @@ class Engine:
 
     Args:
         parts: what the engine is made of.
-        delay: how many steps late results are applied: 0, or 1 to plan each step before the result of
-            the one before is known, as for a device that must not wait for the host.
+        delay: how many steps late results are asked for and applied: 0, or 1 to plan each step and have it begun
+            before the result of the one before is known, so that a device need not wait for the host.
         clock: seconds; the engine takes no other time.
     """
 
@@ -78,7 +80,7 @@ class Engine:
         self._accepted: dict[str, Request | None] = {}  # not submitted; None: not ready yet
         self._requests: dict[str, Request] = {}
         self._generations: dict[int, Generation] = {}  # of these requests, by seq_id
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()  # the oldest first
         self._num_executed = 0  # steps
         self._log = StatsLog(clock)
         self._num_failed_drafts = 0  # of the executor, since it was made
@@ -92,7 +94,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or a step not applied."""
-        return bool(self._requests) or self._flight is not None
+        return bool(self._requests) or bool(self._flights)
 
     @property
     def state(self) -> EngineState:
@@ -229,10 +231,10 @@ class Engine:
             self._parts.files.wait_for_writers()
 
     def step(self) -> StepOutput:
-        """Plan and execute one step, and apply its result, or with a delay the result of the step before.
+        """Plan one step and have it begun; apply its result, or with a delay the result of the step before.
 
-        Whatever the executor raises comes out of here; nothing is committed then, so that the caller
-        may step again, or abort what it will not wait for.
+        Requests whose step finds no memory end with an error. Whatever else the executor raises comes out of here;
+        nothing is committed then, so that the caller may step again, or abort what it will not wait for.
         """
         try:
             return self._step()
@@ -241,28 +243,64 @@ class Engine:
             raise
 
     def _step(self) -> StepOutput:
-        plan = self.plan()
-        flight = None
-        if plan.sequences:
-            plan_seconds = self._clock() - plan.time
-            flight = _Flight(plan, self._parts.executor.execute(plan), plan_seconds)
-            self._num_executed += 1
-            for spec in plan.new:
-                self._generations[spec.seq_id].is_known = True
-        if self._delay:
-            flight, self._flight = self._flight, flight
-        if flight is None:
-            assert plan.sequences or not self._requests, "as long as there are requests one of them can run"
-            return StepOutput()
-        times = flight.result.times
+        output = StepOutput()
+        is_begun = len(self._flights) <= self._delay and self._begin(output)
+        if len(self._flights) <= (self._delay if is_begun else 0):
+            assert is_begun or output.finished or not self._requests, (
+                "as long as there are requests one of them can run"
+            )
+            return output
+        flight = self._flights[0]
+        result = self._result(flight)
+        self._flights.popleft()
+        times = result.times
         times.schedule = flight.plan_seconds
         start = self._clock()
-        output = self.apply(flight.plan, flight.result)
+        applied = self.apply(flight.plan, result)
         times.commit = self._clock() - start
         self.stats.times.add(times)
         if self._log.is_due:
             self._log.write(self.stats, self.state)
-        return output
+        applied.deltas += output.deltas
+        applied.finished += output.finished
+        return applied
+
+    def _begin(self, output: StepOutput) -> bool:
+        """Plan a step and have it executed; False where there is nothing to plan, or no memory to compute it."""
+        plan = self.plan()
+        if not plan.sequences:
+            return False
+        plan_seconds = self._clock() - plan.time
+        try:
+            pending = self._parts.executor.execute(plan)
+        except StepError as error:
+            self._forget_plan()
+            self._fail(plan, error, output)
+            return False
+        self._flights.append(_Flight(plan, pending, plan_seconds))
+        self._num_executed += 1
+        for spec in plan.new:
+            self._generations[spec.seq_id].is_known = True
+        return True
+
+    def _result(self, flight: _Flight) -> StepResult:
+        """Wait for the result of the oldest flight; where it fails those after it are void too, and are planned anew."""
+        try:
+            return flight.pending.result()
+        except Exception:
+            self._num_executed -= len(self._flights)
+            self._flights.clear()
+            raise
+
+    def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
+        """End the requests of a step that could not be computed."""
+        ids = dict.fromkeys(self._generations[planned.seq_id].request_id for planned in plan.sequences)
+        for request_id in ids:
+            request = self._requests[request_id]
+            request.error, request.error_kind = str(error), error.kind
+            unfinished = [generation for generation in request.generations if not generation.finished]
+            output.finished.append(self._end(request, "error", request.error))
+            output.deltas += [delta(generation, None) for generation in unfinished]
 
     def plan(self) -> StepPlan:
         """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.
@@ -372,10 +410,8 @@ class Engine:
         return done
 
     def _forget_plan(self) -> None:
-        """After a step that failed: nothing is in flight but the step before, if that is still to be applied."""
-        before = {}
-        if self._flight is not None:
-            before = {planned.seq_id: planned for planned in self._flight.plan.sequences}
+        """After a step that failed: nothing is in flight but steps that are still to be applied."""
+        before = {planned.seq_id: planned for flight in self._flights for planned in flight.plan.sequences}
         for seq_id, generation in self._generations.items():
             generation.in_flight = before.get(seq_id)
 

@@ -105,6 +105,7 @@ class EngineStats:
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
+            Gauge("forerun:device_idle_seconds", self.times.idle),
         ]
 
 

@@ -22,8 +22,8 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
         self._is_on_cpu = device.type == "cpu"
-        self._features = features
-        self._num_candidates = num_candidates
+        self.features = features
+        self.num_candidates = num_candidates
 
     def build(self, sequences: Sequence[PlannedSequence], rows: Rows, drafts: Sequence[Draft]) -> ForwardBatch:
         """Tensors of a plan's rows, and a mask where a draft is a tree."""
@@ -33,25 +33,30 @@ class BatchBuilder:
             token_ids=token_ids,
             positions=positions,
             slot_mapping=slots,
-            sequences=[
-                SequenceRows(
-                    num_context=planned.start,
-                    num_rows=planned.num_tail + len(draft.token_ids),
-                    block_ids=planned.blocks,
-                    tree_mask=None if draft.parents is None or draft.is_chain else tree_mask(planned.num_tail, draft),
-                )
-                for planned, draft in zip(sequences, drafts, strict=True)
-                if planned.num_tail
-            ],
+            sequences=sequence_rows(sequences, drafts),
             block_size=self._block_size,
             logits_rows=self._tensor(rows.logits_rows),
-            features=self._features,
-            num_candidates=self._num_candidates,
+            features=self.features,
+            num_candidates=self.num_candidates,
         )
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         tensor = torch.from_numpy(np.array(values, dtype=np.int64))
         return tensor if self._is_on_cpu else tensor.to(self._device)
+
+
+def sequence_rows(sequences: Sequence[PlannedSequence], drafts: Sequence[Draft]) -> list[SequenceRows]:
+    """The rows of each planned sequence that has any, as attention reads them."""
+    return [
+        SequenceRows(
+            num_context=planned.start,
+            num_rows=planned.num_tail + len(draft.token_ids),
+            block_ids=planned.blocks,
+            tree_mask=None if draft.parents is None or draft.is_chain else tree_mask(planned.num_tail, draft),
+        )
+        for planned, draft in zip(sequences, drafts, strict=True)
+        if planned.num_tail
+    ]
 
 
 def tree_mask(num_tail: int, draft: Draft) -> Tensor:

@@ -226,7 +226,7 @@ class EngineThread:
         try:
             self.engine.check_health()
         except WorkerError:
-            self._end("the engine ends: it cannot compute without the process that has ended")
+            self._end("the engine ends: it cannot compute without the process or the device that is gone")
 
     def _carry_out(self, command: Command) -> None:
         """Carry out a command; one that fails is logged and harms no other."""
@@ -240,7 +240,7 @@ class EngineThread:
         try:
             output = self.engine.step()
         except WorkerError:  # a part of the model is gone, so no step will ever succeed again
-            self._end("the engine ends: it cannot compute without the process that has ended")
+            self._end("the engine ends: it cannot compute without the process or the device that is gone")
             return
         except Exception:
             self._survive()
