@@ -161,7 +161,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
 
 
 def test_a_switch_is_true_or_false():
-    with pytest.raises(ConfigError, match="device_step: got 'yes'"):
+    with pytest.raises(ConfigError, match="device_step: got 'yes'; may be True, False or None"):
         tiny_llm(device_step="yes")
 
 
@@ -198,6 +198,22 @@ def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
     monkeypatch.setattr(NgramDrafter, "start", None)
     monkeypatch.setattr(NgramDrafter, "propose", None)
     assert speculation(device_step=True) == expected
+
+
+METHODS = ("draft_model", "pard", "eagle", "eagle3", "peagle", "dflash", "self", "mtp", "medusa", "mlp_speculator")
+COMPUTING = [name for name, case in CASES.items() if case and case["method"] in METHODS]
+
+
+@pytest.mark.parametrize("case", COMPUTING)
+def test_drafters_that_compute_draft_the_same_as_in_torch(case):
+    def outcome(**settings):
+        llm = tiny_llm(CASES[case], verifies_all=True, max_num_seqs=3, **settings)
+        outputs = llm.generate(PROMPTS[:4], requests(4), use_tqdm=False)
+        return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
+
+    expected = outcome()
+    assert expected[1].num_draft_tokens > 20
+    assert outcome(device_step=True) == expected
 
 
 def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():

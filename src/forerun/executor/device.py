@@ -20,6 +20,8 @@ from forerun.executor.device_results import pack, unpack
 from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
 from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState
 from forerun.executor.row_masks import JudgedSequence, row_masks
+from forerun.ops.attention import Attend
+from forerun.ops.cuda.passes import DeviceAttention
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 from forerun.verify.base import Verdict
 
@@ -137,6 +139,13 @@ class DeviceExecutor(LocalExecutor):
             positions=rows.positions.long(),
             slot_mapping=rows.kv_slots,
         )
+
+    def prepare_pass(self, batch: ForwardBatch) -> Attend:
+        """Attention by the rows as the device laid them out, or by the batch where the model's own layers compute."""
+        if not isinstance(self._attention, DeviceAttention):
+            return super().prepare_pass(batch)
+        assert self._step is not None, "the batch was built"
+        return self._attention.begin_step(self._step.rows, self.slots.table.block_table, self.cache)
 
     def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
         """Judge, move the KV of accepted nodes, commit and draft, all on the device; then read what was found, in one copy."""
