@@ -28,6 +28,7 @@ from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.device import DeviceExecutor
+from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.local import LocalExecutor
@@ -213,6 +214,10 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
+    on_device = steps_on_device(settings.device_step, target, speculative.verifier)
+    if on_device:
+        max_length = settings.max_model_len or target.model.max_model_len
+        target = with_layers_on_device(target, max_length=max_length)
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(
             "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
@@ -226,7 +231,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     kv = plan_kv(settings, model, drafter, num_kv_heads=num_kv_heads)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
-    make_executor = _device_executor(settings, target, speculative, kv) if settings.device_step else LocalExecutor
+    make_executor = _device_executor(settings, target, speculative, kv) if on_device else LocalExecutor
     executor = make_executor(
         model=model,
         attention=target.attention,
@@ -262,7 +267,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         files=exporter,
     )
     return BuiltEngine(
-        engine=Engine(parts, delay=int(settings.device_step)),
+        engine=Engine(parts, delay=int(on_device)),
         executor=executor,
         target=target,
         speculative=speculative,
@@ -316,11 +321,17 @@ def profile_of(target: LoadedTarget) -> CostProfile:
             "weight_bytes": model.weight_bytes,
             "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
             "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else describe_processor(),
-            "kernels": "torch" if kernels is None else kernels.level,
+            "kernels": _named_kernels(target),
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
         },
         folder=None if target.path is None else cache_folder() / "step-costs",
     )
+
+
+def _named_kernels(target: LoadedTarget) -> str:
+    if target.kernels is not None:
+        return target.kernels.level
+    return "torch" if target.on_device is None else "triton"
 
 
 def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: LoadedTarget) -> None:

@@ -25,8 +25,8 @@ from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
 from tests.engine.test_interrupts import interrupting
-from tests.engines import VOCAB_SIZE, tiny_llm, tiny_target
-from tests.late import late_llm, late_target
+from tests.engines import VOCAB_SIZE, tiny_llm
+from tests.host_rows import host_rows_llm
 
 SAMPLING = [
     {"temperature": 0},
@@ -55,13 +55,20 @@ def plain_texts():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("make", [tiny_llm, late_llm], ids=["read first", "read late"])
-def test_texts_equal_plain_decoding_by_the_host(case, make, plain_texts):
-    llm = make(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
+def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
+    llm = tiny_llm(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
     count = 20 if case in ("plain", "ngram") else 6
     assert texts(llm, count) == plain_texts[:count]
     assert_nothing_is_held(llm)
     assert llm.executor.slots.num_free == TIGHT["max_num_seqs"]
+
+
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree"])
+def test_texts_are_the_same_where_the_host_must_know_each_row(case, plain_texts):
+    llm = host_rows_llm(CASES[case], **TIGHT | {"num_gpu_blocks_override": 33})
+    assert texts(llm, 6) == plain_texts[:6]
+    assert llm.executor.part.needs_host_rows
+    assert_nothing_is_held(llm)
 
 
 def test_trees_that_are_mostly_right_give_the_text_of_plain_decoding(plain_texts):
@@ -90,7 +97,7 @@ class DeviceMachine(EngineMachine):
 
     @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
     def start(self, config, limit, caching, delay):
-        self.settings = {"device_step": True, "target": late_target() if delay else tiny_target()}
+        self.settings = {"device_step": True}
         super().start(config=config, limit=limit, caching=caching, delay=delay)
 
     def sampling_of(self, option):
@@ -127,7 +134,7 @@ SEAMS = {
 
 
 @pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
-@pytest.mark.parametrize("make", [tiny_llm, late_llm], ids=["read first", "read late"])
+@pytest.mark.parametrize("make", [host_rows_llm, tiny_llm], ids=["read first", "read late"])
 @pytest.mark.parametrize("case", ["ngram", "suffix-tree"])
 def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
@@ -178,7 +185,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
 
 
 def test_a_switch_is_true_or_false():
-    with pytest.raises(ConfigError, match="device_step: got 'yes'"):
+    with pytest.raises(ConfigError, match="device_step: got 'yes'; may be True, False or None"):
         tiny_llm(device_step="yes")
 
 
@@ -215,6 +222,22 @@ def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
     monkeypatch.setattr(NgramDrafter, "start", None)
     monkeypatch.setattr(NgramDrafter, "propose", None)
     assert speculation(device_step=True) == expected
+
+
+METHODS = ("draft_model", "pard", "eagle", "eagle3", "peagle", "dflash", "self", "mtp", "medusa", "mlp_speculator")
+COMPUTING = [name for name, case in CASES.items() if case and case["method"] in METHODS]
+
+
+@pytest.mark.parametrize("case", COMPUTING)
+def test_drafters_that_compute_draft_the_same_as_in_torch(case):
+    def outcome(**settings):
+        llm = tiny_llm(CASES[case], verifies_all=True, max_num_seqs=3, **settings)
+        outputs = llm.generate(PROMPTS[:4], requests(4), use_tqdm=False)
+        return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
+
+    expected = outcome()
+    assert expected[1].num_draft_tokens > 20
+    assert outcome(device_step=True) == expected
 
 
 def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():

@@ -16,12 +16,16 @@ from tests.contract.drafters import CASES
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import EOS, tiny_llm, tiny_target
 from tests.foreign import few_tokens
-from tests.late import late_llm, late_target
+from tests.host_rows import host_rows_llm
 from tests.server.test_engine_thread import running, submit
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 NGRAM = CASES["ngram"] | {"draft_confidence_threshold": 0.0}
 REPEATING = {"allowed_token_ids": [3, 4, 5]}
+
+
+def late_llm(config=None, **settings):
+    return tiny_llm(config, **({"device_step": True} | settings))
 
 
 def noted(llm, monkeypatch):
@@ -69,7 +73,7 @@ def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     ids=["host drafter", "logprobs", "prediction", "bad words"],
 )
 def test_what_the_host_must_know_is_read_first(config, sampling, monkeypatch):
-    llm = tiny_llm(config, target=replace(late_target(), tokenizer=few_tokens()), device_step=True)
+    llm = tiny_llm(config, target=replace(tiny_target(), tokenizer=few_tokens()), device_step=True)
     events = noted(llm, monkeypatch)
     plain = tiny_llm(target=replace(tiny_target(), tokenizer=few_tokens()))
     assert tokens(llm, sampling) == tokens(plain, sampling)
@@ -91,7 +95,7 @@ class HostReads(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__name__", "") in self.names:
             frame = sys._getframe(1)
-            while "/forerun/" not in frame.f_code.co_filename and "/tests/late.py" not in frame.f_code.co_filename:
+            while "/src/forerun/" not in frame.f_code.co_filename:
                 frame = frame.f_back
             self.readers.add((frame.f_code.co_filename.rpartition("/src/")[2], frame.f_code.co_name))
         return function(*args, **kwargs or {})
@@ -145,16 +149,16 @@ def test_stop_strings_several_completions_and_end_tokens_give_the_texts_of_the_h
         )
     ]
 
-    def outputs(target, **settings):
-        llm = tiny_llm(config, target=replace(target, tokenizer=few_tokens()), **TIGHT, **settings)
+    def outputs(**settings):
+        llm = tiny_llm(config, target=replace(tiny_target(), tokenizer=few_tokens()), **TIGHT, **settings)
         given = llm.generate(PROMPTS[:12], sampling, use_tqdm=False)
         while llm.engine.has_work:
             llm.engine.step()
         assert_nothing_is_held(llm)
         return [(one.text, one.token_ids, one.finish_reason, one.stop_reason) for each in given for one in each.outputs]
 
-    found = outputs(late_target(), device_step=True)
-    assert found == outputs(tiny_target())
+    found = outputs(device_step=True)
+    assert found == outputs()
     assert {reason for _, _, reason, _ in found} == {"stop", "length"}
 
 
@@ -188,7 +192,7 @@ def failing(function, error, at):
     return call
 
 
-@pytest.mark.parametrize("make", [tiny_llm, late_llm], ids=["read first", "read late"])
+@pytest.mark.parametrize("make", [host_rows_llm, late_llm], ids=["read first", "read late"])
 def test_a_step_without_memory_ends_its_requests_and_no_others(make, monkeypatch):
     llm = make(NGRAM, device_step=True, max_num_seqs=2)
     part = llm.executor.part

@@ -164,4 +164,6 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(monkeypatch):
     monkeypatch.setattr(llm.executor, "forward", failing_once)
     failed, answered = llm.generate([PROMPT, PROMPT], GREEDY, use_tqdm=False)
     assert "not enough memory" in failed.error
-    assert answered.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert (
+        answered.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    )

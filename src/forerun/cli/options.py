@@ -121,8 +121,9 @@ class EngineOptions:
     """Memory for the KV cache, in bytes; by default a share of what is free."""
     tensor_parallel_size: int = 1
     """Processes of this machine that compute the model together (native CPU kernels only); the texts stay the same."""
-    device_step: bool = False
-    """Draw, match and commit tokens in tables on the device; no logits come to the host."""
+    device_step: bool | None = None
+    """Compute layers, draw, match and commit tokens on the device; no logits come to the host. By default so on a GPU whose
+    kernels can compute the model."""
     pools_folder: Path | None = None
     """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0

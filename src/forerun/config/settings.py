@@ -41,8 +41,9 @@ class EngineSettings:
     what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
     requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
     processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
-    rules and drafts lie in tables on the device, which draws and matches tokens itself, so that no logits come to
-    the host; verification is by matching, and rules that only the host can follow are refused.
+    rules and drafts lie in tables on the device, which computes layers, draws and matches tokens itself, so that no logits
+    come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
+    GPU where its kernels can compute the model, else False.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -71,7 +72,7 @@ class EngineSettings:
     kv_transfer_config: Mapping[str, Any] | None = None
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
-    device_step: bool = False
+    device_step: bool | None = None
     enforce_eager: bool = True
     trust_remote_code: bool = False
 
@@ -92,8 +93,8 @@ class EngineSettings:
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that each sequence gets a row; raise it or lower max_num_seqs"
             )
-        if not isinstance(self.device_step, bool):
-            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True or False")
+        if not isinstance(self.device_step, bool | None):
+            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True, False or None")
         if self.device_step and self.tensor_parallel_size > 1:
             raise ConfigError(
                 f"tensor_parallel_size: got {self.tensor_parallel_size}; with device_step=True it must be 1, as other processes "

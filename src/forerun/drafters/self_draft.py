@@ -19,7 +19,6 @@ from forerun.drafters.neural.sampling import DraftSampling, DraftSamplingConfig
 from forerun.drafters.neural.writers import make_writer
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
-from forerun.models.base import choose_attention
 from forerun.models.decoder import Decoder
 from forerun.ops.native.formats import check_quantization
 
@@ -106,7 +105,7 @@ class EarlyExit:
         """Write to the target's cache."""
         self._passes = PagedPasses(
             self._predictor,
-            choose_attention(self._predictor.kv_specs, self._target.itself.kernels),
+            self._target.itself.attention_for(self._predictor.kv_specs),
             target_cache,
             num_blocks=num_blocks,
             scratch_per_sequence=self._scratch_per_sequence,

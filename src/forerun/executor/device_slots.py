@@ -43,7 +43,7 @@ def check_device_rules(spec: SequenceSpec) -> None:
     sampling, num_stops = spec.sampling, len(spec.stop_token_ids)
     if sampling.logits_processors:
         raise RequestError(
-            "logits_processors: an engine with device_step=True cannot follow them; leave one of the two out"
+            "logits_processors: an engine that steps on the device cannot follow them; leave them out, or start it with device_step=False"
         )
     if sampling.logit_bias and len(sampling.logit_bias) > MOST_BIASES:
         raise RequestError(

@@ -17,7 +17,6 @@ from forerun.drafters.neural.writers import Writer
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.kv.prefix_cache import block_digests, root_digest
-from forerun.models.base import choose_attention
 
 
 @dataclass(slots=True)
@@ -144,7 +143,7 @@ class KVDrafter:
             dtype=self._predictor.dtype,
             device=self._predictor.device,
         )
-        self._attention = choose_attention(self._predictor.kv_specs, self._target.itself.kernels)
+        self._attention = self._target.itself.attention_for(self._predictor.kv_specs)
         self._passes = PagedPasses(
             self._predictor,
             self._attention,
