@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.core.draft import Draft
-from forerun.core.stats import SpeculationStats
+from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.engine import stats as stats_module
 from forerun.engine.speculation import SpeculationReport
 from forerun.engine.stats import (
@@ -144,6 +144,22 @@ def test_the_log_tells_what_happened_since_the_last_line(clock, caplog):
     )
     assert speculation.startswith("SpecDecoding metrics: Mean acceptance length: 3.50")
     assert second.startswith("Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 5.0 tokens/s")
+
+
+def test_graphs_and_the_gpus_idle_time_are_told_where_there_are_graphs(clock, caplog):
+    log, stats = StatsLog(clock), EngineStats()
+    stats.times.add(StepTimes(num_steps=5))
+    with caplog.at_level(logging.INFO):
+        clock.now += 10
+        log.write(stats, STATE)
+        assert "CUDA graphs" not in caplog.text
+        clock.now += 10
+        stats.times.add(StepTimes(num_steps=4, num_replayed_steps=3, idle=0.002))
+        log.write(stats, STATE)
+    assert "CUDA graphs: 3 of 4 steps, GPU idle: 0.500 ms per step" in caplog.text
+    found = {metric.name: metric.value for metric in stats.metrics(STATE) if hasattr(metric, "value")}
+    assert (found["forerun:graph_steps"], found["forerun:eager_steps"]) == (3, 6)
+    assert found["forerun:device_idle_seconds"] == 0.002
 
 
 def test_metrics_bear_vllms_names():

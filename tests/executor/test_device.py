@@ -27,6 +27,7 @@ from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limit
 from tests.engine.test_interrupts import interrupting
 from tests.engines import VOCAB_SIZE, tiny_llm
 from tests.host_rows import host_rows_llm
+from tests.step_recorder import ClosureRecorder
 
 SAMPLING = [
     {"temperature": 0},
@@ -95,10 +96,18 @@ def test_the_kv_of_an_accepted_path_lies_where_that_of_its_text_does(plain_texts
 class DeviceMachine(EngineMachine):
     """The engine's random machine over a `DeviceExecutor`."""
 
-    @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
-    def start(self, config, limit, caching, delay):
+    @initialize(
+        config=configs,
+        limit=limits,
+        caching=st.booleans(),
+        delay=st.sampled_from([0, 1]),
+        is_recorded=st.booleans(),
+    )
+    def start(self, config, limit, caching, delay, is_recorded):
         self.settings = {"device_step": True}
         super().start(config=config, limit=limit, caching=caching, delay=delay)
+        if is_recorded:
+            self.llm.executor.use_graphs([1, 2, 4, 8, 12], ClosureRecorder())
 
     def sampling_of(self, option):
         return SamplingParams(**{name: value for name, value in option.items() if name != "logits_processors"})

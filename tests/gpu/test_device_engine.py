@@ -77,3 +77,18 @@ def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, conf
 @pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
 def test_texts_equal_those_of_the_host(folder, config):
     assert outcome(folder, config, device_step=True) == outcome(folder, config)
+
+
+@pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
+def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
+    assert outcome(folder, config, device_step=True) == outcome(folder, config, device_step=True, enforce_eager=True)
+
+
+def test_most_steps_are_graphs(folder):
+    from forerun import LLM, SamplingParams
+
+    llm = LLM(str(folder), device=DEVICE, device_step=True, max_model_len=128, speculative_config=NGRAM)
+    if llm.executor.part.needs_host_rows:
+        pytest.skip("the layers need the host to lay out rows")
+    llm.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)
+    assert llm.stats.times.num_replayed_steps > 0.8 * llm.stats.times.num_steps

@@ -124,6 +124,10 @@ class EngineOptions:
     device_step: bool | None = None
     """Compute layers, draw, match and commit tokens on the device; no logits come to the host. By default so on a GPU whose
     kernels can compute the model."""
+    enforce_eager: bool = False
+    """On a GPU, launch every step kernel by kernel, without CUDA graphs."""
+    cudagraph_capture_sizes: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None
+    """Numbers of rows for which a step on the device is recorded as a CUDA graph; by default 1 to 256."""
     pools_folder: Path | None = None
     """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
@@ -20,6 +20,7 @@ DTYPES = {
     "half": torch.float16,
 }
 
+GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LOAD_FORMATS = ("auto", "dummy")
 ACTIVATION_DTYPES = ("auto", "int8")
 
@@ -43,7 +44,9 @@ class EngineSettings:
     processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
     rules and drafts lie in tables on the device, which computes layers, draws and matches tokens itself, so that no logits
     come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
-    GPU where its kernels can compute the model, else False.
+    GPU where its kernels can compute the model, else False. cudagraph_capture_sizes: numbers of rows for which such a step
+    is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
+    kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -73,7 +76,8 @@ class EngineSettings:
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
     device_step: bool | None = None
-    enforce_eager: bool = True
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: Sequence[int] | None = None
     trust_remote_code: bool = False
 
     @classmethod
@@ -110,7 +114,28 @@ class EngineSettings:
             raise ConfigError(
                 f"pools_folder: got {self.pools_folder!r:.80}; must be a folder; leave it out to keep none"
             )
+        self._check_graphs()
         self._check_weights()
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows for which steps are recorded as CUDA graphs, rising."""
+        if self.cudagraph_capture_sizes is None:
+            return tuple(size for size in GRAPH_SIZES if size <= self.max_num_batched_tokens)
+        return tuple(sorted(set(self.cudagraph_capture_sizes)))
+
+    def _check_graphs(self) -> None:
+        sizes = self.cudagraph_capture_sizes
+        if not isinstance(self.enforce_eager, bool):
+            raise ConfigError(f"enforce_eager: got {self.enforce_eager!r:.80}; may be True or False")
+        if sizes is None:
+            return
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+        if not is_list or not all(type(size) is int and 1 <= size <= self.max_num_batched_tokens for size in sizes):
+            raise ConfigError(
+                f"cudagraph_capture_sizes: got {sizes!r:.80}; must be numbers of rows from 1 to max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}); leave it out, or set enforce_eager=True for no graphs"
+            )
 
     def _check_weights(self) -> None:
         """How weights are read and stored."""

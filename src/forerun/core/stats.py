@@ -151,6 +151,7 @@ class StepTimes:
     draft: float = 0.0
     idle: float = 0.0  # of the device; no phase, as it may lie in any of them
     num_steps: int = 0
+    num_replayed_steps: int = 0  # of these, by a CUDA graph
 
     @property
     def host_overhead(self) -> float:
@@ -173,4 +174,5 @@ class StepTimes:
         self.commit += other.commit
         self.draft += other.draft
         self.idle += other.idle
+        self.num_replayed_steps += other.num_replayed_steps
         self.num_steps += other.num_steps

@@ -106,6 +106,8 @@ class EngineStats:
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
             Gauge("forerun:device_idle_seconds", self.times.idle),
+            Counter("forerun:graph_steps", self.times.num_replayed_steps),
+            Counter("forerun:eager_steps", self.times.num_steps - self.times.num_replayed_steps),
         ]
 
 
@@ -130,6 +132,9 @@ class StatsLog:
         self._last_spec = SpeculationStats()
         self._last_prompt = 0
         self._last_generated = 0
+        self._last_steps = 0
+        self._last_replayed = 0
+        self._last_idle = 0.0
 
     @property
     def is_due(self) -> bool:
@@ -158,6 +163,15 @@ class StatsLog:
                 logger.info("%s", drafters_line(recent))
         if state.report is not None:
             logger.info("%s", report_line(state.report))
+        times = stats.times
+        if times.num_replayed_steps:
+            logger.info(
+                "CUDA graphs: %d of %d steps, GPU idle: %.3f ms per step",
+                times.num_replayed_steps - self._last_replayed,
+                times.num_steps - self._last_steps,
+                1e3 * (times.idle - self._last_idle) / max(1, times.num_steps - self._last_steps),
+            )
+        self._last_steps, self._last_replayed, self._last_idle = times.num_steps, times.num_replayed_steps, times.idle
         self._last_time = now
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens

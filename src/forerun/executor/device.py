@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from forerun.core.batch import Candidates, ForwardResult
-from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.batch import Candidates
+from forerun.core.draft import Draft
 from forerun.core.stats import StepTimes
 from forerun.core.step import (
     EndedSequence,
@@ -25,37 +27,27 @@ from forerun.core.step import (
     StepResult,
 )
 from forerun.drafters.base import Drafter
-from forerun.errors import ForerunError
 from forerun.executor.batch import sequence_rows
-from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
-from forerun.executor.device_part import DeviceFunctions, DevicePart, HostRows, StepTensors
+from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in
+from forerun.executor.device_ngrams import DeviceNgrams
+from forerun.executor.device_part import (
+    DeviceFunctions,
+    DevicePart,
+    HostRows,
+    Ints,
+    StepOutputs,
+    StepTensors,
+    plan_values,
+)
 from forerun.executor.device_results import unpack
-from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
-from forerun.executor.host_copies import LateCopy, StepSpan, to_device
+from forerun.executor.device_slots import DeviceSlots, check_device_rules
+from forerun.executor.host_copies import LateCopy, StepSpan, free_bytes, to_device
 from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState
 from forerun.executor.row_masks import JudgedSequence, RowMasks, row_masks
-from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
+from forerun.executor.step_graphs import Recorder, StepBuffers, StepGraphs
+from forerun.ops.cuda.table import StepRows, Verdicts
 
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Launch:
-    """A step that the device has been told to compute, and what the host needs to read what it gave."""
-
-    plan: StepPlan
-    states: list[SequenceState]
-    step: PreparedStep | None  # None until the host knows the rows
-    has_own_drafts: list[bool]  # of each sequence: whether the device drafts for it
-    refused: dict[int, ForerunError]  # why rules gave no answer, by the sequence's place in the step
-    holders: list[Holder]
-    copy: LateCopy
-    logits: Tensor
-    candidates: Candidates | None
-    times: StepTimes
-    span: StepSpan
-    before: StepSpan | None  # of the step that this one follows, if sequences were waiting for it
-    is_wanted_first: bool  # no other step is begun before this one was read
-    lengths: list[int] = field(default_factory=list)  # of the outputs before reading began to commit; empty until then
-    result: StepResult | None = None
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ class _LateResult:
     """The `PendingResult` of a launch."""
 
     executor: DeviceExecutor
-    launch: _Launch
+    launch: Launch
 
     def result(self) -> StepResult:
         """See `PendingResult`."""
@@ -99,8 +91,11 @@ class DeviceExecutor(LocalExecutor):
             features=self._builder.features,
             num_candidates=self._builder.num_candidates,
         )
-        self._unread: deque[_Launch] = deque()  # the oldest first
-        self._last: _Launch | None = None
+        self.graphs: StepGraphs | None = None  # None: every step is eager
+        self._unread: deque[Launch] = deque()  # the oldest first
+        self._before: tuple[set[int], StepSpan] | None = (
+            None  # the sequences of the step that was begun last, and its times
+        )
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; a request that the tables have no room for is refused."""
@@ -119,6 +114,30 @@ class DeviceExecutor(LocalExecutor):
             self._read_all()
         super().replace_drafter(drafter)
         self.part.ngrams = DeviceNgrams.of(drafter, self.slots.table, self.slots.rules, self.part.compute.propose)
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    def use_graphs(self, sizes: Listing[int], recorder: Recorder) -> None:
+        """Record steps of these numbers of rows from now on, where the device can lay out rows by itself."""
+        if self.part.needs_host_rows:
+            return
+        buffers = StepBuffers(
+            max(sizes),
+            self.slots.num_slots,
+            most_drafted=self.slots.table.draft_tokens.shape[1],
+            vocab_size=self.model.vocab_size,
+            device=self.model.device,
+        )
+        self.graphs = StepGraphs(partial(self._run, None), buffers, sorted(sizes), recorder)
+        started, before = time.perf_counter(), free_bytes(self.model.device)
+        with self._computing():
+            self.graphs.prepare(shows_progress=sys.stderr.isatty())
+        logger.info(
+            "recorded %d CUDA graphs in %.1f s; they take %.0f MiB",
+            self.graphs.num_recorded,
+            time.perf_counter() - started,
+            (before - free_bytes(self.model.device)) / 2**20,
+        )
 
     def execute(self, plan: StepPlan) -> PendingResult:
         """See `Executor`; the device has the step to compute when this returns."""
@@ -128,7 +147,7 @@ class DeviceExecutor(LocalExecutor):
             self.pools.save_when_due()
         return pending
 
-    def read(self, launch: _Launch) -> StepResult:
+    def read(self, launch: Launch) -> StepResult:
         """The result of a step, and before it those of the steps before; waits for the device."""
         with self._computing():
             while launch.result is None:
@@ -153,7 +172,7 @@ class DeviceExecutor(LocalExecutor):
                 return ReadyResult(self._empty_result(step))
         launch = self._launch(plan, states, step, started)
         self._unread.append(launch)
-        self._last, self._last_number = launch, plan.number
+        self._last_number = plan.number
         self.slots.trust_texts(launch.holders)
         return _LateResult(self, launch)
 
@@ -186,47 +205,71 @@ class DeviceExecutor(LocalExecutor):
                 return True  # the engine never got the result of a step that was interrupted
         return False
 
-    def _launch(
-        self, plan: StepPlan, states: list[SequenceState], step: PreparedStep | None, started: float
-    ) -> _Launch:
+    def _launch(self, plan: StepPlan, states: list[SequenceState], step: PreparedStep | None, started: float) -> Launch:
         """Have the device compute a step; `step` None: the host does not know its rows exactly."""
         sequences = plan.sequences if step is None else step.sequences
         drafted = [self._drafts_on_device(state) for state in states]
-        drafts = _known_drafts(sequences, states) if step is None else step.drafts
+        drafts = known_drafts(sequences, states) if step is None else step.drafts
         taken = self._place(sequences, states, drafts, is_settled=step is not None)
-        num_judged = sum(1 + one.num_draft for one in sequences if one.reaches_end and one.num_tail)
         num_rows = len(plan.rows.token_ids if step is None else step.rows.token_ids)
         masks = None if step is None else self._masks(step)
-        tensors = self._tensors(sequences, taken, drafted, masks, num_rows=num_rows, num_judged=num_judged)
+        values = plan_values(sequences, taken, drafted)
         host = None if step is None else self._host_rows(step)
         has_trees = any(draft.parents is not None for draft in drafts)
-        is_wanted_first = self._is_wanted_first(sequences, states, drafted)
+        reads_logits = any(
+            one.num_prompt_logits or (one.reaches_end and state.spec.sampling.logprobs is not None)
+            for one, state in zip(sequences, states, strict=True)
+        )
         holders = self.slots.forget_texts([planned.seq_id for planned in sequences])
-        built = time.perf_counter()
-        span = StepSpan(self.model.device)
-        forward, packed = self.part.run(tensors, host, has_trees=has_trees)
+        built, span = time.perf_counter(), StepSpan(self.model.device)
+        outputs = None
+        if self.graphs is not None and not reads_logits:
+            outputs = self.graphs.run(values, masks, num_rows=num_rows, has_trees=has_trees)
+        is_replayed = outputs is not None
+        if outputs is None:
+            outputs = self._run(host, self._tensors(values, masks, sequences, num_rows=num_rows), has_trees)
         span.end()
-        copy = LateCopy(packed)
-        if step is not None and len(forward.logits) > num_judged:
-            forward = _in_order_of_rows(forward, step, num_judged)
+        copy = LateCopy(outputs.packed[: len(sequences)])
+        if not reads_logits:
+            outputs = replace(outputs, logits=None)
+        elif step is not None:
+            outputs = in_order_of_rows(outputs, step)
         launched = time.perf_counter()
         seq_ids = {planned.seq_id for planned in sequences}
-        last = self._last
-        follows = last is not None and any(planned.seq_id in seq_ids for planned in last.plan.sequences)
-        return _Launch(
+        before, self._before = self._before, (seq_ids, span)
+        return Launch(
             plan=plan,
             states=states,
             step=step,
             has_own_drafts=drafted,
-            refused={} if step is None or masks is None else _refused(step, masks),
+            refused={} if step is None or masks is None else refused_in(step, masks),
             holders=holders,
             copy=copy,
-            logits=forward.logits if is_wanted_first else forward.logits.new_empty(0),
-            candidates=forward.candidates,
-            times=StepTimes(build=built - started, launch=launched - built, num_steps=1),
+            outputs=outputs,
+            times=StepTimes(
+                build=built - started, launch=launched - built, num_steps=1, num_replayed_steps=int(is_replayed)
+            ),
             span=span,
-            before=last.span if last is not None and follows else None,
-            is_wanted_first=is_wanted_first,
+            before=None if before is None or before[0].isdisjoint(seq_ids) else before[1],
+            is_wanted_first=reads_logits or self._asks_host(sequences, drafted),
+        )
+
+    def _run(self, host: HostRows | None, step: StepTensors, has_trees: bool) -> StepOutputs:
+        return self.part.run(step, host, has_trees=has_trees)
+
+    def _tensors(
+        self, values: Ints, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int
+    ) -> StepTensors:
+        """New tensors of a step that is not recorded, as long as it needs them."""
+        device, most_drafted = self.model.device, self.slots.table.draft_tokens.shape[1]
+        num_judged = sum(1 + one.num_draft for one in sequences if one.reaches_end and one.num_tail)
+        rows = StepRows.empty(num_rows, len(sequences), longest_path=most_drafted, device=device, num_judged=num_judged)
+        return StepTensors.of_plan(
+            to_device(values, device),
+            rows=rows,
+            verdicts=Verdicts.empty(len(sequences), most_drafted, device=device),
+            masks=None if masks is None else to_device(masks.masks, device),
+            has_mask=None if masks is None else to_device(masks.has_mask, device),
         )
 
     def _place(
@@ -244,41 +287,6 @@ class DeviceExecutor(LocalExecutor):
             if is_settled or not planned.is_pending:
                 self.slots.place(planned.seq_id, start=planned.start, draft=draft)
         return taken
-
-    def _tensors(
-        self,
-        sequences: Listing[PlannedSequence],
-        taken: Listing[int],
-        drafted: Listing[bool],
-        masks: RowMasks | None,
-        *,
-        num_rows: int,
-        num_judged: int,
-    ) -> StepTensors:
-        """The tensors of a step, with the plan in them."""
-        device, most_drafted = self.model.device, self.slots.table.draft_tokens.shape[1]
-        values = [
-            (
-                slot if planned.num_tail else -1,
-                planned.num_tail,
-                planned.num_draft,
-                planned.reaches_end,
-                slot if is_own and planned.reaches_end and planned.num_tail and planned.draft_limit else -1,
-                planned.draft_limit,
-            )
-            for slot, planned, is_own in zip(taken, sequences, drafted, strict=True)
-        ]
-        slots, tails, most, ends, asked, limits = to_device(np.array(values, dtype=np.int32).T, device).unbind()
-        return StepTensors(
-            plan=DevicePlan(slots=slots, tails=tails, most_drafted=most, ends=ends),
-            asked=AskedDrafts(asked, limits),
-            rows=StepRows.empty(
-                num_rows, len(sequences), longest_path=most_drafted, device=device, num_judged=num_judged
-            ),
-            verdicts=Verdicts.empty(len(sequences), most_drafted, device=device),
-            masks=None if masks is None else to_device(masks.masks, device),
-            has_mask=None if masks is None else to_device(masks.has_mask, device),
-        )
 
     def _masks(self, step: PreparedStep) -> RowMasks | None:
         """What grammars and bad words leave at each row to be judged."""
@@ -300,20 +308,14 @@ class DeviceExecutor(LocalExecutor):
             prompt_logits=to_device(np.array(rows, dtype=np.int64), self.model.device),
         )
 
-    def _is_wanted_first(
-        self, sequences: Listing[PlannedSequence], states: Listing[SequenceState], drafted: Listing[bool]
-    ) -> bool:
-        """Whether the host has to do with a step's result before the next can begin: drafts, learning, log probabilities."""
+    def _asks_host(self, sequences: Listing[PlannedSequence], drafted: Listing[bool]) -> bool:
+        """Whether a step's drafts come from the host, or its drafter learns from it."""
         return self.drafting.num_candidates > 0 or any(
-            planned.num_prompt_logits
-            or (
-                planned.reaches_end
-                and (state.spec.sampling.logprobs is not None or (planned.draft_limit > 0 and not is_own))
-            )
-            for planned, state, is_own in zip(sequences, states, drafted, strict=True)
+            planned.reaches_end and planned.draft_limit > 0 and not is_own
+            for planned, is_own in zip(sequences, drafted, strict=True)
         )
 
-    def _read(self, launch: _Launch) -> None:
+    def _read(self, launch: Launch) -> None:
         """Take what a step gave: the host has the same texts as the device then, and drafts what the device does not.
 
         Interrupted, it can be begun again.
@@ -333,7 +335,8 @@ class DeviceExecutor(LocalExecutor):
             is_judged=[first >= 0 for first in step.rows.first_logits],
             source=self.drafting.source,
         )
-        results = self._results(step, found.verdicts, launch.logits)
+        logits = packed if launch.outputs.logits is None else launch.outputs.logits  # nobody reads the former
+        results = self._results(step, found.verdicts, logits)
         launch.lengths = [len(state.sequence.output_ids) for state in launch.states]
         self.commit(step, results)
         self._know(launch, results, found.drafts)
@@ -341,7 +344,11 @@ class DeviceExecutor(LocalExecutor):
         for state, result, draft, is_own in zip(step.states, results, found.drafts, launch.has_own_drafts, strict=True):
             if is_own and result.is_decided and not state.has_ended:
                 state.draft = result.draft = draft
-        self._go_on_drafting(step, results, launch.candidates)
+        found_there = launch.outputs.candidates
+        if found_there is not None:  # without those of padding
+            num_rows = len(step.rows.logits_rows)
+            found_there = Candidates(found_there.token_ids[:num_rows], found_there.logits[:num_rows])
+        self._go_on_drafting(step, results, found_there)
         times.forward, times.wait = launch.span.seconds, waited - started
         times.verify, times.draft = verified - waited, clock() - verified
         if self.model.device.type == "cpu":
@@ -350,7 +357,7 @@ class DeviceExecutor(LocalExecutor):
             times.idle = launch.span.idle_since(launch.before)
         launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
 
-    def _take_back(self, launch: _Launch) -> None:
+    def _take_back(self, launch: Launch) -> None:
         """Undo what an interrupted reading has committed."""
         for state, length in zip(launch.states, launch.lengths, strict=True):
             if len(state.sequence.output_ids) > length:
@@ -358,7 +365,7 @@ class DeviceExecutor(LocalExecutor):
                 del state.sequence.output_ids[length:]
                 state.has_ended = False
 
-    def _know(self, launch: _Launch, results: Listing[SequenceResult], drafts: Listing[Draft]) -> None:
+    def _know(self, launch: Launch, results: Listing[SequenceResult], drafts: Listing[Draft]) -> None:
         """Note what the table holds of a step's sequences."""
         assert launch.step is not None, "the step was settled"
         for holder, planned, result, draft in zip(launch.holders, launch.step.sequences, results, drafts, strict=True):
@@ -385,34 +392,3 @@ class DeviceExecutor(LocalExecutor):
     def _drafts_on_device(self, state: SequenceState) -> bool:
         """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
         return self.part.ngrams is not None and state.rules.grammar is None and not state.spec.prediction_ids
-
-
-def _known_drafts(sequences: Listing[PlannedSequence], states: Listing[SequenceState]) -> list[Draft]:
-    """The drafts of a step that the host knows: those of pending sequences are on the device."""
-    return [
-        NO_DRAFT if planned.is_pending or not planned.num_draft else state.draft.first(planned.num_draft)
-        for planned, state in zip(sequences, states, strict=True)
-    ]
-
-
-def _refused(step: PreparedStep, masks: RowMasks) -> dict[int, ForerunError]:
-    """Why rules gave no answer, by the sequence's place in the step instead of among those that are judged."""
-    places = [i for i, first in enumerate(step.rows.first_logits) if first >= 0]
-    return {places[i]: error for i, error in masks.refused.items()}
-
-
-def _in_order_of_rows(forward: ForwardResult, step: PreparedStep, num_judged: int) -> ForwardResult:
-    """What a pass gave for rows to be judged, then for the prompts' rows, in the order of `step.rows.logits_rows`."""
-    order: list[int] = []
-    judged, prompt = 0, num_judged
-    for planned, draft, first in zip(step.sequences, step.drafts, step.rows.first_logits, strict=True):
-        order += range(prompt, prompt + planned.num_prompt_logits)
-        prompt += planned.num_prompt_logits
-        if first >= 0:
-            order += range(judged, judged + 1 + len(draft))
-            judged += 1 + len(draft)
-    at = to_device(np.array(order, dtype=np.int64), forward.logits.device)
-    found = forward.candidates
-    if found is not None:
-        found = Candidates(found.token_ids[at], found.logits[at])
-    return replace(forward, logits=forward.logits[at], candidates=found)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forerun.core.batch import ForwardBatch, ForwardResult, SequenceRows
+from forerun.core.batch import Candidates, ForwardBatch, ForwardResult, SequenceRows
+from forerun.core.step import PlannedSequence
 from forerun.errors import ConfigError
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack
@@ -64,6 +67,28 @@ class AttendsToRows(Protocol):
         ...
 
 
+Ints = npt.NDArray[np.int32]
+
+PLAN_FIELDS = 6
+"""Numbers that the host sends of each sequence of a step, see `plan_values`."""
+
+
+def plan_values(sequences: Sequence[PlannedSequence], slots: Sequence[int], drafts_on_device: Sequence[bool]) -> Ints:
+    """What the host sends of a step's sequences, [PLAN_FIELDS, N]: `DevicePlan`, then `AskedDrafts`."""
+    values = [
+        (
+            slot if planned.num_tail else -1,
+            planned.num_tail,
+            planned.num_draft,
+            planned.reaches_end,
+            slot if is_own and planned.reaches_end and planned.num_tail and planned.draft_limit else -1,
+            planned.draft_limit,
+        )
+        for planned, slot, is_own in zip(sequences, slots, drafts_on_device, strict=True)
+    ]
+    return np.array(values, dtype=np.int32).T
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """What the device reads and writes in one step, of N sequences, T rows, and R rows after which a token is drawn."""
@@ -74,6 +99,37 @@ class StepTensors:
     verdicts: Verdicts
     masks: Tensor | None = None  # [R, W] bit masks of grammars and bad words
     has_mask: Tensor | None = None  # [R] int32; None where `masks` is
+
+    @classmethod
+    def of_plan(
+        cls,
+        values: Tensor,
+        *,
+        rows: StepRows,
+        verdicts: Verdicts,
+        masks: Tensor | None = None,
+        has_mask: Tensor | None = None,
+    ) -> StepTensors:
+        """Those of a plan as `plan_values` has it."""
+        slots, tails, most_drafted, ends, asked, limits = values.unbind()
+        plan = DevicePlan(slots=slots, tails=tails, most_drafted=most_drafted, ends=ends)
+        return cls(
+            plan=plan,
+            asked=AskedDrafts(asked, limits),
+            rows=rows,
+            verdicts=verdicts,
+            masks=masks,
+            has_mask=has_mask,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What the device gives in one step."""
+
+    packed: Tensor  # see `pack`
+    candidates: Candidates | None  # of rows with logits
+    logits: Tensor | None  # [R + P, V], first of judged rows, then of prompts; None where nobody reads them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +183,13 @@ class DevicePart:
         """Whether nothing can be computed before the host knows each row."""
         return not isinstance(self._attention, AttendsToRows)
 
-    def run(self, step: StepTensors, host: HostRows | None, *, has_trees: bool) -> tuple[ForwardResult, Tensor]:
+    def run(self, step: StepTensors, host: HostRows | None, *, has_trees: bool) -> StepOutputs:
         """Compute a step.
 
         Args:
             step: tensors that nothing else uses meanwhile.
             host: None where the host does not know the rows; its tensors may then be padded.
             has_trees: whether a draft may be a tree.
-
-        Returns:
-            What the layers gave, first for the rows after which a token is drawn; what the host is to read (see `pack`).
         """
         compute, table = self.compute, self._table
         compute.prepare(step.plan, table, step.rows, block_size=self._cache.block_size)
@@ -149,7 +202,7 @@ class DevicePart:
                 compute.move(step.plan, step.rows, step.verdicts, entries)
         compute.commit(step.plan, table, self._rules, step.verdicts)
         drafted = None if self.ngrams is None else self.ngrams.propose(step.asked)
-        return forward, pack(step.verdicts, largest, drafted)
+        return StepOutputs(pack(step.verdicts, largest, drafted), forward.candidates, forward.logits)
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute the model."""

@@ -103,6 +103,7 @@ class DeviceSlots:
         self.rules = RuleTable.empty(
             num_slots, vocab_size, device=device, most_stop_ids=MOST_STOP_IDS, most_biases=MOST_BIASES
         )
+        self.num_slots = num_slots
         self._vocab_size = vocab_size
         self._device = device
         self._free = list(range(num_slots))

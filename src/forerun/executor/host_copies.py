@@ -19,6 +19,11 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def free_bytes(device: torch.device) -> int:
+    """The device's free memory; 0 for a CPU, of which nothing is kept account."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 class LateCopy:
     """What a tensor holds when the device comes to it, on its way to the host.
 
