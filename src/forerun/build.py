@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from forerun.config.cost_profile import CostProfile
-from forerun.config.kv_memory import KVBudget, feature_widths, graph_bytes, plan_kv, step_bytes
+from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.core.processor import describe_processor
@@ -229,13 +229,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     model = target.model
     drafter = speculative.drafter.build(target_info(settings, target, speculative))
     num_kv_heads = None if target.ranks is None else target.ranks.num_kv_heads
-    kv = plan_kv(
-        settings,
-        model,
-        drafter,
-        num_kv_heads=num_kv_heads,
-        num_bytes_aside=_step_memory(settings, model, speculative.num_speculative_tokens) if on_device else 0,
-    )
+    kv = plan_kv(settings, model, drafter, num_kv_heads=num_kv_heads)
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
     make_executor = _device_executor(settings, target, speculative, kv) if on_device else LocalExecutor
@@ -305,14 +299,6 @@ def _device_executor(
         device=target.model.device,
     )
     return partial(DeviceExecutor, slots)
-
-
-def _step_memory(settings: EngineSettings, model: TargetModel, num_speculative_tokens: int) -> int:
-    """Memory that steps on a GPU need beside weights and KV, their graphs included."""
-    num_rows = settings.max_num_batched_tokens
-    num_judged = min(num_rows, settings.max_num_seqs * (1 + num_speculative_tokens))
-    eager = step_bytes(model, num_rows=num_rows, num_judged=num_judged)
-    return eager + (0 if settings.enforce_eager else graph_bytes(model, settings.graph_sizes))
 
 
 def target_info(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> TargetInfo:

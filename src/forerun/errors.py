@@ -54,7 +54,7 @@ class DraftError(ForerunError):
 
 
 class StepError(ForerunError):
-    """A step could not be computed; its requests end with this error, and others go on."""
+    """A step could not be computed, as its device's memory did not suffice; a request of it ends with this, and others go on."""
 
 
 class WorkerError(ForerunError):

@@ -152,7 +152,7 @@ def test_a_drafter_that_wants_more_candidates_than_a_pass_finds_is_refused():
         tiny_llm({"method": greedy, "num_speculative_tokens": 2})
 
 
-def test_a_step_without_memory_ends_its_requests_and_no_others(monkeypatch):
+def test_a_step_without_memory_ends_its_request_and_no_others(monkeypatch):
     llm = tiny_llm(max_num_seqs=1)
     forward, errors = llm.executor.forward, [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")]
 
@@ -163,7 +163,7 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(monkeypatch):
 
     monkeypatch.setattr(llm.executor, "forward", failing_once)
     failed, answered = llm.generate([PROMPT, PROMPT], GREEDY, use_tqdm=False)
-    assert "not enough memory" in failed.error
+    assert "memory" in failed.error
     assert (
         answered.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     )

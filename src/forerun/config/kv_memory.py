@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +18,6 @@ logger = logging.getLogger(__name__)
 
 MOST_CPU_KV_BYTES = 4 << 30
 ASSUMED_MEMORY = 16 << 30  # where Python cannot ask the system
-BYTES_PER_WIDTH = 64  # of a row, for each of its hidden_size values: stream, products, MLP, in fp32
-BYTES_PER_LOGIT = 16  # logits, a copy for the rules, what drawing needs
-BYTES_PER_GRAPH_LAYER = 32 << 10  # of a graph, for the launches of a layer; a guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +29,11 @@ class KVBudget:
 
 
 def plan_kv(
-    settings: EngineSettings,
-    model: TargetModel,
-    drafter: Drafter,
-    *,
-    num_kv_heads: int | None = None,
-    num_bytes_aside: int = 0,
+    settings: EngineSettings, model: TargetModel, drafter: Drafter, *, num_kv_heads: int | None = None
 ) -> KVBudget:
     """Fit the KV cache, the drafter's entries included, into memory.
 
-    `num_kv_heads` are those that all of the target's processes hold; None: the model's own. `num_bytes_aside` of a GPU's
-    memory are left to what steps need beside weights and KV.
+    `num_kv_heads` are those that all of the target's processes hold; None: the model's own.
 
     Raises:
         ConfigError: max_model_len is above what the model was made for.
@@ -64,7 +54,7 @@ def plan_kv(
         block_bytes += drafter.kv_bytes_per_block
     num_blocks = settings.num_gpu_blocks_override
     if num_blocks is None:
-        num_blocks = _kv_bytes(settings, model.device, num_bytes_aside) // block_bytes
+        num_blocks = _kv_bytes(settings, model.device) // block_bytes
         longest = wanted or model.max_model_len
         most_useful = settings.max_num_seqs * (-(-longest // settings.block_size) + 1)
         num_blocks = min(num_blocks, most_useful)
@@ -100,25 +90,12 @@ def feature_widths(model: TargetModel, needs: frozenset[str]) -> dict[str, int]:
     return dict.fromkeys(sorted(needs), model.hidden_size)
 
 
-def step_bytes(model: TargetModel, *, num_rows: int, num_judged: int) -> int:
-    """Memory that a step on a GPU needs beside weights and KV, estimated: the largest layer's rows, and the judged rows' logits."""
-    return num_rows * model.hidden_size * BYTES_PER_WIDTH + num_judged * model.vocab_size * BYTES_PER_LOGIT
-
-
-def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
-    """Memory of CUDA graphs for these numbers of rows, estimated: that of the largest step, which all share, and their nodes."""
-    if not sizes:
-        return 0
-    largest = step_bytes(model, num_rows=max(sizes), num_judged=max(sizes))
-    return largest + len(sizes) * model.num_layers * BYTES_PER_GRAPH_LAYER
-
-
-def _kv_bytes(settings: EngineSettings, device: torch.device, num_bytes_aside: int) -> int:
+def _kv_bytes(settings: EngineSettings, device: torch.device) -> int:
     if settings.kv_cache_memory_bytes is not None:
         return settings.kv_cache_memory_bytes
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - settings.gpu_memory_utilization) * total) - num_bytes_aside)
+        return max(0, int(free - (1 - settings.gpu_memory_utilization) * total))
     return min(MOST_CPU_KV_BYTES, _available_memory() // 4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections import deque
@@ -34,6 +35,8 @@ from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
 from forerun.errors import ErrorKind, RequestError, StepError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +236,7 @@ class Engine:
     def step(self) -> StepOutput:
         """Plan one step and have it begun; apply its result, or with a delay the result of the step before.
 
-        Requests whose step finds no memory end with an error. Whatever else the executor raises comes out of here;
+        Where a step finds no memory, its largest request ends with an error, and the caller steps again. Whatever else the executor raises comes out of here;
         nothing is committed then, so that the caller may step again, or abort what it will not wait for.
         """
         try:
@@ -291,16 +294,6 @@ class Engine:
             self._num_executed -= len(self._flights)
             self._flights.clear()
             raise
-
-    def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
-        """End the requests of a step that could not be computed."""
-        ids = dict.fromkeys(self._generations[planned.seq_id].request_id for planned in plan.sequences)
-        for request_id in ids:
-            request = self._requests[request_id]
-            request.error, request.error_kind = str(error), error.kind
-            unfinished = [generation for generation in request.generations if not generation.finished]
-            output.finished.append(self._end(request, "error", request.error))
-            output.deltas += [delta(generation, None) for generation in unfinished]
 
     def plan(self) -> StepPlan:
         """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.
@@ -414,6 +407,17 @@ class Engine:
         before = {planned.seq_id: planned for flight in self._flights for planned in flight.plan.sequences}
         for seq_id, generation in self._generations.items():
             generation.in_flight = before.get(seq_id)
+
+    def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
+        """End the request of a plan that did not fit with the most rows, of as many that with the longest context."""
+        largest = max(plan.sequences, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
+        generation = self._generations[largest.seq_id]
+        logger.warning("request %s ends, as its step did not fit: %s", generation.request_id, error)
+        generation.finish("error", str(error))
+        generation.error_kind = error.kind
+        output.deltas.append(delta(generation, None))
+        self._retire(generation)
+        self._conclude(self._requests[generation.request_id], output)
 
     def _conclude(self, request: Request, output: StepOutput) -> None:
         """Hand out a request that has ended; an error in one completion ends the others with it."""
