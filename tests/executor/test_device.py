@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
-from forerun import SamplingParams
+from forerun import LLM, SamplingParams
 from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.core.step import SequenceSpec
@@ -21,11 +22,12 @@ from forerun.errors import ConfigError, RequestError
 from forerun.executor.device import DeviceExecutor
 from forerun.executor.device_part import DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
+from forerun.models.loader import load_model
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
 from tests.engine.test_interrupts import interrupting
-from tests.engines import VOCAB_SIZE, tiny_llm
+from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
 from tests.host_rows import host_rows_llm
 from tests.step_recorder import ClosureRecorder
 
@@ -247,6 +249,26 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
     expected = outcome()
     assert expected[1].num_draft_tokens > 20
     assert outcome(device_step=True) == expected
+
+
+@pytest.mark.parametrize("case", ["draft-model", "eagle-tree", "random-tree"])
+def test_in_bf16_drafts_change_no_text(case):
+    """Where most rows round otherwise than in fp32: each has its own bits, whatever is computed beside it."""
+    model = load_model(tiny_drafter(VOCAB_SIZE, 0.0), dtype=torch.bfloat16, device=torch.device("cpu"))
+    target = replace(tiny_target(), model=model)
+    plain, drafted = (tiny_llm(config, target=target, device_step=True, **TIGHT) for config in (None, CASES[case]))
+    assert drafted.is_batch_invariant
+    assert texts(drafted, 8) == texts(plain, 8)
+    assert drafted.stats.speculation.num_draft_tokens > 50
+
+
+@pytest.mark.parametrize(("device_step", "method"), [(True, "auto"), (None, "none")])
+def test_auto_drafts_by_default_where_no_draft_can_change_a_bit(device_step, method):
+    speculative = resolve_speculative("default", None)
+    settings = EngineSettings(model="tiny", device_step=device_step, max_model_len=128, num_gpu_blocks_override=64)
+    llm = LLM.from_target(tiny_target(), settings, speculative)
+    assert llm.speculative.method == method
+    assert llm.has_device_layers == bool(device_step)
 
 
 def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():

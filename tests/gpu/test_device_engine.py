@@ -15,6 +15,7 @@ DEVICE = "cuda"
 VOCAB_SIZE = 264
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
+SELF = {"method": "self", "exit_layer": 2, "num_speculative_tokens": 3}
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -33,14 +34,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def outcome(folder, config, **settings):
+def outcome(folder, config, *, dtype="float32", **settings):
     from forerun import LLM, SamplingParams
 
     llm = LLM(
         str(folder),
         speculative_config=config,
         device=DEVICE,
-        dtype="float32",  # the layers are torch's, whose sums depend a little on the rows beside a row
+        dtype=dtype,
         max_model_len=128,
         num_gpu_blocks_override=512,
         **settings,
@@ -48,7 +49,7 @@ def outcome(folder, config, **settings):
     requests = [SamplingParams(seed=i, max_tokens=24, **SAMPLING[i % len(SAMPLING)]) for i in range(16)]
     prompts = [[i, i + 1, i + 2] * (1 + i % 5) for i in range(16)]
     outputs = llm.generate(prompts, requests, use_tqdm=False)
-    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
+    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs], llm
 
 
 @pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
@@ -76,12 +77,27 @@ def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, conf
 
 @pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
 def test_texts_equal_those_of_the_host(folder, config):
-    assert outcome(folder, config, device_step=True) == outcome(folder, config)
+    """In fp32, where torch's sums hardly depend on the rows beside a row."""
+    assert outcome(folder, config, device_step=True)[0] == outcome(folder, config, device_step=False)[0]
+
+
+@pytest.mark.parametrize("config", [NGRAM, TREES, SELF], ids=["ngram", "trees", "self"])
+def test_in_bf16_drafts_change_no_text(folder, config):
+    texts, llm = outcome(folder, config, dtype="bfloat16")
+    assert llm.is_batch_invariant
+    assert llm.stats.speculation.num_draft_tokens > 50
+    assert texts == outcome(folder, None, dtype="bfloat16")[0]
+
+
+def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
+    _, llm = outcome(folder, "default", dtype="bfloat16")
+    assert llm.has_device_layers
+    assert llm.speculative.method == "auto"
 
 
 @pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
 def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
-    assert outcome(folder, config, device_step=True) == outcome(folder, config, device_step=True, enforce_eager=True)
+    assert outcome(folder, config)[0] == outcome(folder, config, enforce_eager=True)[0]
 
 
 def test_most_steps_are_graphs(folder):

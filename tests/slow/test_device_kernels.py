@@ -52,16 +52,16 @@ def kernels(monkeypatch):
     return use
 
 
-@pytest.mark.parametrize("case", ["ngram", "random-tree", "eagle3", "draft-model-tree"])
-def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, kernels):
+@pytest.mark.parametrize(("case", "count"), [("ngram", 3), ("random-tree", 2), ("eagle3", 1), ("draft-model-tree", 1)])
+def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, count, kernels):
     def outcome():
         config = CASES[case] | {"draft_confidence_threshold": 0.0} if case == "ngram" else CASES[case]
         llm = tiny_llm(config, device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)
-        outputs = llm.generate(PROMPTS[:3], SAMPLING, use_tqdm=False)
+        outputs = llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)
         return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
 
     expected = outcome()
-    assert expected[1].num_draft_tokens > 5
+    assert expected[1].num_draft_tokens > 3
     kernels()
     assert outcome() == expected
 
