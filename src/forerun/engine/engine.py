@@ -236,8 +236,9 @@ class Engine:
     def step(self) -> StepOutput:
         """Plan one step and have it begun; apply its result, or with a delay the result of the step before.
 
-        Where a step finds no memory, its largest request ends with an error, and the caller steps again. Whatever else the executor raises comes out of here;
-        nothing is committed then, so that the caller may step again, or abort what it will not wait for.
+        Whatever the executor raises comes out of here; nothing is committed then, so that the caller
+        may step again, or abort what it will not wait for. But where the device's memory does not suffice,
+        the largest request of the step ends with an error, and the caller steps again.
         """
         try:
             return self._step()
