@@ -119,10 +119,14 @@ class EngineOptions:
     """Tokens computed in one forward pass, at most."""
     kv_cache_memory_bytes: int | None = None
     """Memory for the KV cache, in bytes; by default a share of what is free."""
+    gpu_memory_utilization: float = 0.9
+    """Part of a GPU's memory that weights, KV and everything else may take together, above 0 and at most 1."""
     tensor_parallel_size: int = 1
     """Processes of this machine that compute the model together (native CPU kernels only); the texts stay the same."""
     device_step: bool = False
     """Draw, match and commit tokens in tables on the device; no logits come to the host."""
+    kernel_table: Path | None = None
+    """File of "forerun tune-kernels" for the GPU's kernels; by default the cached one for this GPU, if there is one."""
     pools_folder: Path | None = None
     """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0

@@ -44,7 +44,9 @@ class EngineSettings:
     requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
     processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
     rules and drafts lie in tables on the device, which draws and matches tokens itself, so that no logits come to
-    the host; verification is by matching, and rules that only the host can follow are refused.
+    the host; verification is by matching, and rules that only the host can follow are refused. kernel_table: a file of
+    `forerun tune-kernels` for the GPU's kernels; None is the one in the cache folder that was made for this GPU and this
+    version of triton, if there is one.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -74,6 +76,7 @@ class EngineSettings:
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
     device_step: bool = False
+    kernel_table: str | PathLike[str] | None = None
     enforce_eager: bool = True
     trust_remote_code: bool = False
 
@@ -107,10 +110,8 @@ class EngineSettings:
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
-        if self.pools_folder is not None and not isinstance(self.pools_folder, (str, PathLike)):
-            raise ConfigError(
-                f"pools_folder: got {self.pools_folder!r:.80}; must be a folder; leave it out to keep none"
-            )
+        self._need_path("pools_folder", "a folder; leave it out to keep none")
+        self._need_path("kernel_table", "a file; leave it out to take the cached one")
         self._check_weights()
 
     def _check_weights(self) -> None:
@@ -137,6 +138,11 @@ class EngineSettings:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}: got {value!r}; must be an integer of 1 or more")
 
+    def _need_path(self, name: str, what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, (str, PathLike)):
+            raise ConfigError(f"{name}: got {value!r:.80}; must be {what}")
+
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype asked for; None for "auto"."""
@@ -159,4 +165,9 @@ class EngineSettings:
         device = choose_device(self.device, installed)
         if device.type == "cuda" and self.device_step:
             check_triton(installed, needed_by="device_step")
+        elif self.kernel_table is not None:
+            raise ConfigError(
+                f"kernel_table: got {str(self.kernel_table)!r:.200}, but device {device} computes without the kernels that it is "
+                "for; set device_step=True on a GPU, or leave it out"
+            )
         return device
