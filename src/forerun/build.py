@@ -16,6 +16,7 @@ import torch
 
 from forerun.config.cost_profile import CostProfile
 from forerun.config.gpu_memory import (
+    GRAPH_BYTES,
     DeviceMemory,
     MemoryShare,
     check_share,
@@ -380,7 +381,13 @@ def _measure(
             block_size=settings.block_size,
         ).run(executor)
 
-    return measure_share(settings, memory, used_before=target.used_before, run_largest_step=run_largest_step)
+    return measure_share(
+        settings,
+        memory,
+        used_before=target.used_before,
+        graph_bytes=0 if settings.enforce_eager else GRAPH_BYTES,
+        run_largest_step=run_largest_step,
+    )
 
 
 def _device_executor(
