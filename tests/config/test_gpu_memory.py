@@ -170,7 +170,12 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("config", [None, NGRAM])
 def test_an_engine_measures_its_largest_step_and_then_writes_the_same_texts(memory, config, device_step):
     llm = tiny_llm(
-        config, num_gpu_blocks_override=None, max_num_seqs=4, max_num_batched_tokens=64, device_step=device_step
+        config,
+        num_gpu_blocks_override=None,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        device_step=device_step,
+        enforce_eager=True,
     )
     assert memory.steps == [64]
     used = llm.executor.cache.num_bytes
