@@ -26,7 +26,7 @@ from forerun.config.gpu_memory import (
     memory_of,
     used_bytes,
 )
-from forerun.config.kernel_table import describe_table, find_table
+from forerun.config.kernel_table import use_kernel_table
 from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
@@ -61,8 +61,7 @@ from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
-from forerun.ops.cuda.system import CudaSystem, InstalledCuda
-from forerun.ops.cuda.tiles import use_table
+from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
@@ -105,7 +104,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
     if settings.device_step and device.type == "cuda":
-        use_kernel_table(settings, InstalledCuda(), device)
+        use_kernel_table(settings, InstalledCuda(), device.index or 0, folder=cache_folder())
     memory, used_before = memory_of(device), 0
     if memory is not None:
         used_before = used_bytes(memory)
@@ -135,18 +134,6 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         used_before=used_before,
     )
     return target if sharded is None else replace(target, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
-
-
-def use_kernel_table(settings: EngineSettings, system: CudaSystem, device: torch.device) -> None:
-    """Let the GPU's kernels cut their products by the table that there is for it, and say which that is.
-
-    Raises:
-        ConfigError: the table is damaged or for another GPU, or this process uses another.
-    """
-    named = None if settings.kernel_table is None else Path(settings.kernel_table).expanduser()
-    found = find_table(named, system, device.index or 0, folder=cache_folder())
-    use_table(None if found is None else found[1])
-    logger.info("kernel table: %s", describe_table(found))
 
 
 def _check_memory(path: Path, settings: EngineSettings, memory: DeviceMemory, *, dtype: torch.dtype | None) -> None:
@@ -385,7 +372,7 @@ def _measure(
         settings,
         memory,
         used_before=target.used_before,
-        graph_bytes=0 if settings.enforce_eager else GRAPH_BYTES,
+        graph_bytes=GRAPH_BYTES if settings.device_step and not settings.enforce_eager else 0,
         run_largest_step=run_largest_step,
     )
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-import torch
 
-from forerun import build
-from forerun.config.kernel_table import describe_table, find_table, table_file
+from forerun.config.kernel_table import describe_table, find_table, table_file, use_kernel_table
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.ops.cuda import tiles
@@ -50,11 +48,10 @@ def test_a_damaged_table_in_the_cache_is_no_reason_to_go_on_without(tmp_path):
 def test_an_engine_says_which_table_it_uses(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tiles, "_in_use", None)
     monkeypatch.setattr(tiles, "_tiles", {})
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     named = tmp_path / "own.json"
     TABLE.write(named)
-    with caplog.at_level(logging.INFO, "forerun.build"):
-        build.use_kernel_table(EngineSettings(model="m", kernel_table=named), SYSTEM, torch.device("cuda"))
+    with caplog.at_level(logging.INFO, "forerun.config.kernel_table"):
+        use_kernel_table(EngineSettings(model="m", kernel_table=named), SYSTEM, 0, folder=tmp_path)
     assert caplog.messages == [f"kernel table: {named} (1 shape, digest {TABLE.digest})"]
     assert tiles.tiles_of(64, 64) == Tiles(32, 64, 1)
 

@@ -6,8 +6,9 @@ import logging
 import re
 from pathlib import Path
 
+from forerun.config.settings import EngineSettings
 from forerun.ops.cuda.system import GPU, CudaSystem
-from forerun.ops.cuda.tiles import TileTable
+from forerun.ops.cuda.tiles import TileTable, use_table
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,18 @@ def find_table(named: Path | None, system: CudaSystem, index: int, *, folder: Pa
     table = TileTable.read(path)
     table.check_fits(gpu, triton, source=str(path))
     return path, table
+
+
+def use_kernel_table(settings: EngineSettings, system: CudaSystem, index: int, *, folder: Path) -> None:
+    """Let the kernels of a GPU cut their products by the table that there is for it, and say in the log which that is.
+
+    Raises:
+        ConfigError: the table is damaged or for another GPU, or this process uses another.
+    """
+    named = None if settings.kernel_table is None else Path(settings.kernel_table).expanduser()
+    found = find_table(named, system, index, folder=folder)
+    use_table(None if found is None else found[1])
+    logger.info("kernel table: %s", describe_table(found))
 
 
 def describe_table(found: tuple[Path, TileTable] | None) -> str:
