@@ -1,5 +1,6 @@
 # Everything a user or a contributor does:
 # make demo | demo-plan | head | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-gpu | soak | bench | format | clean
+# make test-gpu | soak-gpu | sanitize-gpu, on a machine with an NVIDIA GPU
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-gpu soak check package wheels bench format clean
+.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-gpu soak-gpu sanitize-gpu soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -51,6 +52,13 @@ test-slow: install
 # One NVIDIA GPU: the kernels against their twins on it, and a row's bits.
 test-gpu: install
 	$(BIN)/python -m pytest -m "not slow" -n 0 tests/ops/cuda tests/gpu
+
+# The same GPU for an hour or two: ten minutes of requests, and a thousand prompts with each drafter.
+soak-gpu: install
+	$(BIN)/python -m pytest -m "gpu and slow" -n 0 tests/gpu
+
+sanitize-gpu: install
+	BIN=$(BIN) sh scripts/sanitize_gpu.sh
 
 soak: install
 	$(BIN)/forerun models pull smollm2-135m

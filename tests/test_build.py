@@ -10,6 +10,7 @@ from transformers import DeepseekV3Config
 from forerun import LLM, SamplingParams
 from forerun.build import choose_arithmetic, load_target
 from forerun.config.settings import EngineSettings
+from forerun.core.processor import describe_processor
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.decoder import TorchLayers
 from forerun.ops.attention.paged import PagedAttention
@@ -17,6 +18,7 @@ from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.layers import NativeLayers
 from forerun.ops.native.library import VARIABLE
+from tests.engines import native_target, tiny_llm
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
@@ -206,3 +208,16 @@ def test_the_kernels_give_the_text_of_torch(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "off")
     texts.append(LLM(folder, dtype="float32").generate("the sea", SAMPLING, use_tqdm=False)[0].outputs[0].text)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("settings", "name"), [({}, "local"), ({"device_step": True}, "device")])
+def test_statistics_say_which_executor_computes_and_with_what(settings, name):
+    info = tiny_llm(**settings).engine.state.executor
+    assert (info.name, info.kernels) == (name, "torch")
+    assert info.device == describe_processor()
+
+
+@needs_kernels
+def test_statistics_name_the_native_kernels():
+    llm = tiny_llm(target=native_target())
+    assert llm.engine.state.executor.kernels == f"native kernels, {llm.kernels.level}"

@@ -15,10 +15,22 @@ from pathlib import Path
 import torch
 
 from forerun.config.cost_profile import CostProfile
+from forerun.config.gpu_memory import (
+    DeviceMemory,
+    MemoryShare,
+    check_share,
+    check_weights,
+    loading,
+    measure_share,
+    memory_of,
+    used_bytes,
+)
+from forerun.config.kernel_table import use_kernel_table
 from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.core.processor import describe_processor
+from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.pool_files import ModelIdentity
@@ -31,8 +43,9 @@ from forerun.executor.device import DeviceExecutor
 from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.largest_step import ChainDrafter, LargestStep
 from forerun.executor.local import LocalExecutor
-from forerun.executor.step_graphs import CudaRecorder
+from forerun.executor.step_graphs import CudaRecorder, graph_bytes
 from forerun.executor.tensor_parallel.target import PassLimits, ShardedTarget, load_sharded_target
 from forerun.executor.tensor_parallel.torch_target import load_torch_target
 from forerun.grammar.cache import GrammarCache
@@ -43,12 +56,13 @@ from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
 from forerun.models.fingerprint import fingerprint
-from forerun.models.loader import LOADERS
+from forerun.models.loader import LOADERS, expected_bytes
 from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
+from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
@@ -90,7 +104,13 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
-    with _without_collections(), ThreadPoolExecutor(max_workers=1) as thread:
+    if settings.device_step and device.type == "cuda":
+        use_kernel_table(settings, InstalledCuda(), device.index or 0, folder=cache_folder())
+    memory, used_before = memory_of(device), 0
+    if memory is not None:
+        used_before = used_bytes(memory)
+        _check_memory(path, settings, memory, dtype=dtype)
+    with loading(settings, memory), _without_collections(), ThreadPoolExecutor(max_workers=1) as thread:
         tokenizer = _begin_tokenizer(path, settings, thread)
         model: TargetModel
         sharded = None
@@ -112,8 +132,22 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
         eos_token_ids=eos_token_ids(path),
         path=path,
         kernels=kernels,
+        used_before=used_before,
     )
     return target if sharded is None else replace(target, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
+
+
+def _check_memory(path: Path, settings: EngineSettings, memory: DeviceMemory, *, dtype: torch.dtype | None) -> None:
+    """Look whether the GPU has room for the engine before anything is read.
+
+    Raises:
+        MemoryBudgetError: it has not.
+    """
+    check_share(settings, memory)
+    if settings.load_format != "dummy":
+        expected = expected_bytes(path, dtype=dtype)
+        if expected is not None:
+            check_weights(expected // settings.tensor_parallel_size, settings, memory)
 
 
 @contextmanager
@@ -229,18 +263,26 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     model = target.model
     drafter = speculative.drafter.build(target_info(settings, target, speculative))
     num_kv_heads = None if target.ranks is None else target.ranks.num_kv_heads
-    kv = plan_kv(settings, model, drafter, num_kv_heads=num_kv_heads)
+    memory = memory_of(model.device)
+    kv = plan_kv(
+        settings,
+        model,
+        drafter,
+        num_kv_heads=num_kv_heads,
+        measure=None
+        if memory is None
+        else partial(_measure, settings, target, speculative, drafter, memory, on_device=on_device),
+    )
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
-    make_executor = _device_executor(settings, target, speculative, kv) if on_device else LocalExecutor
-    executor = make_executor(
-        model=model,
-        attention=target.attention,
+    executor = _make_executor(
+        settings,
+        target,
+        speculative,
+        max_model_len=kv.max_model_len,
+        on_device=on_device,
         cache=_make_cache(settings, target, kv, drafter),
-        verifier=speculative.verifier.build(speculative.num_speculative_tokens),
         drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
-        grammars=GrammarCache(target.tokenizer, vocab_size=model.vocab_size, eos_token_ids=target.eos_token_ids),
-        torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
         exporter=exporter,
     )
     _keep_pools(settings, executor, target)
@@ -268,6 +310,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         control=speculative.control(profile_of(target)),
         block_size=settings.block_size,
         files=exporter,
+        executor_info=_describe_executor(settings, target, on_device=on_device),
     )
     return BuiltEngine(
         engine=Engine(parts, delay=int(on_device)),
@@ -278,8 +321,80 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     )
 
 
+def _make_executor(
+    settings: EngineSettings,
+    target: LoadedTarget,
+    speculative: SpeculativeConfig,
+    *,
+    max_model_len: int,
+    on_device: bool,
+    cache: KVCache,
+    drafting: GuardedDrafter,
+    exporter: HiddenStatesExporter | None = None,
+) -> LocalExecutor:
+    """The executor that the settings ask for."""
+    make = _device_executor(settings, target, speculative, max_model_len=max_model_len) if on_device else LocalExecutor
+    vocab_size = target.model.vocab_size
+    return make(
+        model=target.model,
+        attention=target.attention,
+        cache=cache,
+        verifier=speculative.verifier.build(speculative.num_speculative_tokens),
+        drafting=drafting,
+        grammars=GrammarCache(target.tokenizer, vocab_size=vocab_size, eos_token_ids=target.eos_token_ids),
+        torch_threads=OneTorchThread() if isinstance(target.attention, NativeAttention) else nullcontext(),
+        exporter=exporter,
+    )
+
+
+def _measure(
+    settings: EngineSettings,
+    target: LoadedTarget,
+    speculative: SpeculativeConfig,
+    drafter: Drafter,
+    memory: DeviceMemory,
+    *,
+    on_device: bool,
+) -> MemoryShare:
+    """Measure the GPU's memory with the largest step, over a cache of one block and with drafts that cost nothing."""
+    model, longest = target.model, settings.max_model_len or target.model.max_model_len
+
+    def run_largest_step() -> None:
+        executor = _make_executor(
+            settings,
+            target,
+            speculative,
+            max_model_len=longest,
+            on_device=on_device,
+            cache=target.make_cache(
+                model.kv_specs,
+                num_blocks=1,
+                block_size=settings.block_size,
+                dtype=model.dtype,
+                device=model.device,
+                feature_widths=feature_widths(model, drafter.needs),
+            ),
+            drafting=GuardedDrafter(ChainDrafter(drafter.needs), vocab_size=model.vocab_size),
+        )
+        LargestStep(
+            num_sequences=settings.max_num_seqs,
+            num_rows=settings.max_num_batched_tokens,
+            longest=longest,
+            num_drafted=speculative.num_speculative_tokens,
+            block_size=settings.block_size,
+        ).run(executor)
+
+    return measure_share(
+        settings,
+        memory,
+        used_before=target.used_before,
+        graph_bytes=graph_bytes(model, settings.graph_sizes) if on_device and not settings.enforce_eager else 0,
+        run_largest_step=run_largest_step,
+    )
+
+
 def _device_executor(
-    settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig, kv: KVBudget
+    settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig, *, max_model_len: int
 ) -> Callable[..., LocalExecutor]:
     """What makes a `DeviceExecutor` of a local one's parts.
 
@@ -292,7 +407,7 @@ def _device_executor(
         )
     slots = DeviceSlots(
         settings.max_num_seqs,
-        max_length=kv.max_model_len,
+        max_length=max_model_len,
         block_size=settings.block_size,
         most_drafted=max(speculative.num_speculative_tokens, 1),
         vocab_size=target.model.vocab_size,
@@ -323,7 +438,7 @@ def profile_of(target: LoadedTarget) -> CostProfile:
             "dtype": str(model.dtype).removeprefix("torch."),
             "weight_bytes": model.weight_bytes,
             "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
-            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else describe_processor(),
+            "device": _device_name(model.device),
             "kernels": _named_kernels(target),
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
         },
@@ -335,6 +450,23 @@ def _named_kernels(target: LoadedTarget) -> str:
     if target.kernels is not None:
         return target.kernels.level
     return "torch" if target.on_device is None else "triton"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else describe_processor()
+
+
+def _describe_executor(settings: EngineSettings, target: LoadedTarget, *, on_device: bool) -> ExecutorInfo:
+    """What computes the steps of an engine."""
+    device, kernels = target.model.device, "torch"
+    if target.kernels is not None:
+        kernels = f"native kernels, {target.kernels.level}"
+    elif on_device and device.type == "cuda":
+        kernels = "triton" if target.on_device is not None else "torch, and triton beside the layers"
+    name = "device" if on_device else "local"
+    if settings.tensor_parallel_size > 1:
+        name += f", {settings.tensor_parallel_size} processes"
+    return ExecutorInfo(name, _device_name(device), kernels)
 
 
 def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: LoadedTarget) -> None:

@@ -20,9 +20,10 @@ class ErrorKind(StrEnum):
 
 
 class ForerunError(Exception):
-    """A mistake that the user can mend; the CLI prints it on one line and exits with code 2."""
+    """A mistake that the user can mend; the CLI prints it on one line and exits with its `exit_code`."""
 
     kind: ClassVar[ErrorKind] = ErrorKind.SERVER
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, message: str) -> None:
         # what was got may be shown over several lines, as arrays are
@@ -59,6 +60,12 @@ class StepError(ForerunError):
 
 class WorkerError(ForerunError):
     """A process or a device that computes a part of the model is gone, so the engine can compute nothing more."""
+
+
+class DeviceLostError(WorkerError):
+    """The device computes no more, and this process cannot have it back: only a new one can."""
+
+    exit_code = 3
 
 
 class MemoryBudgetError(ForerunError):

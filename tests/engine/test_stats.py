@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.core.draft import Draft
-from forerun.core.stats import SpeculationStats, StepTimes
+from forerun.core.stats import ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine import stats as stats_module
 from forerun.engine.speculation import SpeculationReport
 from forerun.engine.stats import (
@@ -19,6 +19,7 @@ from forerun.engine.stats import (
     StatsLog,
     Vector,
     drafters_line,
+    executor_line,
     report_line,
     speculation_line,
 )
@@ -100,6 +101,33 @@ def test_what_a_control_reports_is_in_the_log_and_in_the_metrics(clock, caplog):
     assert values["forerun:spec_decode_best_static_length"] == 3
 
 
+EXECUTOR = ExecutorInfo("device", "NVIDIA H200", "triton")
+
+
+def test_the_log_and_the_metrics_say_what_computes_and_how_long_it_had_nothing_to_do(clock, caplog):
+    caplog.set_level(logging.INFO, logger=stats_module.__name__)
+    log, state, stats = StatsLog(clock), replace(STATE, executor=EXECUTOR), EngineStats()
+    stats.times.add(StepTimes(idle=0.004, num_steps=100))
+    clock.now += 10
+    log.write(stats, state)
+    stats.times.add(StepTimes(idle=0.001, num_steps=100))
+    clock.now += 10
+    log.write(stats, state)
+    assert [record.getMessage() for record in caplog.records][1::2] == [
+        "Executor: device on NVIDIA H200 (triton), Device idle: 0.040 ms per step",
+        "Executor: device on NVIDIA H200 (triton), Device idle: 0.010 ms per step",
+    ]
+    metrics = {metric.name: metric for metric in stats.metrics(state)}
+    labels = {"executor": "device", "device": "NVIDIA H200", "kernels": "triton"}
+    assert metrics["forerun:executor_info"] == Gauge("forerun:executor_info", 1, labels)
+    assert metrics["forerun:device_idle_seconds"].value == pytest.approx(0.005)
+    assert metrics["forerun:num_steps"] == Counter("forerun:num_steps", 200)
+
+
+def test_idle_time_that_nobody_measures_is_not_told():
+    assert executor_line(EXECUTOR, StepTimes(num_steps=100)) == "Executor: device on NVIDIA H200 (triton)"
+
+
 def test_what_is_not_reported_is_not_told(clock, caplog):
     caplog.set_level(logging.INFO, logger=stats_module.__name__)
     log = StatsLog(clock)
@@ -146,20 +174,12 @@ def test_the_log_tells_what_happened_since_the_last_line(clock, caplog):
     assert second.startswith("Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 5.0 tokens/s")
 
 
-def test_graphs_and_the_gpus_idle_time_are_told_where_there_are_graphs(clock, caplog):
-    log, stats = StatsLog(clock), EngineStats()
-    stats.times.add(StepTimes(num_steps=5))
-    with caplog.at_level(logging.INFO):
-        clock.now += 10
-        log.write(stats, STATE)
-        assert "CUDA graphs" not in caplog.text
-        clock.now += 10
-        stats.times.add(StepTimes(num_steps=4, num_replayed_steps=3, idle=0.002))
-        log.write(stats, STATE)
-    assert "CUDA graphs: 3 of 4 steps, GPU idle: 0.500 ms per step" in caplog.text
+def test_steps_by_graphs_are_counted_and_told_where_there_are_any():
+    times = StepTimes(num_steps=4, num_replayed_steps=3)
+    assert executor_line(EXECUTOR, times).endswith("(triton), CUDA graphs: 3 of 4 steps")
+    stats = EngineStats(times=times)
     found = {metric.name: metric.value for metric in stats.metrics(STATE) if hasattr(metric, "value")}
-    assert (found["forerun:graph_steps"], found["forerun:eager_steps"]) == (3, 6)
-    assert found["forerun:device_idle_seconds"] == 0.002
+    assert (found["forerun:graph_steps"], found["forerun:eager_steps"]) == (3, 1)
 
 
 def test_metrics_bear_vllms_names():

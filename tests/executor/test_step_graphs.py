@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams
+from forerun.executor.step_graphs import graph_bytes
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import tiny_llm, tiny_target
@@ -43,6 +44,16 @@ def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     assert llm.stats.times.num_replayed_steps == recorder.num_replayed > 0.5 * llm.stats.times.num_steps
     assert llm.stats.num_failed_drafts == 0
     assert_nothing_is_held(llm)
+
+
+def test_what_graphs_take_grows_with_the_largest_step_and_with_their_number():
+    model = tiny_target().model
+    assert (
+        256 * model.vocab_size * 4
+        < graph_bytes(model, [256])
+        < graph_bytes(model, [1, 256])
+        < graph_bytes(model, [1, 2, 512])
+    )
 
 
 def test_each_size_is_recorded_at_the_start_and_what_is_rare_when_it_comes():

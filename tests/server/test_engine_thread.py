@@ -12,7 +12,7 @@ from forerun import SamplingParams
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.client import EngineRequest
 from forerun.engine.engine import Engine
-from forerun.errors import WorkerError
+from forerun.errors import DeviceLostError, StepError, WorkerError
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread
 from tests.contract.drafters import NGRAM
 from tests.engines import tiny_llm
@@ -440,3 +440,62 @@ def test_a_step_that_never_ends_holds_up_no_stop(monkeypatch, caplog):
         == "the step that was running has not ended within 0.05 s; the engine's thread is left in it"
     )
     assert llm.engine.parts.pool.num_free == llm.engine.parts.pool.num_blocks
+
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+def test_a_lost_device_ends_the_engine_and_is_reported_after_all_requests_know():
+    llm = tiny_llm()
+    lost, told = threading.Event(), []
+
+    def lose():
+        raise DeviceLostError("device: it computes no more (CUDA error: device-side assert triggered)")
+
+    llm.engine.step = lose
+
+    async def run():
+        def when_lost(error):
+            told.append(str(error))
+            lost.set()
+
+        async with running(llm, when_lost=when_lost) as engine:
+            failed = submit(engine, "a")
+            await failed.ended.wait()
+            await asyncio.to_thread(lost.wait, 10)
+            with pytest.raises(EngineEndedError, match="the device computes no more; the server ends"):
+                engine.submit([accepted(engine, "b")], Reader())
+            return failed.events[-1], engine.failure
+
+    failed, failure = asyncio.run(run())
+    assert isinstance(failed, EngineEndedError)
+    assert "device-side" not in str(failed), "the log has the reason"
+    assert failure == "the device is lost"
+    assert told == ["device: it computes no more (CUDA error: device-side assert triggered)"]
+
+
+def test_memory_that_a_step_lacks_fails_its_largest_request_alone():
+    llm = tiny_llm()
+    execute, submitted, calls = llm.executor.execute, threading.Event(), []
+
+    def failing(plan):
+        submitted.wait(10)
+        calls.append(plan)
+        if len(plan.sequences) > 1:
+            raise StepError("device memory: a step did not fit")
+        return execute(plan)
+
+    llm.engine.parts.executor.execute = failing
+
+    async def run():
+        async with running(llm) as engine:
+            readers = [submit(engine, name) for name in "ab"]
+            submitted.set()
+            await asyncio.gather(*(reader.ended.wait() for reader in readers))
+            return [reader.events[-1] for reader in readers], engine.failure, await serves(engine)
+
+    outputs, failure, is_well = asyncio.run(run())
+    assert sorted(output.error or "" for output in outputs)[0] == ""
+    assert "device memory: a step did not fit" in [output.error for output in outputs]
+    assert failure is None
+    assert is_well

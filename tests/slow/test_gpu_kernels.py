@@ -1,4 +1,4 @@
-"""Triton's compiler takes every kernel for Hopper, without a GPU; what runs there is still to be seen."""
+"""Triton's compiler takes every kernel for Ampere, Hopper and Blackwell, without a GPU; what runs there is still to be seen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
 
 EXACT = {"_uniform_rows", "_edit", "_find_floor", "_race"}  # defined to the bit: each operation rounds once
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a block may have
+STACK = {80: 0, 90: 0, 100: 16}  # bytes of a thread that may lie in memory instead of registers
+MMA = {"tcgen05.mma", "wgmma.mma", "mma.sync"}
+
+
+@pytest.fixture(scope="module", params=SHARED, ids="capability {}".format)
+def capability(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """What was compiled: the kernel, instructions that it uses, bytes of shared memory."""
+def compiled(capability, tmp_path_factory):
+    """What was compiled: the kernel, instructions that it uses, bytes of shared memory, registers and stack of a thread."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.slow.compile_for_hopper"],
+        [sys.executable, "-m", "tests.slow.compile_kernels", str(capability)],
         env=environment,
         capture_output=True,
         text=True,
@@ -34,7 +42,7 @@ def compiled(tmp_path_factory):
 def test_products_of_few_and_many_rows_run_on_the_same_instruction(compiled):
     found = [one["instructions"] for one in compiled if one["kernel"] in ("_multiply", "_attend_chunks")]
     assert found
-    assert all("mma.sync" in instructions and "wgmma.mma" not in instructions for instructions in found)
+    assert all(MMA.intersection(instructions) == {"mma.sync"} for instructions in found)
 
 
 def test_kernels_that_are_defined_to_the_bit_fuse_nothing(compiled):
@@ -44,5 +52,16 @@ def test_kernels_that_are_defined_to_the_bit_fuse_nothing(compiled):
         assert not {"fma.rn.f32", "fma.rn.f64"} & {*found[kernel]}, kernel
 
 
-def test_shared_memory_is_what_a_multiprocessor_has(compiled):
-    assert max(one["shared"] for one in compiled) <= 227 * 1024
+def test_shared_memory_is_what_a_multiprocessor_has(compiled, capability):
+    too_large = {one["kernel"]: one["shared"] for one in compiled if one["shared"] > SHARED[capability]}
+    assert too_large == {}
+
+
+def test_what_a_thread_works_on_lies_in_registers(compiled, capability):
+    spilled = {one["kernel"]: one["stack"] for one in compiled if one["stack"] > STACK[capability]}
+    assert spilled == {}
+
+
+def test_registers_suffice_for_a_whole_block(compiled):
+    too_many = {one["kernel"]: one for one in compiled if one["registers"] * one["warps"] * 32 > 65536}
+    assert too_many == {}

@@ -37,6 +37,7 @@ COMMANDS = (
     "simulate",
     "train",
     "tune",
+    "tune-kernels",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""
@@ -77,7 +78,7 @@ def program() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code: 2 for a mistake of the user, 130 when interrupted."""
+    """Run the program and return its exit code: 2 for a mistake of the user, 3 for a lost device, 130 when interrupted."""
     words = sys.argv[1:] if argv is None else argv
     app = build_app()
     with _plain_messages():
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(error: Exception) -> int:
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return USAGE_ERROR
+    return error.exit_code if isinstance(error, ForerunError) else USAGE_ERROR
 
 
 @contextmanager

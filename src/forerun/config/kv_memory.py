@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
+from forerun.config.gpu_memory import MemoryShare
 from forerun.config.settings import EngineSettings
 from forerun.drafters.base import Drafter, KeepsKV
 from forerun.errors import ConfigError, MemoryBudgetError
@@ -29,11 +29,21 @@ class KVBudget:
 
 
 def plan_kv(
-    settings: EngineSettings, model: TargetModel, drafter: Drafter, *, num_kv_heads: int | None = None
+    settings: EngineSettings,
+    model: TargetModel,
+    drafter: Drafter,
+    *,
+    num_kv_heads: int | None = None,
+    measure: Callable[[], MemoryShare] | None = None,
 ) -> KVBudget:
     """Fit the KV cache, the drafter's entries included, into memory.
 
-    `num_kv_heads` are those that all of the target's processes hold; None: the model's own.
+    Args:
+        settings: the engine's.
+        model: the target.
+        drafter: its drafter.
+        num_kv_heads: those that all of the target's processes hold; None: the model's own.
+        measure: measures a GPU's memory; asked where the settings do not say how much KV there is. None on a CPU.
 
     Raises:
         ConfigError: max_model_len is above what the model was made for.
@@ -52,9 +62,13 @@ def plan_kv(
     )
     if isinstance(drafter, KeepsKV):
         block_bytes += drafter.kv_bytes_per_block
-    num_blocks = settings.num_gpu_blocks_override
+    num_blocks, share = settings.num_gpu_blocks_override, None
     if num_blocks is None:
-        num_blocks = _kv_bytes(settings, model.device) // block_bytes
+        if settings.kv_cache_memory_bytes is None and measure is not None:
+            share = measure()
+        num_blocks = _kv_bytes(settings, share) // block_bytes
+        if share is not None and isinstance(drafter, KeepsKV):
+            num_blocks = max(0, num_blocks - drafter.num_scratch_blocks)  # which lie in the same memory
         longest = wanted or model.max_model_len
         most_useful = settings.max_num_seqs * (-(-longest // settings.block_size) + 1)
         num_blocks = min(num_blocks, most_useful)
@@ -64,15 +78,27 @@ def plan_kv(
         needed = -(-max(2, max_model_len) // settings.block_size) * block_bytes
         raise MemoryBudgetError(
             f"KV memory: one sequence of max_model_len={max(2, max_model_len)} tokens needs {needed / 2**20:.1f} MiB, got "
-            f"{num_blocks * block_bytes / 2**20:.1f} MiB ({num_tokens} tokens); lower max_model_len or raise kv_cache_memory_bytes"
+            f"{num_blocks * block_bytes / 2**20:.1f} MiB ({num_tokens} tokens); {_what_to_change(settings, share, needed)}"
         )
     if wanted is None and max_model_len < model.max_model_len:
         logger.warning(
-            "max_model_len is %d, what the KV memory holds; the model allows %d: raise kv_cache_memory_bytes for longer sequences",
+            "max_model_len is %d, what the KV memory holds; the model allows %d: raise %s for longer sequences",
             max_model_len,
             model.max_model_len,
+            "kv_cache_memory_bytes" if share is None else "gpu_memory_utilization",
         )
     return KVBudget(num_blocks, max_model_len)
+
+
+def _what_to_change(settings: EngineSettings, share: MemoryShare | None, needed: int) -> str:
+    """What makes room for `needed` bytes of KV."""
+    if share is None:
+        return "lower max_model_len or raise kv_cache_memory_bytes"
+    return (
+        f"of the GPU {share}; {(needed - share.for_kv) / 2**20:.1f} MiB are missing: lower max_model_len, max_num_batched_tokens "
+        f"({settings.max_num_batched_tokens}) or max_num_seqs ({settings.max_num_seqs}), raise gpu_memory_utilization, or take a "
+        "smaller model"
+    )
 
 
 def feature_widths(model: TargetModel, needs: frozenset[str]) -> dict[str, int]:
@@ -90,12 +116,11 @@ def feature_widths(model: TargetModel, needs: frozenset[str]) -> dict[str, int]:
     return dict.fromkeys(sorted(needs), model.hidden_size)
 
 
-def _kv_bytes(settings: EngineSettings, device: torch.device) -> int:
+def _kv_bytes(settings: EngineSettings, share: MemoryShare | None) -> int:
     if settings.kv_cache_memory_bytes is not None:
         return settings.kv_cache_memory_bytes
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - settings.gpu_memory_utilization) * total))
+    if share is not None:
+        return max(0, share.for_kv)
     return min(MOST_CPU_KV_BYTES, _available_memory() // 4)
 
 

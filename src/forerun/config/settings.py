@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from forerun.config.device import check_triton, choose_device
 from forerun.errors import ConfigError, refuse_unknown_keys
+from forerun.ops.cuda.system import InstalledCuda
 
 DTYPES = {
     "float32": torch.float32,
@@ -46,7 +48,8 @@ class EngineSettings:
     come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
     GPU where its kernels can compute the model, else False. cudagraph_capture_sizes: numbers of rows for which such a step
     is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
-    kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes.
+    kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels;
+    None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -76,6 +79,7 @@ class EngineSettings:
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
     device_step: bool | None = None
+    kernel_table: str | PathLike[str] | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: Sequence[int] | None = None
     trust_remote_code: bool = False
@@ -110,10 +114,8 @@ class EngineSettings:
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
-        if self.pools_folder is not None and not isinstance(self.pools_folder, (str, PathLike)):
-            raise ConfigError(
-                f"pools_folder: got {self.pools_folder!r:.80}; must be a folder; leave it out to keep none"
-            )
+        self._need_path("pools_folder", "a folder; leave it out to keep none")
+        self._need_path("kernel_table", "a file; leave it out to take the cached one")
         self._check_graphs()
         self._check_weights()
 
@@ -161,6 +163,11 @@ class EngineSettings:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}: got {value!r}; must be an integer of 1 or more")
 
+    def _need_path(self, name: str, what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, (str, PathLike)):
+            raise ConfigError(f"{name}: got {value!r:.80}; must be {what}")
+
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype asked for; None for "auto"."""
@@ -174,17 +181,18 @@ class EngineSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device asked for; "auto" takes CUDA where there is one."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N") from None
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device: got {self.device!r}; may be auto, cpu, cuda or cuda:N")
-        if device.type == "cuda" and not torch.cuda.is_available():
+        """The device asked for; "auto" takes CUDA where there is one.
+
+        Raises:
+            ConfigError: there is no such device, or it cannot be used.
+        """
+        installed = InstalledCuda()
+        device = choose_device(self.device, installed)
+        if device.type == "cuda" and self.device_step:
+            check_triton(installed, needed_by="device_step")
+        elif self.kernel_table is not None:
             raise ConfigError(
-                f"device: got {self.device!r}, but torch sees no CUDA device; use cpu or install a CUDA build of torch"
+                f"kernel_table: got {str(self.kernel_table)!r:.200}, but device {device} computes without the kernels that it is "
+                "for; set device_step=True on a GPU, or leave it out"
             )
         return device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from forerun.core.draft import Draft
 
@@ -132,6 +132,18 @@ class PredictionCounts:
     num_rejected_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """Which executor computes the steps, on which device, and with which kernels."""
+
+    name: str
+    device: str
+    kernels: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device} ({self.kernels})"
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Seconds spent in each phase of a step, or the sum over many steps.
@@ -162,6 +174,10 @@ class StepTimes:
     def milliseconds_per_step(self) -> dict[str, float]:
         """Mean milliseconds of each phase; empty before the first step."""
         return {phase: 1e3 * getattr(self, phase) / self.num_steps for phase in PHASES} if self.num_steps else {}
+
+    def since(self, earlier: StepTimes) -> StepTimes:
+        """What was added after `earlier` was copied from these."""
+        return StepTimes(**{one.name: getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)})
 
     def add(self, other: StepTimes) -> None:
         """Add the times of `other` to these."""

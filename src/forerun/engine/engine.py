@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
+from forerun.core.stats import ExecutorInfo
 from forerun.core.step import (
     UNKNOWN_TOKEN,
     EndedSequence,
@@ -50,6 +51,7 @@ class EngineParts:
     control: SpeculationControl
     block_size: int
     files: HiddenStatesFiles | None = None  # None: hidden states are not saved
+    executor_info: ExecutorInfo | None = None  # what statistics tell of the executor
 
 
 @dataclass(slots=True)
@@ -114,6 +116,7 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
             report=self._parts.control.report(),
+            executor=self._parts.executor_info,
         )
 
     def snapshot(self) -> EngineSnapshot:

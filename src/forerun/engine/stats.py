@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from forerun.core.stats import PHASES, SpeculationStats, StepTimes
+from forerun.core.stats import PHASES, ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine.speculation import SpeculationReport
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class EngineState:
     num_cached_tokens: int = 0  # of these, found
     num_speculative_tokens: int = 0  # K
     report: SpeculationReport | None = None  # of the control; None where it chooses nothing, or does not know yet
+    executor: ExecutorInfo | None = None  # None: nobody has said
 
 
 @dataclass(slots=True)
@@ -105,10 +106,20 @@ class EngineStats:
             Counter("forerun:num_verified_steps", spec.num_steps),
             Counter("forerun:num_failed_drafts", self.num_failed_drafts),
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
+            *_executor_metrics(state.executor),
             Gauge("forerun:device_idle_seconds", self.times.idle),
             Counter("forerun:graph_steps", self.times.num_replayed_steps),
             Counter("forerun:eager_steps", self.times.num_steps - self.times.num_replayed_steps),
+            Counter("forerun:num_steps", self.times.num_steps),
         ]
+
+
+def _executor_metrics(executor: ExecutorInfo | None) -> list[Metric]:
+    """What computes, in labels."""
+    if executor is None:
+        return []
+    labels = {"executor": executor.name, "device": executor.device, "kernels": executor.kernels}
+    return [Gauge("forerun:executor_info", 1, labels)]
 
 
 def _report_metrics(report: SpeculationReport | None) -> list[Metric]:
@@ -132,9 +143,7 @@ class StatsLog:
         self._last_spec = SpeculationStats()
         self._last_prompt = 0
         self._last_generated = 0
-        self._last_steps = 0
-        self._last_replayed = 0
-        self._last_idle = 0.0
+        self._last_times = StepTimes()
 
     @property
     def is_due(self) -> bool:
@@ -156,6 +165,8 @@ class StatsLog:
             100 * state.kv_usage,
             100 * hit_rate,
         )
+        if state.executor is not None:
+            logger.info("%s", executor_line(state.executor, stats.times.since(self._last_times)))
         if stats.speculation.num_drafts > self._last_spec.num_drafts:
             recent = stats.speculation.since(self._last_spec)
             logger.info("%s", speculation_line(recent, seconds))
@@ -163,19 +174,21 @@ class StatsLog:
                 logger.info("%s", drafters_line(recent))
         if state.report is not None:
             logger.info("%s", report_line(state.report))
-        times = stats.times
-        if times.num_replayed_steps:
-            logger.info(
-                "CUDA graphs: %d of %d steps, GPU idle: %.3f ms per step",
-                times.num_replayed_steps - self._last_replayed,
-                times.num_steps - self._last_steps,
-                1e3 * (times.idle - self._last_idle) / max(1, times.num_steps - self._last_steps),
-            )
-        self._last_steps, self._last_replayed, self._last_idle = times.num_steps, times.num_replayed_steps, times.idle
         self._last_time = now
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
         self._last_spec = stats.speculation.copy()
+        self._last_times = replace(stats.times)
+
+
+def executor_line(executor: ExecutorInfo, times: StepTimes) -> str:
+    """What computes, how many of some steps by CUDA graphs, and how long a step its device had nothing to do, where that is measured."""
+    line = f"Executor: {executor}"
+    if times.num_replayed_steps:
+        line += f", CUDA graphs: {times.num_replayed_steps} of {times.num_steps} steps"
+    if times.idle > 0 and times.num_steps:
+        line += f", Device idle: {1e3 * times.idle / times.num_steps:.3f} ms per step"
+    return line
 
 
 def speculation_line(stats: SpeculationStats, seconds: float) -> str:

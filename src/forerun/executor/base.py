@@ -31,7 +31,7 @@ class Executor(Protocol):
         Where it raises, no sequence has changed, and the same rows may be planned again.
 
         Raises:
-            StepError: there is not enough memory for this step.
+            StepError: the step does not fit into the device's memory; a smaller one may.
             WorkerError: the device, or a process that holds a part of the model, is gone.
         """
         ...

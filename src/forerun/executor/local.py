@@ -33,7 +33,7 @@ from forerun.core.step import (
 )
 from forerun.drafters.base import Drafter, DraftRequest, KeepsKV
 from forerun.drafters.guard import GuardedDrafter
-from forerun.errors import ConfigError, StepError, WorkerError
+from forerun.errors import ConfigError, DeviceLostError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.moved_blocks import read_blocks, write_blocks
@@ -44,6 +44,7 @@ from forerun.kv.cache import KVCache
 from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.cuda.failures import device_failure
 from forerun.ops.sampling import SamplingRules, token_logprobs
 from forerun.verify.base import Verdict, Verifier, VerifyRequest
 
@@ -121,7 +122,7 @@ class LocalExecutor:
         self._states: dict[int, SequenceState] = {}
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
-        self._loss: str | None = None  # why the device can compute nothing more
+        self._loss: DeviceLostError | None = None  # why nothing more can be computed
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     def keep_pools(self, pools: PoolFolder) -> None:
@@ -201,7 +202,7 @@ class LocalExecutor:
         """See `Executor`."""
         self.cache.check_health()
         if self._loss is not None:
-            raise WorkerError(self._loss)
+            raise self._loss
 
     def release(self, ended: Listing[EndedSequence]) -> None:
         """See `Executor`."""
@@ -222,13 +223,13 @@ class LocalExecutor:
         try:
             with self._no_autograd, self._torch_threads:
                 yield
-        except torch.OutOfMemoryError as error:
-            raise StepError(_out_of_memory(error)) from error
-        except torch.AcceleratorError as error:
-            self._loss = (
-                f"the device has failed ({str(error).splitlines()[0]}); restart the engine, and see the driver's log"
-            )
-            raise WorkerError(self._loss) from error
+        except RuntimeError as error:
+            failure = device_failure(error)
+            if failure is None:
+                raise
+            if isinstance(failure, DeviceLostError):
+                self._loss = failure
+            raise failure from error
 
     @contextmanager
     def as_in_a_step(self) -> Iterator[None]:
@@ -438,7 +439,9 @@ class LocalExecutor:
             if self.drafting.num_candidates and candidates is not None and step.rows.logits_rows:
                 self._learn(step, candidates)
             self.draft(step.sequences, step.states, results)
-        except Exception:  # the tokens stand; that there are no drafts costs time only
+        except Exception as error:  # the tokens stand; that there are no drafts costs time only
+            if isinstance(device_failure(error), DeviceLostError):
+                raise
             self._num_failures += 1
             if self._num_failures == 1:
                 logger.exception(
@@ -520,10 +523,3 @@ def _settled(planned: PlannedSequence, state: SequenceState, draft: Draft) -> Pl
     if state.has_ended:
         return replace(planned, start=state.num_computed, num_tail=0, num_draft=0, reaches_end=False, is_pending=False)
     return replace(planned, start=state.num_computed, num_draft=len(draft), is_pending=False)
-
-
-def _out_of_memory(error: torch.OutOfMemoryError) -> str:
-    return (
-        f"the device has not enough memory for a step ({str(error).splitlines()[0]}); lower max_num_batched_tokens, "
-        "max_num_seqs or gpu_memory_utilization"
-    )

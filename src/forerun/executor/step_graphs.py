@@ -14,9 +14,25 @@ from tqdm import tqdm
 from forerun.executor.device_part import PLAN_FIELDS, Ints, StepOutputs, StepTensors
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import RowMasks
+from forerun.models.base import TargetModel
 from forerun.ops.cuda.table import StepRows, Verdicts
 
 logger = logging.getLogger(__name__)
+
+
+BYTES_PER_LOGIT = 16  # of a step's rows: logits, a copy for the rules, what drawing needs
+BYTES_PER_WIDTH = 64  # of a row, for each of its hidden_size values: stream, products, MLP, in fp32
+BYTES_PER_LAYER = 64 << 10  # of a graph, for the launches of a layer; a guess until a GPU has shown what they take
+BYTES_PER_GRAPH = 8 << 20  # likewise for what it takes at all
+
+
+def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
+    """Memory to set aside for CUDA graphs of these numbers of rows, estimated.
+
+    That of the largest step, which all of them share, and their launches.
+    """
+    largest = max(sizes) * (model.hidden_size * BYTES_PER_WIDTH + model.vocab_size * BYTES_PER_LOGIT)
+    return largest + len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
 
 
 class Recorder(Protocol):

@@ -152,6 +152,7 @@ class LoadedTarget:
         make_cache: makes its KV caches, as `KVCache` does; other processes may hold a part of them.
         ranks: the processes that compute it, where there are several.
         drafter_ranks: where a drafter is loaded, the processes that compute it; None: this one alone.
+        used_before: bytes of its GPU that others, the driver among them, used before it was loaded; 0 on a CPU.
     """
 
     model: TargetModel
@@ -164,6 +165,7 @@ class LoadedTarget:
     make_cache: Callable[..., KVCache] = KVCache
     ranks: SharesOut | None = None
     drafter_ranks: SharesOut | None = None
+    used_before: int = 0
 
     def attention_for(self, kv_specs: Iterable[LayerKVSpec]) -> Attention:
         """How a drafter attends whose layers have KV of these sizes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,21 @@ def load_dummy(
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     checkpoint = DummyCheckpoint(config, dtype=dtype or named)
     return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
+
+
+def expected_bytes(path: Path, *, dtype: torch.dtype | None) -> int | None:
+    """Bytes that a model's weights will take where torch computes, read from its files' headers; None where that is not known.
+
+    Raises:
+        ModelError: path, configuration or weights cannot be used.
+    """
+    config = read_config(path)
+    if not supports(config):
+        return None
+    checkpoint, own = open_checkpoint(path), decoder_config(config)
+    width = (dtype or _stored_dtype(config, checkpoint)).itemsize
+    names = (name for name in checkpoint.names() if name.startswith(own.root) or name == own.head)
+    return sum(width * math.prod(checkpoint.shape(name)) for name in names)
 
 
 LOADERS = {"auto": load_model, "dummy": load_dummy}

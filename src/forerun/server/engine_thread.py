@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from forerun.core.outputs import RequestOutput, StreamDelta
 from forerun.engine.client import EngineClient, EngineRequest
-from forerun.errors import WorkerError
+from forerun.errors import DeviceLostError, WorkerError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class EngineEndedError(EngineError):
 
 
 ENDED = "the engine has ended after an error; restart the server"
+LOST = "the device computes no more; the server ends"
 STOPPED = "the server is shutting down; send the request again later"
 
 
@@ -65,11 +66,22 @@ class EngineThread:
     Args:
         observe: called on the engine's thread with what each step gave, and with requests that were aborted.
         step_timeout: seconds that a step may take before `failure` reports it.
+        when_lost: called on the engine's thread when the device is lost, after all requests have been told; whoever runs
+            the process ends it, since no engine in it can compute again.
     """
 
-    def __init__(self, engine: EngineClient, *, observe: Observe, step_timeout: float = math.inf) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        *,
+        observe: Observe,
+        step_timeout: float = math.inf,
+        when_lost: Callable[[DeviceLostError], None] | None = None,
+    ) -> None:
         self.engine = engine
         self._observe = observe
+        self._when_lost = when_lost
+        self._loss: DeviceLostError | None = None
         self._step_timeout = step_timeout
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._readers: dict[str, Reader] = {}  # touched by the engine's thread only, as all below
@@ -185,13 +197,23 @@ class EngineThread:
             self._end("the engine ends after an error that nothing was there to contain")
         finally:
             self._close()
+            if self._loss is not None and self._when_lost is not None:
+                self._when_lost(self._loss)
 
-    def _end(self, report: str) -> None:
+    def _end(self, report: str, *, failure: str = "the engine has ended after an error", reason: str = ENDED) -> None:
         """Log the exception that is handled, and end the engine for it."""
         logger.exception(report)
-        self._failure, self._reason = "the engine has ended after an error", ENDED
+        self._failure, self._reason = failure, reason
         self._is_over = True
         self._take_no_more()
+
+    def _lose(self, error: WorkerError) -> None:
+        """End the engine after the loss of what computes a part of the model."""
+        if isinstance(error, DeviceLostError):
+            self._loss = error
+            self._end("the engine ends: its device computes no more", failure="the device is lost", reason=LOST)
+        else:
+            self._end("the engine ends: it cannot compute without the process that has ended")
 
     def _take_no_more(self) -> None:
         with self._gate:
@@ -225,8 +247,8 @@ class EngineThread:
     def _check_health(self) -> None:
         try:
             self.engine.check_health()
-        except WorkerError:
-            self._end("the engine ends: it cannot compute without the process or the device that is gone")
+        except WorkerError as error:
+            self._lose(error)
 
     def _carry_out(self, command: Command) -> None:
         """Carry out a command; one that fails is logged and harms no other."""
@@ -239,8 +261,8 @@ class EngineThread:
         start = self._busy_since = time.monotonic()
         try:
             output = self.engine.step()
-        except WorkerError:  # a part of the model is gone, so no step will ever succeed again
-            self._end("the engine ends: it cannot compute without the process or the device that is gone")
+        except WorkerError as error:  # a part of the model is gone, so no step will ever succeed again
+            self._lose(error)
             return
         except Exception:
             self._survive()

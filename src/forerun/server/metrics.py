@@ -124,7 +124,9 @@ ABOUT = {
     "forerun:phase_seconds": "Time in each phase of a step.",
     "forerun:graph_steps": "Steps that a CUDA graph computed.",
     "forerun:eager_steps": "Steps that no CUDA graph computed.",
+    "forerun:executor_info": "Always 1; the labels say which executor computes, on which device and with which kernels.",
     "forerun:device_idle_seconds": "Time in which the device had nothing to do though sequences were waiting.",
+    "forerun:num_steps": "Steps of the engine.",
 }
 
 

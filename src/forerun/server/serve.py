@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import forerun
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DeviceLostError
 from forerun.llm import LLM
 from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
@@ -29,6 +29,7 @@ from forerun.server.watched_head import WatchedHead
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
+LOGGED = ("forerun.engine.stats", "forerun.config.gpu_memory", "forerun.config.kernel_table")
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
 
@@ -73,6 +74,7 @@ class Server:
         Raises:
             ConfigError: the address cannot be listened on.
             ForerunError: the model cannot be loaded.
+            DeviceLostError: the device computes no more.
         """
         self._limits.max_connections = room_for(self._options.max_connections)
         if self._limits.max_connections < self._options.max_connections:
@@ -112,7 +114,7 @@ class Server:
                 llm = self._load()
                 if self._options.watch_head is not None:
                     llm.check_replaces_head()
-                model = ServedModel(llm, self._options)
+                model = ServedModel(llm, self._options, when_lost=self._lose)
             except BaseException as error:
                 self._failure = error
                 self.stop()
@@ -130,6 +132,11 @@ class Server:
             if app.state.model is not None:
                 # In a thread: the step that runs may be long, and answers that are cut off must get out meanwhile.
                 await asyncio.to_thread(app.state.model.close)
+
+    def _lose(self, error: DeviceLostError) -> None:
+        """End, since the device computes no more: whoever started the process can start it again."""
+        self._failure = error
+        self.stop()
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
         gc.collect()
@@ -237,13 +244,14 @@ def _tool_calls(model: ServedModel) -> str:
 
 
 def log_stats() -> None:
-    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work."""
+    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work, and what a GPU is used for."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("forerun.engine.stats")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    logger.propagate = False
+    for name in LOGGED:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 def _url_host(host: str) -> str:

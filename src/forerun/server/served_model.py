@@ -17,7 +17,7 @@ from forerun.core.outputs import RequestOutput, StreamDelta, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.client import EngineRequest
 from forerun.engine.stats import Metric
-from forerun.errors import ModelError
+from forerun.errors import DeviceLostError, ModelError
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
 from forerun.server.errors import RETRY_AFTER_S, ApiError, failed_while_running
@@ -41,16 +41,25 @@ class ServedModel:
 
     Whatever may take long before the first step (chat templates, tokenising, sampling rules) runs in
     a few threads of its own: neither the event loop nor the engine waits for it.
+
+    Args:
+        llm: the model.
+        options: see `ServerOptions`.
+        when_lost: see `EngineThread`.
     """
 
-    def __init__(self, llm: LLM, options: ServerOptions) -> None:
+    def __init__(
+        self, llm: LLM, options: ServerOptions, *, when_lost: Callable[[DeviceLostError], None] | None = None
+    ) -> None:
         self.llm = llm
         self.options = options
         self.name = options.served_model_name or llm.settings.model
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
         self.metrics = ServerMetrics(self.name)
-        self.engine = EngineThread(llm.client, observe=self.metrics.observe, step_timeout=options.step_timeout)
+        self.engine = EngineThread(
+            llm.client, observe=self.metrics.observe, step_timeout=options.step_timeout, when_lost=when_lost
+        )
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
         self.templates = Templates()

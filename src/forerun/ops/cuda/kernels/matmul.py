@@ -1,7 +1,7 @@
 """Matrix products of a step's rows with a layer's weights, which are read once; `ops.cuda.matmul` is the twin.
 
 An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
-from a table by the weight's shape alone (`tiles_of`), never from the number of rows or from timing, so a row's bits do not
+from the weight's shape alone (`ops.cuda.tiles`), never from the number of rows or from timing, so a row's bits do not
 depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
 same instruction of the tensor cores (mma.sync m16n8k16). Tiles of 64 rows would run on Hopper's wgmma; whether that sums alike
 is the first thing that `benchmarks.gpu_first_hour` asks.
@@ -9,20 +9,16 @@ is the first thing that `benchmarks.gpu_first_hour` asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.ops.cuda.tiles import Tiles, tiles_of
+
 FEW_ROWS, MANY_ROWS = 16, 32
 """Rows of a tile."""
 
-_OUTPUTS, _INPUTS = 64, 128  # of a program, of a step
-_WANTED_PROGRAMS = 256  # about two for each multiprocessor of an H200; constant, whatever GPU runs
-_LEAST_INPUTS = 512  # of a part
-_MOST_SPLITS = 8
 _FINISH_BLOCK = 1024
 ROWS_PER_LAUNCH = 256  # bounds the memory of the parts' sums
 
@@ -33,31 +29,6 @@ _GELU = tl.constexpr(3)
 _GELU_TANH = tl.constexpr(4)
 _CAPPED = tl.constexpr(5)
 _ENDINGS = {"silu": 2, "gelu": 3, "gelu_pytorch_tanh": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a weight's product is cut: outputs of a program, inputs of a step, parts of the inputs."""
-
-    outputs: int
-    inputs: int
-    splits: int
-
-
-TILES: dict[tuple[int, int], Tiles] = {}
-"""Weights [outputs, inputs] for which a GPU showed something better than `tiles_of`'s rule; none so far."""
-
-
-def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
-    """The tiles of a weight [num_outputs, num_inputs]: a function of its shape alone."""
-    known = TILES.get((num_outputs, num_inputs))
-    if known is not None:
-        return known
-    splits = 1
-    wanted = _OUTPUTS * _WANTED_PROGRAMS
-    while num_outputs * splits < wanted and splits < _MOST_SPLITS and num_inputs >= 2 * splits * _LEAST_INPUTS:
-        splits *= 2
-    return Tiles(outputs=_OUTPUTS, inputs=_INPUTS, splits=splits)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -209,6 +209,7 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         *(logits, rows.slots, partial, rules.floor, rules.top_k, rules.top_p, rules.temperature, kept_floor, kept_ties),
         *(vocab_size,),
         BLOCK=block,
+        num_warps=16,  # a digit's sums are 16 times a block: with fewer warps they do not fit into the registers
         **shape,
         **EXACT,
     )

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for an H100 or H200 on a machine without a GPU; prints a line for each as JSON.
+"""Compiles every Triton kernel for GPUs of a compute capability, 90 say, on a machine without one; prints a line for each as JSON.
 
 Run by `tests/slow/test_gpu_kernels.py` in a process of its own: triton decides when it is imported whether it interprets.
 The launchers are called as an engine would call them, with a driver that names the GPU and launches nothing.
@@ -7,9 +7,14 @@ The launchers are called as an engine would call them, with a driver that names 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+import tempfile
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -20,10 +25,14 @@ from forerun.ops.rotary import Rotation
 CPU = torch.device("cpu")
 NUM_ROWS, NUM_SLOTS, VOCAB_SIZE, MAX_LENGTH, MOST_DRAFTED = 64, 8, 128256, 4096, 8
 HEADS, KV_HEADS, DIM, WIDTH = 32, 8, 128, 4096
+INSTRUCTIONS = ("tcgen05.mma", "wgmma.mma", "mma.sync", "fma.rn.f64", "fma.rn.f32")
 
 
-class Hopper:
+class AbsentGPU:
     """A driver of a GPU that is not there."""
+
+    def __init__(self, capability):
+        self._capability = capability
 
     def get_current_device(self):
         return 0
@@ -32,7 +41,18 @@ class Hopper:
         return 0
 
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
+
+
+def resources(cubin):
+    """What `cuobjdump` says that a kernel takes: registers and bytes of the stack, where ptxas spills, of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+    return {"registers": int(found["REG"]), "stack": int(found["STACK"]) + int(found["LOCAL"])}
 
 
 def compile_only(self, grid):
@@ -43,9 +63,10 @@ def compile_only(self, grid):
         ptx = kernel.asm["ptx"]
         record = {
             "kernel": self.fn.__name__,
-            "instructions": [name for name in ("wgmma.mma", "mma.sync", "fma.rn.f64", "fma.rn.f32") if name in ptx],
+            "instructions": [name for name in INSTRUCTIONS if name in ptx],
             "shared": kernel.metadata.shared,
-            "cubin": len(kernel.asm["cubin"]),
+            "warps": kernel.metadata.num_warps,
+            **resources(kernel.asm["cubin"]),
         }
         print(json.dumps(record), flush=True)
         return kernel
@@ -110,6 +131,6 @@ def call_launchers():
 
 
 if __name__ == "__main__":
-    triton.runtime.driver.set_active(Hopper())
+    triton.runtime.driver.set_active(AbsentGPU(int(sys.argv[1])))
     JITFunction.__getitem__ = compile_only
     call_launchers()

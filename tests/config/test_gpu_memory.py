@@ -1,0 +1,214 @@
+"""How a GPU's memory is shared out, and what is said where it does not suffice."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from forerun import build
+from forerun.config.gpu_memory import (
+    check_share,
+    check_weights,
+    loading,
+    measure_share,
+    memory_of,
+    used_bytes,
+)
+from forerun.config.settings import EngineSettings
+from forerun.errors import MemoryBudgetError, StepError
+from forerun.models.loader import expected_bytes
+from tests.contract.drafters import NGRAM
+from tests.engines import VOCAB_SIZE, tiny_llm, tiny_target
+from tests.gpus import FakeMemory
+from tests.stand_in import save_stand_in
+from tests.tiny_models import save_tiny_model
+
+GIB = 1 << 30
+
+
+def settings(**changes):
+    return EngineSettings(model="m", **changes)
+
+
+def measured(memory, *, used_before=0, graph_bytes=0, **changes):
+    return measure_share(
+        settings(**changes),
+        memory,
+        used_before=used_before,
+        graph_bytes=graph_bytes,
+        run_largest_step=memory.run_step,
+    )
+
+
+def test_kv_gets_what_weights_and_the_largest_step_leave_of_the_share():
+    share = measured(FakeMemory(total=100 * GIB, tensors=20 * GIB, step_bytes=5 * GIB), gpu_memory_utilization=0.8)
+    assert (share.weights, share.largest_step, share.graphs, share.libraries) == (20 * GIB, 5 * GIB, 0, 0)
+    assert share.for_kv == 55 * GIB
+
+
+def test_graphs_get_their_part_where_there_are_any():
+    memory = FakeMemory(total=100 * GIB, tensors=20 * GIB)
+    assert measured(memory, gpu_memory_utilization=0.8, graph_bytes=2 * GIB).for_kv == 58 * GIB
+
+
+def test_what_other_processes_use_is_not_the_engines():
+    memory = FakeMemory(total=100 * GIB, others=30 * GIB, tensors=20 * GIB)
+    before = FakeMemory(total=100 * GIB, others=30 * GIB)
+    share = measured(memory, used_before=used_bytes(before), gpu_memory_utilization=0.6)
+    assert share.for_kv == 40 * GIB
+
+
+def test_what_libraries_take_while_the_model_loads_is():
+    memory = FakeMemory(total=100 * GIB, others=31 * GIB, tensors=20 * GIB)
+    share = measured(memory, used_before=30 * GIB, gpu_memory_utilization=0.6)
+    assert (share.libraries, share.for_kv) == (GIB, 39 * GIB)
+
+
+def test_all_figures_are_logged(caplog):
+    with caplog.at_level(logging.INFO, "forerun"):
+        measured(FakeMemory(total=100 * GIB, tensors=20 * GIB, step_bytes=5 * GIB), gpu_memory_utilization=0.8)
+    assert caplog.messages == [
+        "GPU memory: 0.8 (gpu_memory_utilization) of 100.00 GiB are 80.00 GiB: weights 20.00 GiB, largest step 5.00 GiB, "
+        "CUDA graphs 0.00 GiB, libraries 0.00 GiB, left for KV 55.00 GiB"
+    ]
+
+
+def test_a_share_that_is_not_free_is_refused_before_anything_is_loaded():
+    memory = FakeMemory(total=100 * GIB, others=30 * GIB)
+    check_share(settings(gpu_memory_utilization=0.7), memory)
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"got 0\.9, which is 90\.00 GiB of 100\.00 GiB, but 70\.00 GiB are free, 20\.00 GiB too little; .* set it to 0\.7$",
+    ):
+        check_share(settings(), memory)
+
+
+@pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": GIB}, {"num_gpu_blocks_override": 100}])
+def test_kv_of_a_size_that_is_asked_for_takes_no_share(given):
+    check_share(settings(**given), FakeMemory(total=100 * GIB, others=90 * GIB))
+
+
+def test_weights_that_are_larger_than_the_gpu_are_refused_with_what_is_missing():
+    memory = FakeMemory(total=80 * GIB)
+    check_weights(80 * GIB, settings(), memory)
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"take 140\.00 GiB, got 80\.00 GiB; 60\.00 GiB are missing: .*tensor_parallel_size above 1",
+    ):
+        check_weights(140 * GIB, settings(), memory)
+
+
+def test_the_expected_bytes_of_weights_are_those_that_are_loaded(tmp_path):
+    path = save_tiny_model(tmp_path, seed=1, vocab_size=VOCAB_SIZE)
+    model = build.LOADERS["auto"](path, dtype=torch.float32, device=torch.device("cpu"))
+    expected = expected_bytes(path, dtype=torch.float32)
+    vectors = expected - model.weight_bytes
+    assert 0 < vectors < 0.2 * expected, "norms, and the embedding where it is not the head too"
+    assert expected_bytes(path, dtype=torch.bfloat16) == expected // 2
+
+
+def test_weights_that_do_not_fit_after_all_say_what_to_lower():
+    with (
+        pytest.raises(MemoryBudgetError, match=r"more than the 8\.00 GiB that were free; .* smaller model"),
+        loading(settings(), FakeMemory(total=8 * GIB)),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+
+def test_other_errors_while_loading_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="shapes"), loading(settings(), FakeMemory(total=8 * GIB)):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_a_largest_step_that_does_not_fit_names_what_makes_it_large():
+    def run_largest_step():
+        raise StepError("device memory: a step did not fit")
+
+    with pytest.raises(
+        MemoryBudgetError, match=r"lower max_num_batched_tokens \(2048\), max_num_seqs \(64\) or max_model_len"
+    ):
+        measure_share(
+            settings(), FakeMemory(total=GIB), used_before=0, graph_bytes=0, run_largest_step=run_largest_step
+        )
+
+
+def test_memory_that_something_takes_meanwhile_is_noticed():
+    memory = FakeMemory(total=100 * GIB, tensors=20 * GIB)
+
+    def run_largest_step():
+        memory.others = 50 * GIB
+
+    with pytest.raises(MemoryBudgetError, match="something else has taken memory meanwhile"):
+        measure_share(settings(), memory, used_before=50 * GIB, graph_bytes=0, run_largest_step=run_largest_step)
+
+
+def test_a_cpu_has_no_share():
+    assert memory_of(torch.device("cpu")) is None
+
+
+# --- an engine ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A GPU of 1 MiB beside the CPU, of which a step takes 128 KiB."""
+    memory = FakeMemory(total=1 << 20, tensors=600 << 10, step_bytes=128 << 10)
+    monkeypatch.setattr(build, "memory_of", lambda _device: memory)
+    run = build.LargestStep.run
+
+    def running(step, executor):
+        memory.run_step()
+        memory.steps = [*getattr(memory, "steps", []), run(step, executor)]
+
+    monkeypatch.setattr(build.LargestStep, "run", running)
+    return memory
+
+
+@pytest.mark.parametrize("device_step", [False, True])
+@pytest.mark.parametrize("config", [None, NGRAM])
+def test_an_engine_measures_its_largest_step_and_then_writes_the_same_texts(memory, config, device_step):
+    llm = tiny_llm(
+        config,
+        num_gpu_blocks_override=None,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        device_step=device_step,
+        enforce_eager=True,
+    )
+    assert memory.steps == [64]
+    used = llm.executor.cache.num_bytes
+    left = int(0.9 * (1 << 20)) - (600 << 10) - (128 << 10)
+    assert 0 <= left - used < used // llm.executor.cache.num_blocks
+    expected = tiny_llm().generate([[1, 2, 3]], use_tqdm=False)
+    assert llm.generate([[1, 2, 3]], use_tqdm=False)[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+def test_an_engine_without_room_for_one_sequence_says_where_the_memory_went(memory):
+    memory.tensors = 800 << 10
+    with pytest.raises(
+        MemoryBudgetError, match=r"max_model_len=128 .* weights .* largest step .* MiB are missing: lower max_model_len"
+    ):
+        tiny_llm(num_gpu_blocks_override=None)
+
+
+def test_nothing_is_measured_where_the_settings_say_how_much_kv_there_is(memory):
+    tiny_llm(num_gpu_blocks_override=64)
+    tiny_llm(num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 20)
+    assert not hasattr(memory, "steps")
+
+
+def test_a_target_is_not_loaded_onto_a_gpu_that_others_use(memory, tmp_path):
+    memory.others, memory.tensors = 200 << 10, 0
+    path = save_tiny_model(tmp_path, seed=1, vocab_size=VOCAB_SIZE)
+    with pytest.raises(MemoryBudgetError, match="end what else uses the GPU"):
+        build.load_target(path, EngineSettings(model=str(path)), torch.device("cpu"))
+
+
+def test_a_target_remembers_what_others_used_before_it(memory, tmp_path):
+    memory.others, memory.tensors, memory.total = 20 << 10, 0, 1 << 30
+    path = save_stand_in(tmp_path)
+    target = build.load_target(path, EngineSettings(model=str(path), gpu_memory_utilization=0.5), torch.device("cpu"))
+    assert target.used_before == 20 << 10
+    assert tiny_target().used_before == 0
