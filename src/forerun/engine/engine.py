@@ -263,7 +263,11 @@ class Engine:
         times = result.times
         times.schedule = flight.plan_seconds
         start = self._clock()
-        applied = self.apply(flight.plan, result)
+        try:
+            applied = self.apply(flight.plan, result)
+        except BaseException:
+            self._void_flights()
+            raise
         times.commit = self._clock() - start
         self.stats.times.add(times)
         if self._log.is_due:
@@ -295,9 +299,13 @@ class Engine:
         try:
             return flight.pending.result()
         except Exception:
-            self._num_executed -= len(self._flights)
-            self._flights.clear()
+            self._void_flights()
             raise
+
+    def _void_flights(self) -> None:
+        """Forget steps that build on one whose result is not applied, so that their rows are planned again."""
+        self._num_executed -= len(self._flights)
+        self._flights.clear()
 
     def plan(self) -> StepPlan:
         """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.

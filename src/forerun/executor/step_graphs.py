@@ -159,6 +159,9 @@ class StepGraphs:
         self._sizes = sizes
         self._recorder = recorder
         self._recorded: dict[_Variant, Recorded] = {}
+        self._has_trees = (
+            False  # whether any draft was one; from then on all steps may hold some, so that few are recorded
+        )
         self._has_failed = False
 
     @property
@@ -189,7 +192,8 @@ class StepGraphs:
         at = bisect_left(self._sizes, max(num_rows, values.shape[1]))
         if at == len(self._sizes) or self._has_failed:
             return None
-        variant = _Variant(self._sizes[at], masks is not None, has_trees)
+        self._has_trees |= has_trees
+        variant = _Variant(self._sizes[at], masks is not None, self._has_trees)
         recorded = self._recorded.get(variant) or self._record(variant)
         if recorded is None:
             return None
