@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec
 from forerun.errors import ConfigError, ForerunError
+from forerun.drafters.base import DeviceChains, Drafter, DraftRequest, DraftsOnDevice
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack, unpack
 from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
@@ -24,6 +26,9 @@ from forerun.ops.attention import Attend
 from forerun.ops.cuda.passes import DeviceAttention
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 from forerun.verify.base import Verdict
+
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceFunctions(NamedTuple):
@@ -70,6 +75,7 @@ class _DeviceStep:
     rows: StepRows
     verdicts: Verdicts
     has_own_drafts: list[bool]  # of each sequence: whether the device drafts for it
+    most_asked: int = 0  # tokens of the longest draft that the device is asked for
     holders: list[Holder] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)  # that the device made
 
@@ -90,7 +96,19 @@ class DeviceExecutor(LocalExecutor):
         self.slots = slots
         self._compute = DeviceFunctions.choose(self.model.device)
         self._ngrams = DeviceNgrams.of(self.drafting.drafter, slots.table, self._compute.propose)
+        self._chains = self._chains_of(self.drafting.drafter)
         self._step: _DeviceStep | None = None
+
+    def _chains_of(self, drafter: Drafter) -> DeviceChains | None:
+        """What drafts a drafter's chains on the device, if anything can."""
+        if not isinstance(drafter, DraftsOnDevice):
+            return None
+        return drafter.on_device(self.slots.table, self.slots.rules, self._compute.sample)
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """See `LocalExecutor`."""
+        super().replace_drafter(drafter)
+        self._chains = self._chains_of(drafter)
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; a request that the tables have no room for is refused."""
@@ -109,7 +127,9 @@ class DeviceExecutor(LocalExecutor):
         taken = slots.take([(state.sequence, state.spec) for state in step.states])
         for planned, draft in zip(step.sequences, step.drafts, strict=True):
             slots.place(planned.seq_id, start=planned.start, blocks=planned.blocks, draft=draft)
-        has_own_drafts = [self._drafts_on_device(state) for state in step.states]
+        has_own_drafts = [
+            self._drafts_on_device(planned, state) for planned, state in zip(step.sequences, step.states, strict=True)
+        ]
         values = [
             (
                 slot if planned.num_tail else -1,
@@ -133,6 +153,7 @@ class DeviceExecutor(LocalExecutor):
         self._step = _DeviceStep(
             plan=plan, asked=AskedDrafts(*sent[4:]), rows=rows, verdicts=verdicts, has_own_drafts=has_own_drafts
         )
+        self._step.most_asked = max((limit for *_, slot, limit, _ in values if slot >= 0), default=0)
         return replace(
             super().build_batch(step),
             token_ids=rows.tokens.long(),
@@ -160,7 +181,7 @@ class DeviceExecutor(LocalExecutor):
         if largest is None:
             now.drafts = [NO_DRAFT] * len(now.holders)
             return [None] * len(now.holders)
-        drafted = self._ngrams.propose(now.asked) if self._ngrams is not None and any(now.has_own_drafts) else None
+        drafted = self._draft_on_device(now) if now.most_asked else None
         found = unpack(
             pack(now.verdicts, largest, drafted),
             most_drafted=most_drafted,
@@ -170,6 +191,29 @@ class DeviceExecutor(LocalExecutor):
         )
         now.drafts = found.drafts
         return found.verdicts
+
+    def _draft_on_device(self, now: _DeviceStep) -> Tensor | None:
+        """Draft for the sequences that are asked for: [N, 1 + K], see `DeviceNgrams.propose`; None where that failed."""
+        if self._ngrams is not None:
+            return self._ngrams.propose(now.asked)
+        assert self._chains is not None, "one of the two drafts"
+        table, asked = self.slots.table, now.asked
+        num_computed = table.computed[asked.slots.clamp(min=0).long()] - now.plan.tails - now.verdicts.num_accepted
+        try:
+            self._chains.propose(
+                asked.slots,
+                asked.rooms(table) * (now.verdicts.num_tokens > 0),
+                num_computed,
+                self.cache.features,
+                most_tokens=now.most_asked,
+            )
+        except Exception:  # the tokens stand; that there are no drafts costs time only
+            logger.exception(
+                "drafting on the device failed; from now on the host asks the drafter, the text is not affected"
+            )
+            self._chains = None
+            return None
+        return asked.drafts(table)
 
     def _judge(self, step: PreparedStep, forward: ForwardResult) -> tuple[dict[int, ForerunError], Tensor | None]:
         """Draw at every row to be judged and walk down the drafts.
@@ -226,16 +270,41 @@ class DeviceExecutor(LocalExecutor):
         """Take the drafts that the device has made, and get the others from the drafter."""
         assert self._step is not None, "the batch was built"
         lines = list(zip(sequences, states, results, strict=True))
-        for (_, state, result), draft, is_own in zip(lines, self._step.drafts, self._step.has_own_drafts, strict=True):
+        for line, draft, is_own in zip(lines, self._step.drafts, self._step.has_own_drafts, strict=True):
+            planned, state, result = line
             if is_own and result.is_decided and not state.has_ended:
                 state.draft = result.draft = draft
+                if self._chains is not None:
+                    request = self._chain_request(
+                        planned, state, num_computed=state.num_computed, max_tokens=planned.draft_limit
+                    )
+                    self._chains.note(request, start=planned.start + planned.num_tail - 1)
         others = [line for line, is_own in zip(lines, self._step.has_own_drafts, strict=True) if not is_own]
         if others:
             super().draft(*zip(*others, strict=True))
 
-    def _drafts_on_device(self, state: SequenceState) -> bool:
+    def _drafts_on_device(self, planned: PlannedSequence, state: SequenceState) -> bool:
         """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
-        return self._ngrams is not None and state.rules.grammar is None and not state.spec.prediction_ids
+        knows_text = state.rules.grammar is not None or bool(state.spec.prediction_ids)
+        if self._chains is None:
+            return self._ngrams is not None and not knows_text
+        is_asked = planned.reaches_end and planned.num_tail > 0 and not knows_text
+        request = self._chain_request(
+            planned, state, num_computed=planned.start + planned.num_tail - 1, max_tokens=planned.draft_limit * is_asked
+        )
+        return self._chains.may_draft(request, is_pending=False)
+
+    def _chain_request(
+        self, planned: PlannedSequence, state: SequenceState, *, num_computed: int, max_tokens: int
+    ) -> DraftRequest:
+        return DraftRequest(
+            state.sequence,
+            max_tokens,
+            min(max_tokens, state.spec.max_length - len(state.sequence) - 1),
+            num_computed,
+            planned.blocks[: -(-num_computed // self.cache.block_size)],
+            state.rules,
+        )
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(values))

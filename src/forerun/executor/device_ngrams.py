@@ -20,6 +20,17 @@ class AskedDrafts(NamedTuple):
     limits: Tensor  # tokens of the draft, at most
     max_lengths: Tensor  # tokens of the longest text; one place of it is the target's own token's
 
+    def rooms(self, table: DeviceTable) -> Tensor:
+        """[N] int32: the limits, where the texts have room for so many tokens."""
+        lengths = table.lengths[self.slots.clamp(min=0).long()]
+        return torch.minimum(self.limits, self.max_lengths - lengths - 1).clamp(min=0)
+
+    def drafts(self, table: DeviceTable) -> Tensor:
+        """[N, 1 + K] int32: how many tokens were drafted, and the tokens, of which those behind them mean nothing."""
+        at = self.slots.clamp(min=0).long()
+        sizes = torch.where(self.slots < 0, 0, table.draft_sizes[at])
+        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+
 
 class DeviceNgrams:
     """Drafts on the device what a drafter that only looks up n-grams would.
@@ -44,11 +55,6 @@ class DeviceNgrams:
         return cls(drafter.ngram_lookup, table, propose)
 
     def propose(self, asked: AskedDrafts) -> Tensor:
-        """Draft; [N, 1 + K] int32: how many tokens, and the tokens, of which those behind them mean nothing."""
-        table, slots = self._table, asked.slots
-        at = slots.clamp(min=0).long()
-        room = asked.max_lengths - table.lengths[at] - 1
-        limits = torch.minimum(asked.limits, room).clamp(min=0)
-        self._propose(table, slots, limits, self._draft_lengths, **self._lengths)
-        sizes = torch.where(slots < 0, 0, table.draft_sizes[at])
-        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+        """Draft; see `AskedDrafts.drafts`."""
+        self._propose(self._table, asked.slots, asked.rooms(self._table), self._draft_lengths, **self._lengths)
+        return asked.drafts(self._table)
