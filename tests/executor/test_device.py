@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from forerun import LLM, SamplingParams
+from forerun.bench.passes import PassShape, random_sequences
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
@@ -115,9 +116,10 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
 
 
 @pytest.mark.parametrize("seam", ["_judge", "_results", "move_accepted", "commit", "draft"])
-def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, monkeypatch):
+@pytest.mark.parametrize("case", ["ngram", "draft-model"])
+def test_stepping_on_after_an_interrupt_gives_the_same_texts(case, seam, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
-    llm = tiny_llm(CASES["ngram"], device_step=True, **TIGHT)
+    llm = tiny_llm(CASES[case], device_step=True, **TIGHT)
     for i, (prompt, sampling) in enumerate(zip(PROMPTS[:4], requests(4), strict=True)):
         llm.engine.add_request(str(i), prompt, sampling)
     monkeypatch.setattr(llm.executor, seam, interrupting(getattr(llm.executor, seam), 5, before=False))
@@ -248,6 +250,17 @@ def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_th
     sampling = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12)
     llm.generate([[7, 8, 9]], sampling, use_tqdm=False)
     assert any(asked) == (case == "eagle3")  # whose tokens are the likeliest, whatever the rules
+
+
+def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
+    found = []
+    for settings in ({"device_step": True}, {}):
+        llm = tiny_llm(**settings)
+        llm.generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+        shape = PassShape(context=6, num_sequences=2, rows=3)
+        with random_sequences(llm, [shape]) as sequences:
+            found.append(sequences.forward(sequences.batch(shape)))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monkeypatch, caplog):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DeviceChains, DraftContext, Drafter, TargetInfo
+from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.draft_model import load_beside
 from forerun.drafters.neural.device import ChainNetwork, TargetsEntries, device_chains
 from forerun.drafters.neural.forward import ModelPredictor, PagedPasses, scratch_blocks_per_sequence

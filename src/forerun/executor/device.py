@@ -15,8 +15,9 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec
+from forerun.drafters.base import Drafter, DraftRequest
+from forerun.drafters.device_chains import DeviceChains, DraftsOnDevice
 from forerun.errors import ConfigError, ForerunError
-from forerun.drafters.base import DeviceChains, Drafter, DraftRequest, DraftsOnDevice
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack, unpack
 from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
@@ -26,7 +27,6 @@ from forerun.ops.attention import Attend
 from forerun.ops.cuda.passes import DeviceAttention
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 from forerun.verify.base import Verdict
-
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,8 @@ class DeviceExecutor(LocalExecutor):
         super().release(ended)
         for one in ended:
             self.slots.release(one.seq_id)
+            if self._chains is not None:
+                self._chains.forget(one.seq_id)
 
     def build_batch(self, step: PreparedStep) -> ForwardBatch:
         """The rows as the device lays them out."""
@@ -162,11 +164,11 @@ class DeviceExecutor(LocalExecutor):
         )
 
     def prepare_pass(self, batch: ForwardBatch) -> Attend:
-        """Attention by the rows as the device laid them out, or by the batch where the model's own layers compute."""
-        if not isinstance(self._attention, DeviceAttention):
+        """Attention by a step's rows as the device laid them out, or by a batch that is none of `build_batch`."""
+        rows = None if self._step is None else self._step.rows
+        if rows is None or batch.slot_mapping is not rows.kv_slots or not isinstance(self._attention, DeviceAttention):
             return super().prepare_pass(batch)
-        assert self._step is not None, "the batch was built"
-        return self._attention.begin_step(self._step.rows, self.slots.table.block_table, self.cache)
+        return self._attention.begin_step(rows, self.slots.table.block_table, self.cache)
 
     def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
         """Judge, move the KV of accepted nodes, commit and draft, all on the device; then read what was found, in one copy."""

@@ -154,6 +154,10 @@ class DeviceChainWriter:
         if min(request.max_depth, self._network.max_model_len - len(sequence)) > 0:
             self._network.entries.note(sequence, request.block_ids.tolist(), start, request.num_computed)
 
+    def forget(self, seq_id: int) -> None:
+        """See `DeviceChains`."""
+        self._reading.discard(seq_id)
+
     def propose(
         self,
         slots: Tensor,

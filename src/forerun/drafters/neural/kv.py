@@ -11,7 +11,8 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DeviceChains, DraftContext, TargetInfo
+from forerun.drafters.base import DraftContext, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device import ChainNetwork, device_chains
 from forerun.drafters.neural.forward import DraftSequence, PagedPasses, Predictor, scratch_blocks_per_sequence
 from forerun.drafters.neural.writers import Writer
