@@ -254,8 +254,8 @@ def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_th
 
 def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
     found = []
-    for settings in ({"device_step": True}, {}):
-        llm = tiny_llm(**settings)
+    for device_step in (True, False):
+        llm = tiny_llm(device_step=device_step)
         llm.generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
         shape = PassShape(context=6, num_sequences=2, rows=3)
         with random_sequences(llm, [shape]) as sequences:

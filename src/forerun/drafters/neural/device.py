@@ -149,10 +149,11 @@ class DeviceChainWriter:
         return entries.num_valid(sequence, request.block_ids.tolist(), request.num_computed) == request.num_computed
 
     def note(self, request: DraftRequest, *, start: int) -> None:
-        """See `DeviceChains`."""
-        sequence = request.sequence
-        if min(request.max_depth, self._network.max_model_len - len(sequence)) > 0:
-            self._network.entries.note(sequence, request.block_ids.tolist(), start, request.num_computed)
+        """See `DeviceChains`; a sequence that was stopped since is no longer known."""
+        sequence, entries = request.sequence, self._network.entries
+        was_read = min(request.max_depth, self._network.max_model_len - len(sequence)) > 0
+        if was_read and entries.knows(sequence):
+            entries.note(sequence, request.block_ids.tolist(), start, request.num_computed)
 
     def forget(self, seq_id: int) -> None:
         """See `DeviceChains`."""
