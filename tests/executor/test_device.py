@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from forerun import LLM, SamplingParams
+from forerun.bench.passes import PassShape, random_sequences
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
@@ -146,7 +147,7 @@ SEAMS = {
 
 @pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
 @pytest.mark.parametrize("make", [host_rows_llm, tiny_llm], ids=["read first", "read late"])
-@pytest.mark.parametrize("case", ["ngram", "suffix-tree"])
+@pytest.mark.parametrize("case", ["ngram", "suffix-tree", "draft-model"])
 def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
     llm = make(CASES[case], device_step=True, **TIGHT)
@@ -249,6 +250,63 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
     expected = outcome()
     assert expected[1].num_draft_tokens > 20
     assert outcome(device_step=True) == expected
+
+
+CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"]
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_the_device_drafts_chains_and_the_host_only_what_was_not_read_yet(case, monkeypatch):
+    """A sequence's first draft is the host's, since the drafter reads the whole prompt for it."""
+    llm = tiny_llm(CASES[case], device_step=True, verifies_all=True)
+    drafter = llm.executor.drafting.drafter
+    by_host, propose = [], drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda context: by_host.append(len(context.requests)) or propose(context))
+    sampling = [SamplingParams(seed=i, temperature=i % 2, max_tokens=14) for i in range(4)]
+    outputs = llm.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
+    assert llm.stats.speculation.num_draft_tokens > 4 * 3
+    firsts = 0 if case == "self-exit" else 4  # whose KV is the target's: nothing is unread
+    assert sum(by_host) == firsts
+    host = tiny_llm(CASES[case], verifies_all=True)
+    expected = host.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
+    assert [one.outputs[0].origins for one in outputs] == [one.outputs[0].origins for one in expected]
+    assert llm.stats.speculation == host.stats.speculation
+
+
+@pytest.mark.parametrize("case", ["eagle3", "draft-model-coupled"])
+def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_that_matters(case):
+    llm = tiny_llm(CASES[case], device_step=True, verifies_all=True, **TINY)
+    chains, asked = llm.executor.part.chains, []
+    may_draft = chains.may_draft
+    chains.may_draft = lambda request, **options: asked.append(may_draft(request, **options)) or asked[-1]
+    sampling = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12)
+    llm.generate([[7, 8, 9]], sampling, use_tqdm=False)
+    assert any(asked) == (case == "eagle3")  # whose tokens are the likeliest, whatever the rules
+
+
+def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
+    found = []
+    for device_step in (True, False):
+        llm = tiny_llm(device_step=device_step)
+        llm.generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+        shape = PassShape(context=6, num_sequences=2, rows=3)
+        with random_sequences(llm, [shape]) as sequences:
+            found.append(sequences.forward(sequences.batch(shape)))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monkeypatch, caplog):
+    llm = tiny_llm(CASES["eagle3"], device_step=True)
+    assert llm.executor.part.chains is not None
+    monkeypatch.setattr(llm.executor.part.chains, "propose", None)
+    assert texts(llm, 4) == plain_texts[:4]
+    assert llm.executor.part.chains is None
+    assert caplog.text.count("drafting on the device failed") == 1
+
+
+@pytest.mark.parametrize("case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa"])
+def test_other_writers_are_the_hosts(case):
+    assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None
 
 
 @pytest.mark.parametrize("case", ["draft-model", "eagle-tree", "random-tree"])

@@ -51,14 +51,17 @@ def tokens(llm, sampling, count=4):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text) for one in outputs]
 
 
-@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+@pytest.mark.parametrize(
+    "config", [None, NGRAM, CASES["eagle3"], CASES["self-exit"]], ids=["plain", "ngram", "eagle3", "self"]
+)
 def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     llm = late_llm(config)
     events = noted(llm, monkeypatch)
     assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
     begun = [number for what, number in events if what == "begun"]
     assert len(begun) > 4
-    for number in begun[:-1]:
+    # the first draft of a head is the host's, which has it read the prompts
+    for number in begun[1 if config == CASES["eagle3"] else 0 : -1]:
         assert events.index(("begun", number + 1)) < events.index(("read", number))
 
 
@@ -101,7 +104,7 @@ class HostReads(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
 def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     llm = late_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)

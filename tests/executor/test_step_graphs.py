@@ -36,7 +36,9 @@ def without_logprobs(count):
     return [replace(one, logprobs=None) for one in requests(count)]
 
 
-@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model", "eagle3"])
+@pytest.mark.parametrize(
+    "case", ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
+)
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     llm, recorder = graph_llm(CASES[case], **TIGHT)
     outputs = llm.generate(PROMPTS[:8], without_logprobs(8), use_tqdm=False)
@@ -103,7 +105,7 @@ def test_where_recording_fails_steps_are_eager_and_that_is_said_once(caplog, pla
     assert "enforce_eager" in record.message
 
 
-@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)
@@ -127,6 +129,6 @@ def test_a_step_of_no_sequences_changes_nothing():
     table = executor.slots.table
     before = [getattr(table, name).clone() for name in table.__dataclass_fields__]
     kept = [stack.clone() for stack in executor.cache.stacks]
-    executor.graphs.run(np.empty((6, 0), dtype=np.int32), None, num_rows=4, has_trees=True)
+    executor.graphs.run(np.empty((6, 0), dtype=np.int32), None, num_rows=4, has_trees=True, drafts=True)
     assert all(map(torch.equal, before, [getattr(table, name) for name in table.__dataclass_fields__]))
     assert all(map(torch.equal, kept, executor.cache.stacks))

@@ -16,6 +16,7 @@ VOCAB_SIZE = 264
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
 SELF = {"method": "self", "exit_layer": 2, "num_speculative_tokens": 3}
+MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "coupled"}
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -81,8 +82,9 @@ def test_texts_equal_those_of_the_host(folder, config):
     assert outcome(folder, config, device_step=True)[0] == outcome(folder, config, device_step=False)[0]
 
 
-@pytest.mark.parametrize("config", [NGRAM, TREES, SELF], ids=["ngram", "trees", "self"])
+@pytest.mark.parametrize("config", [NGRAM, TREES, SELF, MODEL], ids=["ngram", "trees", "self", "draft model"])
 def test_in_bf16_drafts_change_no_text(folder, config):
+    config = config | ({"model": str(folder)} if config is MODEL else {})
     texts, llm = outcome(folder, config, dtype="bfloat16")
     assert llm.is_batch_invariant
     assert llm.stats.speculation.num_draft_tokens > 50

@@ -98,7 +98,8 @@ class Step:
         for entries in self.cache.stacks:
             self.move(self.plan, self.rows, self.verdicts, entries)
         self.commit(self.plan, self.table, self.rules, self.verdicts)
-        drafts = self.ngrams.propose(self.asked)
+        self.ngrams.propose(self.asked)
+        drafts = self.asked.drafts(self.table)
         return pack(self.verdicts, torch.zeros(NUM_SLOTS, device=self.device), drafts)
 
     def state(self):

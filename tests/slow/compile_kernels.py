@@ -18,7 +18,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from forerun.ops.cuda.kernels import attention, edits, layers, matmul, ngram, noise, sampling, steps
+from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
 from forerun.ops.rotary import Rotation
 
@@ -98,6 +99,12 @@ def call_launchers():
     steps.match(plan, table, rows, sampled, verdicts)
     steps.move(plan, rows, verdicts, bf16(2, 64, KV_HEADS, DIM))
     steps.commit(plan, table, rules, verdicts)
+    blocks = ints(NUM_SLOTS, 300)
+    chain = ChainPlan(slots=plan.slots, starts=plan.tails, limits=plan.tails, blocks=blocks)
+    chains.take_blocks(chain, table, block_size=16, first_scratch=256, scratch_per_slot=2)
+    before = torch.zeros(NUM_ROWS, dtype=torch.int64)
+    chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
+    chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
     keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
     shape = {"block_size": 16, "scale": 0.1}

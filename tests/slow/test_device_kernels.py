@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams
+from forerun.drafters.neural.device import ChainFunctions
 from forerun.executor.device_part import DeviceFunctions
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES
@@ -20,7 +21,7 @@ from tests.models.random_decoders import CPU, random_source
 from tests.models.test_families import TOKEN_IDS
 from tests.ops.native.passes import tree_mask
 
-from forerun.ops.cuda.kernels import attention, edits, layers, matmul, ngram, sampling, steps  # isort: skip - tests.cuda comes first
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, sampling, steps  # isort: skip - tests.cuda comes first
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,6 +46,8 @@ def kernels(monkeypatch):
         monkeypatch.setattr(DeviceFunctions, "choose", lambda device: functions)
         of_layers = LayerFunctions.of(attention=attention, layers=layers, matmul=matmul, are_kernels=True)
         monkeypatch.setattr(LayerFunctions, "choose", lambda device: of_layers)
+        of_chains = ChainFunctions.of(chains)
+        monkeypatch.setattr(ChainFunctions, "choose", lambda device: of_chains)
         for name, value in FEW_PROGRAMS.items():
             monkeypatch.setattr(attention, name, value)
         monkeypatch.setattr(matmul, "tiles_of", lambda *_: matmul.Tiles(outputs=128, inputs=32, splits=2))

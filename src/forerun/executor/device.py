@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ from forerun.core.step import (
     StepPlan,
     StepResult,
 )
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import Drafter, DraftRequest
 from forerun.executor.batch import sequence_rows
 from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in
-from forerun.executor.device_ngrams import DeviceNgrams
 from forerun.executor.device_part import (
     DeviceFunctions,
     DevicePart,
@@ -80,19 +78,19 @@ class DeviceExecutor(LocalExecutor):
     def __init__(self, slots: DeviceSlots, **parts: Any) -> None:
         super().__init__(**parts)
         self.slots = slots
-        functions = DeviceFunctions.choose(self.model.device)
         self.part = DevicePart(
             model=self.model,
             attention=self._attention,
             cache=self.cache,
             slots=slots,
-            compute=functions,
-            ngrams=DeviceNgrams.of(self.drafting.drafter, slots.table, slots.rules, functions.propose),
+            compute=DeviceFunctions.choose(self.model.device),
+            drafter=self.drafting.drafter,
             features=self._builder.features,
             num_candidates=self._builder.num_candidates,
         )
         self.graphs: StepGraphs | None = None  # None: every step is eager
         self._unread: deque[Launch] = deque()  # the oldest first
+        self._drafted_there: set[int] = set()  # sequences that the device drafted for in the step that is being read
         self._before: tuple[set[int], StepSpan] | None = (
             None  # the sequences of the step that was begun last, and its times
         )
@@ -107,13 +105,15 @@ class DeviceExecutor(LocalExecutor):
         super().release(ended)
         for one in ended:
             self.slots.release(one.seq_id)
+            if self.part.chains is not None:
+                self.part.chains.forget(one.seq_id)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """See `LocalExecutor`."""
         with self._computing():
             self._read_all()
         super().replace_drafter(drafter)
-        self.part.ngrams = DeviceNgrams.of(drafter, self.slots.table, self.slots.rules, self.part.compute.propose)
+        self.part.use_drafter(drafter)
         if self.graphs is not None:
             self.graphs.forget()
 
@@ -128,10 +128,10 @@ class DeviceExecutor(LocalExecutor):
             vocab_size=self.model.vocab_size,
             device=self.model.device,
         )
-        self.graphs = StepGraphs(partial(self._run, None), buffers, sorted(sizes), recorder)
+        self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder)
         started, before = time.perf_counter(), free_bytes(self.model.device)
         with self._computing():
-            self.graphs.prepare(shows_progress=sys.stderr.isatty())
+            self.graphs.prepare(drafts=self.part.drafts, shows_progress=sys.stderr.isatty())
         logger.info(
             "recorded %d CUDA graphs in %.1f s; they take %.0f MiB",
             self.graphs.num_recorded,
@@ -208,12 +208,13 @@ class DeviceExecutor(LocalExecutor):
     def _launch(self, plan: StepPlan, states: list[SequenceState], step: PreparedStep | None, started: float) -> Launch:
         """Have the device compute a step; `step` None: the host does not know its rows exactly."""
         sequences = plan.sequences if step is None else step.sequences
-        drafted = [self._drafts_on_device(state) for state in states]
+        drafted = [self._drafts_on_device(planned, state) for planned, state in zip(sequences, states, strict=True)]
         drafts = known_drafts(sequences, states) if step is None else step.drafts
         taken = self._place(sequences, states, drafts, is_settled=step is not None)
         num_rows = len(plan.rows.token_ids if step is None else step.rows.token_ids)
         masks = None if step is None else self._masks(step)
         values = plan_values(sequences, taken, drafted)
+        most_asked = max((limit for slot, limit in values[-2:].T.tolist() if slot >= 0), default=0)
         host = None if step is None else self._host_rows(step)
         has_trees = any(draft.parents is not None for draft in drafts)
         reads_logits = any(
@@ -224,10 +225,11 @@ class DeviceExecutor(LocalExecutor):
         built, span = time.perf_counter(), StepSpan(self.model.device)
         outputs = None
         if self.graphs is not None and not reads_logits:
-            outputs = self.graphs.run(values, masks, num_rows=num_rows, has_trees=has_trees)
+            outputs = self.graphs.run(values, masks, num_rows=num_rows, has_trees=has_trees, drafts=most_asked > 0)
         is_replayed = outputs is not None
         if outputs is None:
-            outputs = self._run(host, self._tensors(values, masks, sequences, num_rows=num_rows), has_trees)
+            tensors = self._tensors(values, masks, sequences, num_rows=num_rows)
+            outputs = self.part.run(tensors, host, has_trees=has_trees, most_asked=most_asked)
         span.end()
         copy = LateCopy(outputs.packed[: len(sequences)])
         if not reads_logits:
@@ -254,8 +256,10 @@ class DeviceExecutor(LocalExecutor):
             is_wanted_first=reads_logits or self._asks_host(sequences, drafted),
         )
 
-    def _run(self, host: HostRows | None, step: StepTensors, has_trees: bool) -> StepOutputs:
-        return self.part.run(step, host, has_trees=has_trees)
+    def _run_alone(self, step: StepTensors, has_trees: bool, drafts: bool) -> StepOutputs:
+        """A step as graphs hold it, with as many passes of a drafter as the longest draft takes."""
+        most_asked = self.slots.table.draft_tokens.shape[1] if drafts and self.part.drafts else 0
+        return self.part.run(step, None, has_trees=has_trees, most_asked=most_asked)
 
     def _tensors(
         self, values: Ints, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int
@@ -344,6 +348,10 @@ class DeviceExecutor(LocalExecutor):
         for state, result, draft, is_own in zip(step.states, results, found.drafts, launch.has_own_drafts, strict=True):
             if is_own and result.is_decided and not state.has_ended:
                 state.draft = result.draft = draft
+        self._note_chains(launch, step, results)
+        self._drafted_there = {
+            planned.seq_id for planned, is_own in zip(step.sequences, launch.has_own_drafts, strict=True) if is_own
+        }
         found_there = launch.outputs.candidates
         if found_there is not None:  # without those of padding
             num_rows = len(step.rows.logits_rows)
@@ -356,6 +364,20 @@ class DeviceExecutor(LocalExecutor):
         elif launch.before is not None:
             times.idle = launch.span.idle_since(launch.before)
         launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
+
+    def _note_chains(self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult]) -> None:
+        """Tell the drafter which tokens its network has read on the device."""
+        chains = self.part.chains
+        if chains is None:
+            return
+        for planned, state, result, is_own in zip(
+            step.sequences, step.states, results, launch.has_own_drafts, strict=True
+        ):
+            if is_own and result.is_decided and not state.has_ended:
+                request = self._chain_request(
+                    planned, state, num_computed=state.num_computed, max_tokens=planned.draft_limit
+                )
+                chains.note(request, start=planned.start + planned.num_tail - 1)
 
     def _take_back(self, launch: Launch) -> None:
         """Undo what an interrupted reading has committed."""
@@ -380,15 +402,35 @@ class DeviceExecutor(LocalExecutor):
     def draft(
         self, sequences: Listing[PlannedSequence], states: Listing[SequenceState], results: Listing[SequenceResult]
     ) -> None:
-        """Get drafts for those sequences that the device does not draft for, and that were not released since their step began."""
+        """Get drafts for those sequences that the device has not drafted for, and that were not released since their step began."""
         lines = [
             (planned, state, result)
             for planned, state, result in zip(sequences, states, results, strict=True)
-            if self._states.get(planned.seq_id) is state and not self._drafts_on_device(state)
+            if planned.seq_id not in self._drafted_there and self._states.get(planned.seq_id) is state
         ]
         if lines:
             super().draft(*zip(*lines, strict=True))
 
-    def _drafts_on_device(self, state: SequenceState) -> bool:
+    def _drafts_on_device(self, planned: PlannedSequence, state: SequenceState) -> bool:
         """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
-        return self.part.ngrams is not None and state.rules.grammar is None and not state.spec.prediction_ids
+        knows_text = state.rules.grammar is not None or bool(state.spec.prediction_ids)
+        chains = self.part.chains
+        if chains is None:
+            return self.part.ngrams is not None and not knows_text
+        is_asked = planned.reaches_end and planned.num_tail > 0 and not knows_text
+        request = self._chain_request(
+            planned, state, num_computed=planned.start + planned.num_tail - 1, max_tokens=planned.draft_limit * is_asked
+        )
+        return chains.may_draft(request, is_pending=planned.is_pending)
+
+    def _chain_request(
+        self, planned: PlannedSequence, state: SequenceState, *, num_computed: int, max_tokens: int
+    ) -> DraftRequest:
+        return DraftRequest(
+            state.sequence,
+            max_tokens,
+            min(max_tokens, state.spec.max_length - len(state.sequence) - 1),
+            num_computed,
+            planned.blocks[: -(-num_computed // self.cache.block_size)],
+            state.rules,
+        )

@@ -19,6 +19,18 @@ class AskedDrafts(NamedTuple):
     slots: Tensor  # -1: nothing for this one
     limits: Tensor  # tokens of the draft, at most
 
+    def rooms(self, table: DeviceTable, rules: RuleTable) -> Tensor:
+        """[N] int32: the limits, where the texts have room for so many tokens; 0 for texts that have ended."""
+        at = self.slots.clamp(min=0).long()
+        room = rules.max_length[at] - table.lengths[at] - 1  # one place is the target's own token's
+        return torch.minimum(self.limits, room).clamp(min=0) * (1 - table.ended[at])
+
+    def drafts(self, table: DeviceTable) -> Tensor:
+        """[N, 1 + K] int32: how many tokens were drafted, and the tokens, of which those behind them mean nothing."""
+        at = self.slots.clamp(min=0).long()
+        sizes = torch.where(self.slots < 0, 0, table.draft_sizes[at])
+        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+
 
 class DeviceNgrams:
     """Drafts on the device what a drafter that only looks up n-grams would.
@@ -26,7 +38,7 @@ class DeviceNgrams:
     Args:
         lookup: which n-grams, and how far a match is trusted.
         table: of the texts; drafts are written there.
-        rules: say how long the texts may be; one place is the target's own token's.
+        rules: say how long the texts may be.
         propose: `ops.cuda.ngram.propose`, or the kernel of that name.
     """
 
@@ -46,16 +58,7 @@ class DeviceNgrams:
             return None
         return cls(drafter.ngram_lookup, table, rules, propose)
 
-    def propose(self, asked: AskedDrafts) -> Tensor:
-        """Draft, nothing for texts that have ended.
-
-        Returns:
-            [N, 1 + K] int32: how many tokens, and the tokens, of which those behind them mean nothing.
-        """
-        table, slots = self._table, asked.slots
-        at = slots.clamp(min=0).long()
-        room = self._rules.max_length[at] - table.lengths[at] - 1
-        limits = torch.minimum(asked.limits, room).clamp(min=0) * (1 - table.ended[at])
-        self._propose(table, slots, limits, self._draft_lengths, **self._lengths)
-        sizes = torch.where(slots < 0, 0, table.draft_sizes[at])
-        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+    def propose(self, asked: AskedDrafts) -> None:
+        """Draft into the table."""
+        rooms = asked.rooms(self._table, self._rules)
+        self._propose(self._table, asked.slots, rooms, self._draft_lengths, **self._lengths)

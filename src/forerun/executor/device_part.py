@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from forerun.core.batch import Candidates, ForwardBatch, ForwardResult, SequenceRows
 from forerun.core.step import PlannedSequence
+from forerun.drafters.base import Drafter
+from forerun.drafters.device_chains import DraftsOnDevice
 from forerun.errors import ConfigError
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack
@@ -66,6 +69,8 @@ class AttendsToRows(Protocol):
         """Prepare what all layers of one pass share."""
         ...
 
+
+logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int32]
 
@@ -151,7 +156,7 @@ class DevicePart:
         cache: keys, values and features.
         slots: the tables.
         compute: the functions.
-        ngrams: drafts; None where the host does.
+        drafter: drafts on the device what it can draft there.
         features: hidden states of the target to be kept.
         num_candidates: that are found for each row with logits.
     """
@@ -164,12 +169,11 @@ class DevicePart:
         cache: KVCache,
         slots: DeviceSlots,
         compute: DeviceFunctions,
-        ngrams: DeviceNgrams | None,
+        drafter: Drafter,
         features: frozenset[str],
         num_candidates: int,
     ) -> None:
         self.compute = compute
-        self.ngrams = ngrams
         self._model = model
         self._attention = attention
         self._cache = cache
@@ -177,19 +181,21 @@ class DevicePart:
         self._rules = slots.rules
         self._features = features
         self._num_candidates = num_candidates
+        self.use_drafter(drafter)
 
     @property
     def needs_host_rows(self) -> bool:
         """Whether nothing can be computed before the host knows each row."""
         return not isinstance(self._attention, AttendsToRows)
 
-    def run(self, step: StepTensors, host: HostRows | None, *, has_trees: bool) -> StepOutputs:
+    def run(self, step: StepTensors, host: HostRows | None, *, has_trees: bool, most_asked: int) -> StepOutputs:
         """Compute a step.
 
         Args:
             step: tensors that nothing else uses meanwhile.
             host: None where the host does not know the rows; its tensors may then be padded.
             has_trees: whether a draft may be a tree.
+            most_asked: tokens of the longest draft that the device is asked for; 0: it drafts nothing.
         """
         compute, table = self.compute, self._table
         compute.prepare(step.plan, table, step.rows, block_size=self._cache.block_size)
@@ -201,8 +207,40 @@ class DevicePart:
             for entries in self._cache.stacks:
                 compute.move(step.plan, step.rows, step.verdicts, entries)
         compute.commit(step.plan, table, self._rules, step.verdicts)
-        drafted = None if self.ngrams is None else self.ngrams.propose(step.asked)
+        drafted = self._draft(step, most_asked) if most_asked else None
         return StepOutputs(pack(step.verdicts, largest, drafted), forward.candidates, forward.logits)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the device can draft."""
+        return self.ngrams is not None or self.chains is not None
+
+    def use_drafter(self, drafter: Drafter) -> None:
+        """Draft what this drafter would, where the device can."""
+        table, rules = self._table, self._rules
+        self.ngrams = DeviceNgrams.of(drafter, table, rules, self.compute.propose)
+        self.chains = (
+            drafter.on_device(table, rules, self.compute.sample) if isinstance(drafter, DraftsOnDevice) else None
+        )
+
+    def _draft(self, step: StepTensors, most_asked: int) -> Tensor | None:
+        """Draft for the sequences that are asked for: see `AskedDrafts.drafts`; None where that failed."""
+        table, asked = self._table, step.asked
+        if self.ngrams is not None:
+            self.ngrams.propose(asked)
+            return asked.drafts(table)
+        assert self.chains is not None, "one of the two drafts"
+        num_computed = table.computed[asked.slots.clamp(min=0).long()] - step.plan.tails - step.verdicts.num_accepted
+        limits = asked.rooms(table, self._rules) * (step.verdicts.num_tokens > 0)
+        try:
+            self.chains.propose(asked.slots, limits, num_computed, self._cache.features, most_tokens=most_asked)
+        except Exception:  # the tokens stand; that there are no drafts costs time only
+            logger.exception(
+                "drafting on the device failed; from now on the host asks the drafter, the text is not affected"
+            )
+            self.chains = None
+            return None
+        return asked.drafts(table)
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute the model."""

@@ -132,6 +132,7 @@ class _Variant:
     num_rows: int
     is_masked: bool = False
     has_trees: bool = False
+    drafts: bool = False  # on the device
 
 
 class StepGraphs:
@@ -141,7 +142,7 @@ class StepGraphs:
     of memory or because something cannot be recorded, all steps are eager from then on, which is said once.
 
     Args:
-        run: computes a step from its tensors; whether there are trees.
+        run: computes a step from its tensors; whether there are trees, and whether the device drafts.
         buffers: of the largest size.
         sizes: numbers of rows, rising.
         recorder: makes the graphs.
@@ -149,7 +150,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        run: Callable[[StepTensors, bool], StepOutputs],
+        run: Callable[[StepTensors, bool, bool], StepOutputs],
         buffers: StepBuffers,
         sizes: Sequence[int],
         recorder: Recorder,
@@ -169,18 +170,20 @@ class StepGraphs:
         """Graphs that there are."""
         return len(self._recorded)
 
-    def prepare(self, *, shows_progress: bool = False) -> None:
+    def prepare(self, *, drafts: bool, shows_progress: bool = False) -> None:
         """Record the usual step of each size, the largest first, so that the others find its memory."""
         with tqdm(self._sizes[::-1], desc="Recording CUDA graphs", disable=not shows_progress) as sizes:
             for num_rows in sizes:
-                if self._record(_Variant(num_rows)) is None:
+                if self._record(_Variant(num_rows, drafts=drafts)) is None:
                     return
 
     def forget(self) -> None:
         """Record all steps again, since what computes them has changed."""
         self._recorded.clear()
 
-    def run(self, values: Ints, masks: RowMasks | None, *, num_rows: int, has_trees: bool) -> StepOutputs | None:
+    def run(
+        self, values: Ints, masks: RowMasks | None, *, num_rows: int, has_trees: bool, drafts: bool
+    ) -> StepOutputs | None:
         """Compute a step of at most `num_rows` rows by the smallest graph that has room for it; None where none has.
 
         Args:
@@ -188,12 +191,13 @@ class StepGraphs:
             masks: of the judged rows, in order.
             num_rows: of all sequences together.
             has_trees: whether a draft may be a tree.
+            drafts: whether the device drafts for a sequence.
         """
         at = bisect_left(self._sizes, max(num_rows, values.shape[1]))
         if at == len(self._sizes) or self._has_failed:
             return None
         self._has_trees |= has_trees
-        variant = _Variant(self._sizes[at], masks is not None, self._has_trees)
+        variant = _Variant(self._sizes[at], masks is not None, self._has_trees, drafts)
         recorded = self._recorded.get(variant) or self._record(variant)
         if recorded is None:
             return None
@@ -207,7 +211,9 @@ class StepGraphs:
         self._buffers.clear()
 
         def function() -> StepOutputs:
-            return replace(self._run(step, variant.has_trees), logits=None)  # whose memory others may have
+            return replace(
+                self._run(step, variant.has_trees, variant.drafts), logits=None
+            )  # whose memory others may have
 
         try:
             recorded = self._recorder.record(function)

@@ -88,7 +88,7 @@ class ChainWriter:
 
     def __init__(self, sampler: DraftSampler, *, num_tokens: int) -> None:
         self.num_places = num_tokens
-        self._sampler = sampler
+        self.sampler = sampler
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
@@ -97,9 +97,9 @@ class ChainWriter:
         chains = [_GrowingChain(sequence) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
         requests = [chain.sequence.request for chain in growing]
-        is_greedy = [self._sampler.is_greedy(request) for request in requests]
+        is_greedy = [self.sampler.is_greedy(request) for request in requests]
         if growing and all(
-            greedy or self._sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
+            greedy or self.sampler.may_race(request) for greedy, request in zip(is_greedy, requests, strict=True)
         ):
             drafted_at_once = passes.draft_chains([chain.sequence for chain in growing], is_greedy, hidden_states)
             if drafted_at_once is not None:
@@ -109,7 +109,7 @@ class ChainWriter:
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:
             prediction = passes.forward(rows)
-            drafted = self._sampler.sample(prediction.logits, [chain.position() for chain in growing])
+            drafted = self.sampler.sample(prediction.logits, [chain.position() for chain in growing])
             states = [None] * len(growing) if prediction.states is None else prediction.states
             grown = [
                 (chain, state)

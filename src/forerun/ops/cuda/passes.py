@@ -39,9 +39,9 @@ class DeviceAttention:
             raise ValueError(f"num_hidden: got {sorted(hidden)} in one pass; must be the same for all of its sequences")
         return DevicePass(self.functions, cache, laid_out.rows, laid_out.block_table, num_hidden=max(hidden, default=0))
 
-    def begin_step(self, rows: StepRows, block_table: Tensor, cache: KVCache) -> DevicePass:
+    def begin_step(self, rows: StepRows, block_table: Tensor, cache: KVCache, *, num_hidden: int = 0) -> DevicePass:
         """Attend for rows that the device has laid out: the host does not look at them."""
-        return DevicePass(self.functions, cache, rows, block_table, num_hidden=0)
+        return DevicePass(self.functions, cache, rows, block_table, num_hidden=num_hidden)
 
 
 class DevicePass:
