@@ -31,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.ops.cuda.kernels import matmul
+from forerun.ops.cuda.tiles import Tiles, tiles_of
 
 SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 HEAD = (128256, 4096)
@@ -72,7 +73,7 @@ def bits(_deadline: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (num_outputs, num_inputs) in SHAPES.items():
         x, weight = normal(128, num_inputs), normal(num_outputs, num_inputs, seed=1)
-        tiles = matmul.tiles_of(num_outputs, num_inputs)
+        tiles = tiles_of(num_outputs, num_inputs)
         results = {}
         for tile_rows in (16, 32, 64, 128):
             parts = torch.empty((tiles.splits, 128, num_outputs), device="cuda")
@@ -91,7 +92,7 @@ def bits(_deadline: float) -> dict[str, Any]:
 
 
 def multiply(
-    x: Tensor, weight: Tensor, parts: Tensor, tiles: matmul.Tiles, tile_rows: int, *, warps: int = 4, stages: int = 3
+    x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, tile_rows: int, *, warps: int = 4, stages: int = 3
 ) -> Any:
     """The kernel under `forerun.ops.cuda.kernels.matmul`, with any tiles; returns what was compiled."""
     num_rows, num_inputs = x.shape
@@ -134,7 +135,7 @@ def products(deadline: float) -> dict[str, Any]:
         if time.monotonic() > deadline:
             break
         shape = SHAPES[name]
-        tiles = matmul.Tiles(outputs, inputs, splits)
+        tiles = Tiles(outputs, inputs, splits)
         for num_rows, tile_rows in ((1, 16), (32, 32)):
             x, parts = normal(num_rows, shape[1]), torch.empty((splits, num_rows, shape[0]), device="cuda")
             label = f"{name}, {num_rows} rows, {outputs} outputs, {inputs} inputs, {splits} splits, {warps} warps"

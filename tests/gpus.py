@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from forerun.ops.cuda.system import GPU
 
-H200 = GPU(name="NVIDIA H200", capability=(9, 0), total_bytes=141 << 30)
-A100 = GPU(name="NVIDIA A100", capability=(8, 0), total_bytes=80 << 30)
-T4 = GPU(name="Tesla T4", capability=(7, 5), total_bytes=16 << 30)
+H200 = GPU(name="NVIDIA H200", capability=(9, 0), total_bytes=141 << 30, shared_bytes=227 << 10)
+A100 = GPU(name="NVIDIA A100", capability=(8, 0), total_bytes=80 << 30, shared_bytes=163 << 10)
+T4 = GPU(name="Tesla T4", capability=(7, 5), total_bytes=16 << 30, shared_bytes=63 << 10)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from forerun.config.gpu_memory import (
     memory_of,
     used_bytes,
 )
+from forerun.config.kernel_table import use_kernel_table
 from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
@@ -39,6 +40,7 @@ from forerun.engine.engine import Engine, EngineParts
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
+from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.largest_step import ChainDrafter, LargestStep
 from forerun.executor.local import LocalExecutor
@@ -56,6 +58,7 @@ from forerun.models.packing import Packing
 from forerun.models.store import cache_folder, resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
+from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.threads import OneTorchThread
@@ -100,6 +103,8 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
+    if settings.device_step and device.type == "cuda":
+        use_kernel_table(settings, InstalledCuda(), device.index or 0, folder=cache_folder())
     memory, used_before = memory_of(device), 0
     if memory is not None:
         used_before = used_bytes(memory)
@@ -249,6 +254,10 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
+    on_device = steps_on_device(settings.device_step, target, speculative.verifier)
+    if on_device:
+        max_length = settings.max_model_len or target.model.max_model_len
+        target = with_layers_on_device(target, max_length=max_length)
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(
             "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
@@ -265,7 +274,9 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         model,
         drafter,
         num_kv_heads=num_kv_heads,
-        measure=None if memory is None else partial(_measure, settings, target, speculative, drafter, memory),
+        measure=None
+        if memory is None
+        else partial(_measure, settings, target, speculative, drafter, memory, on_device=on_device),
     )
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
@@ -274,11 +285,14 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         target,
         speculative,
         max_model_len=kv.max_model_len,
+        on_device=on_device,
         cache=_make_cache(settings, target, kv, drafter),
         drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
         exporter=exporter,
     )
     _keep_pools(settings, executor, target)
+    if on_device and model.device.type == "cuda" and not settings.enforce_eager:
+        _use_graphs(executor, settings)
     parts = EngineParts(
         processor=RequestProcessor(
             tokenizer=target.tokenizer,
@@ -301,9 +315,15 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         control=speculative.control(profile_of(target)),
         block_size=settings.block_size,
         files=exporter,
-        executor_info=_describe_executor(settings, target),
+        executor_info=_describe_executor(settings, target, on_device=on_device),
     )
-    return BuiltEngine(engine=Engine(parts), executor=executor, target=target, speculative=speculative, kv=kv)
+    return BuiltEngine(
+        engine=Engine(parts, delay=int(on_device)),
+        executor=executor,
+        target=target,
+        speculative=speculative,
+        kv=kv,
+    )
 
 
 def _make_executor(
@@ -312,16 +332,13 @@ def _make_executor(
     speculative: SpeculativeConfig,
     *,
     max_model_len: int,
+    on_device: bool,
     cache: KVCache,
     drafting: GuardedDrafter,
     exporter: HiddenStatesExporter | None = None,
 ) -> LocalExecutor:
     """The executor that the settings ask for."""
-    make = (
-        _device_executor(settings, target, speculative, max_model_len=max_model_len)
-        if settings.device_step
-        else LocalExecutor
-    )
+    make = _device_executor(settings, target, speculative, max_model_len=max_model_len) if on_device else LocalExecutor
     vocab_size = target.model.vocab_size
     return make(
         model=target.model,
@@ -341,6 +358,8 @@ def _measure(
     speculative: SpeculativeConfig,
     drafter: Drafter,
     memory: DeviceMemory,
+    *,
+    on_device: bool,
 ) -> MemoryShare:
     """Measure the GPU's memory with the largest step, over a cache of one block and with drafts that cost nothing."""
     model, longest = target.model, settings.max_model_len or target.model.max_model_len
@@ -351,6 +370,7 @@ def _measure(
             target,
             speculative,
             max_model_len=longest,
+            on_device=on_device,
             cache=target.make_cache(
                 model.kv_specs,
                 num_blocks=1,
@@ -369,7 +389,29 @@ def _measure(
             block_size=settings.block_size,
         ).run(executor)
 
-    return measure_share(settings, memory, used_before=target.used_before, run_largest_step=run_largest_step)
+    return measure_share(
+        settings,
+        memory,
+        used_before=target.used_before,
+        graph_bytes=_graph_bytes(settings, model) if on_device and not settings.enforce_eager else 0,
+        run_largest_step=run_largest_step,
+    )
+
+
+def _graph_bytes(settings: EngineSettings, model: TargetModel) -> int:
+    """What graphs are given of a GPU's memory."""
+    from forerun.executor.step_graphs import graph_bytes  # here: as DeviceExecutor
+
+    return graph_bytes(model, settings.graph_sizes)
+
+
+def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:
+    """Have steps of each size recorded as a CUDA graph."""
+    from forerun.executor.device import DeviceExecutor  # here: most engines compute their steps on the host
+    from forerun.executor.step_graphs import CudaRecorder
+
+    assert isinstance(executor, DeviceExecutor), "steps are computed on the device"
+    executor.use_graphs(settings.graph_sizes, CudaRecorder())
 
 
 def _device_executor(
@@ -421,25 +463,31 @@ def profile_of(target: LoadedTarget) -> CostProfile:
             "weight_bytes": model.weight_bytes,
             "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
             "device": _device_name(model.device),
-            "kernels": "torch" if kernels is None else kernels.level,
+            "kernels": _named_kernels(target),
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
         },
         folder=None if target.path is None else cache_folder() / "step-costs",
     )
 
 
+def _named_kernels(target: LoadedTarget) -> str:
+    if target.kernels is not None:
+        return target.kernels.level
+    return "torch" if target.on_device is None else "triton"
+
+
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else describe_processor()
 
 
-def _describe_executor(settings: EngineSettings, target: LoadedTarget) -> ExecutorInfo:
+def _describe_executor(settings: EngineSettings, target: LoadedTarget, *, on_device: bool) -> ExecutorInfo:
     """What computes the steps of an engine."""
     device, kernels = target.model.device, "torch"
     if target.kernels is not None:
         kernels = f"native kernels, {target.kernels.level}"
-    elif settings.device_step and device.type == "cuda":
-        kernels = "torch, and triton beside the layers"
-    name = "device" if settings.device_step else "local"
+    elif on_device and device.type == "cuda":
+        kernels = "triton" if target.on_device is not None else "torch, and triton beside the layers"
+    name = "device" if on_device else "local"
     if settings.tensor_parallel_size > 1:
         name += f", {settings.tensor_parallel_size} processes"
     return ExecutorInfo(name, _device_name(device), kernels)

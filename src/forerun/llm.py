@@ -75,6 +75,7 @@ class LLM:
         self.max_model_len = built.kv.max_model_len
         self.is_batch_invariant = built.target.model.is_batch_invariant
         self.kernels = built.target.kernels
+        self.has_device_layers = built.target.on_device is not None
 
     @classmethod
     def from_target(cls, target: LoadedTarget, settings: EngineSettings, speculative: SpeculativeConfig) -> LLM:

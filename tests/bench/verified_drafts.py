@@ -8,6 +8,7 @@ from forerun import SamplingParams
 from forerun.bench.draft_walk import DraftWalk
 from forerun.bench.replay import standing_nodes
 from forerun.core.draft import NO_DRAFT
+from forerun.core.step import ReadyResult
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
 
@@ -30,7 +31,7 @@ class VerifiedDrafts:
 
     def execute(self, plan):
         self.specs.update((spec.seq_id, spec) for spec in plan.new)
-        result = self.executor.execute(plan)
+        result = self.executor.execute(plan).result()
         for planned, found in zip(plan.sequences, result.sequences, strict=True):
             if not found.is_decided:
                 continue
@@ -40,7 +41,7 @@ class VerifiedDrafts:
             self.steps.setdefault(key, []).append((place, draft, found.accepted))
             self.drafts[planned.seq_id] = found.draft
             self.places[planned.seq_id] = place + len(found.token_ids)
-        return result
+        return ReadyResult(result)
 
 
 def verified(llm, recording, *, batch_size):

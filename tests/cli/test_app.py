@@ -36,6 +36,7 @@ PAGES = {
     "simulate": ("simulate",),
     "train": ("train",),
     "tune": ("tune",),
+    "tune-kernels": ("tune-kernels",),
     "verify": ("verify",),
 }
 

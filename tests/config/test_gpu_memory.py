@@ -9,7 +9,6 @@ import torch
 
 from forerun import build
 from forerun.config.gpu_memory import (
-    GRAPH_BYTES,
     check_share,
     check_weights,
     loading,
@@ -33,8 +32,14 @@ def settings(**changes):
     return EngineSettings(model="m", **changes)
 
 
-def measured(memory, *, used_before=0, **changes):
-    return measure_share(settings(**changes), memory, used_before=used_before, run_largest_step=memory.run_step)
+def measured(memory, *, used_before=0, graph_bytes=0, **changes):
+    return measure_share(
+        settings(**changes),
+        memory,
+        used_before=used_before,
+        graph_bytes=graph_bytes,
+        run_largest_step=memory.run_step,
+    )
 
 
 def test_kv_gets_what_weights_and_the_largest_step_leave_of_the_share():
@@ -45,7 +50,7 @@ def test_kv_gets_what_weights_and_the_largest_step_leave_of_the_share():
 
 def test_graphs_get_their_part_where_there_are_any():
     memory = FakeMemory(total=100 * GIB, tensors=20 * GIB)
-    assert measured(memory, gpu_memory_utilization=0.8, enforce_eager=False).for_kv == 60 * GIB - GRAPH_BYTES
+    assert measured(memory, gpu_memory_utilization=0.8, graph_bytes=2 * GIB).for_kv == 58 * GIB
 
 
 def test_what_other_processes_use_is_not_the_engines():
@@ -124,7 +129,9 @@ def test_a_largest_step_that_does_not_fit_names_what_makes_it_large():
     with pytest.raises(
         MemoryBudgetError, match=r"lower max_num_batched_tokens \(2048\), max_num_seqs \(64\) or max_model_len"
     ):
-        measure_share(settings(), FakeMemory(total=GIB), used_before=0, run_largest_step=run_largest_step)
+        measure_share(
+            settings(), FakeMemory(total=GIB), used_before=0, graph_bytes=0, run_largest_step=run_largest_step
+        )
 
 
 def test_memory_that_something_takes_meanwhile_is_noticed():
@@ -134,7 +141,7 @@ def test_memory_that_something_takes_meanwhile_is_noticed():
         memory.others = 50 * GIB
 
     with pytest.raises(MemoryBudgetError, match="something else has taken memory meanwhile"):
-        measure_share(settings(), memory, used_before=50 * GIB, run_largest_step=run_largest_step)
+        measure_share(settings(), memory, used_before=50 * GIB, graph_bytes=0, run_largest_step=run_largest_step)
 
 
 def test_a_cpu_has_no_share():
@@ -163,7 +170,12 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("config", [None, NGRAM])
 def test_an_engine_measures_its_largest_step_and_then_writes_the_same_texts(memory, config, device_step):
     llm = tiny_llm(
-        config, num_gpu_blocks_override=None, max_num_seqs=4, max_num_batched_tokens=64, device_step=device_step
+        config,
+        num_gpu_blocks_override=None,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        device_step=device_step,
+        enforce_eager=True,
     )
     assert memory.steps == [64]
     used = llm.executor.cache.num_bytes

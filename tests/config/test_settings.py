@@ -30,12 +30,23 @@ from tests.engines import tiny_llm
         ({"tensor_parallel_size": 0}, "integer of 1 or more"),
         ({"trust_remote_code": True}, "no code from checkpoints"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
+        ({"enforce_eager": "no"}, "enforce_eager: got 'no'; may be True or False"),
+        ({"cudagraph_capture_sizes": [1, 0]}, "numbers of rows from 1 to max_num_batched_tokens (2048)"),
+        ({"cudagraph_capture_sizes": [4096]}, "from 1 to max_num_batched_tokens (2048)"),
+        ({"cudagraph_capture_sizes": []}, "set enforce_eager=True for no graphs"),
+        ({"cudagraph_capture_sizes": "8"}, "cudagraph_capture_sizes: got '8'"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_what_may_be(settings, hint):
     with pytest.raises(ConfigError) as caught:
         _ = EngineSettings.from_keywords("m", settings).torch_device
     assert hint in str(caught.value)
+
+
+def test_graphs_are_for_as_many_rows_as_a_step_may_have():
+    assert EngineSettings(model="m").graph_sizes[-1] == 256
+    assert EngineSettings(model="m", max_num_batched_tokens=100).graph_sizes[-1] == 96
+    assert EngineSettings(model="m", cudagraph_capture_sizes=[8, 2, 8]).graph_sizes == (2, 8)
 
 
 def test_memory_for_less_than_one_sequence_is_refused_with_the_numbers():

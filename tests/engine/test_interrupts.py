@@ -84,6 +84,32 @@ def test_stepping_on_after_an_interrupt_while_planning_gives_the_same_texts(seam
         assert_nothing_is_held(llm)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("a mistake")], ids=["interrupt", "error"])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_result_that_is_not_applied_is_computed_again_and_so_is_the_step_after_it(error, delay, monkeypatch):
+    llm = tiny_llm(NGRAM)
+    plain = tiny_llm().generate(PROMPTS[:8], GREEDY, use_tqdm=False)
+    engine, finished, calls = Engine(llm.engine.parts, delay=delay), {}, []
+    apply = engine.apply
+
+    def applying(plan, result):
+        calls.append(1)
+        if len(calls) in (2, 5, 6):
+            raise error
+        return apply(plan, result)
+
+    monkeypatch.setattr(engine, "apply", applying)
+    for i, prompt in enumerate(PROMPTS[:8]):
+        engine.add_request(str(i), prompt, GREEDY)
+    while engine.has_work:
+        try:
+            finished |= {output.request_id: output for output in engine.step().finished}
+        except (KeyboardInterrupt, RuntimeError):
+            continue
+    assert [finished[str(i)].outputs[0].token_ids for i in range(8)] == [o.outputs[0].token_ids for o in plain]
+    assert_nothing_is_held(llm)
+
+
 @pytest.mark.parametrize(
     "config", [NGRAM, CASES["suffix-tree"], CASES["draft-model"]], ids=["ngram", "suffix", "model"]
 )

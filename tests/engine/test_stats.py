@@ -125,7 +125,7 @@ def test_the_log_and_the_metrics_say_what_computes_and_how_long_it_had_nothing_t
 
 
 def test_idle_time_that_nobody_measures_is_not_told():
-    assert executor_line(EXECUTOR, idle=0.0, num_steps=100) == "Executor: device on NVIDIA H200 (triton)"
+    assert executor_line(EXECUTOR, StepTimes(num_steps=100)) == "Executor: device on NVIDIA H200 (triton)"
 
 
 def test_what_is_not_reported_is_not_told(clock, caplog):
@@ -172,6 +172,14 @@ def test_the_log_tells_what_happened_since_the_last_line(clock, caplog):
     )
     assert speculation.startswith("SpecDecoding metrics: Mean acceptance length: 3.50")
     assert second.startswith("Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 5.0 tokens/s")
+
+
+def test_steps_by_graphs_are_counted_and_told_where_there_are_any():
+    times = StepTimes(num_steps=4, num_replayed_steps=3)
+    assert executor_line(EXECUTOR, times).endswith("(triton), CUDA graphs: 3 of 4 steps")
+    stats = EngineStats(times=times)
+    found = {metric.name: metric.value for metric in stats.metrics(STATE) if hasattr(metric, "value")}
+    assert (found["forerun:graph_steps"], found["forerun:eager_steps"]) == (3, 1)
 
 
 def test_metrics_bear_vllms_names():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,22 +11,26 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
-from forerun import SamplingParams
+from forerun import LLM, SamplingParams
+from forerun.bench.passes import PassShape, random_sequences
 from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.core.step import NO_BLOCKS, SequenceSpec
+from forerun.core.step import SequenceSpec
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
-from forerun.executor.device import DeviceExecutor, DeviceFunctions
-from forerun.executor.device_ngrams import DeviceNgrams
+from forerun.executor.device import DeviceExecutor
+from forerun.executor.device_part import DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
-from forerun.ops.cuda import ngram
+from forerun.models.loader import load_model
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
 from tests.engine.test_interrupts import interrupting
-from tests.engines import VOCAB_SIZE, tiny_llm
+from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
+from tests.host_rows import host_rows_llm
+from tests.step_recorder import ClosureRecorder
 
 SAMPLING = [
     {"temperature": 0},
@@ -63,6 +67,14 @@ def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
     assert llm.executor.slots.num_free == TIGHT["max_num_seqs"]
 
 
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree"])
+def test_texts_are_the_same_where_the_host_must_know_each_row(case, plain_texts):
+    llm = host_rows_llm(CASES[case], **TIGHT | {"num_gpu_blocks_override": 33})
+    assert texts(llm, 6) == plain_texts[:6]
+    assert llm.executor.part.needs_host_rows
+    assert_nothing_is_held(llm)
+
+
 def test_trees_that_are_mostly_right_give_the_text_of_plain_decoding(plain_texts):
     answers = {tuple(prompt): ids for prompt, (ids, _) in zip(PROMPTS, plain_texts, strict=False)}
     llm = tiny_llm({"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}, device_step=True)
@@ -87,10 +99,18 @@ def test_the_kv_of_an_accepted_path_lies_where_that_of_its_text_does(plain_texts
 class DeviceMachine(EngineMachine):
     """The engine's random machine over a `DeviceExecutor`."""
 
-    @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
-    def start(self, config, limit, caching, delay):
+    @initialize(
+        config=configs,
+        limit=limits,
+        caching=st.booleans(),
+        delay=st.sampled_from([0, 1]),
+        is_recorded=st.booleans(),
+    )
+    def start(self, config, limit, caching, delay, is_recorded):
         self.settings = {"device_step": True}
         super().start(config=config, limit=limit, caching=caching, delay=delay)
+        if is_recorded:
+            self.llm.executor.use_graphs([1, 2, 4, 8, 12], ClosureRecorder())
 
     def sampling_of(self, option):
         return SamplingParams(**{name: value for name, value in option.items() if name != "logits_processors"})
@@ -112,13 +132,29 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
     assert DeviceMachine.num_accepted > 0, "some drafts were meant to be right"
 
 
-@pytest.mark.parametrize("seam", ["_judge", "_results", "move_accepted", "commit", "draft"])
-def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, monkeypatch):
+SEAMS = {
+    "while placing": lambda executor: (executor.slots, "place_blocks"),
+    "before the device has committed": lambda executor: (executor.part, "_judge"),
+    "before the drafts are known": lambda executor: (executor.part, "run"),
+    "before the step is": lambda executor: (executor, "_launch"),
+    "before the result is handed out": lambda executor: (executor, "_execute_late"),
+    "while waiting": lambda executor: (executor, "_results"),
+    "while committing": lambda executor: (executor, "commit"),
+    "while drafting": lambda executor: (executor, "draft"),
+    "before it is known to be read": lambda executor: (executor, "_read"),
+}
+
+
+@pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
+@pytest.mark.parametrize("make", [host_rows_llm, tiny_llm], ids=["read first", "read late"])
+@pytest.mark.parametrize("case", ["ngram", "suffix-tree", "draft-model"])
+def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
-    llm = tiny_llm(CASES["ngram"], device_step=True, **TIGHT)
+    llm = make(CASES[case], device_step=True, **TIGHT)
     for i, (prompt, sampling) in enumerate(zip(PROMPTS[:4], requests(4), strict=True)):
-        llm.engine.add_request(str(i), prompt, sampling)
-    monkeypatch.setattr(llm.executor, seam, interrupting(getattr(llm.executor, seam), 5, before=False))
+        llm.engine.add_request(str(i), prompt, replace(sampling, logprobs=None))
+    place, name = seam(llm.executor)
+    monkeypatch.setattr(place, name, interrupting(getattr(place, name), 5, before=False))
     finished, num_interrupts = {}, 0
     while llm.engine.has_work:
         try:
@@ -135,7 +171,7 @@ def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, plain_texts, 
     [
         ({"logits_processors": [lambda _, logits: logits]}, "logits_processors"),
         ({"logit_bias": dict.fromkeys(range(321), 1.0)}, "logit_bias"),
-        ({"stop_token_ids": list(range(65)), "min_tokens": 1}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
     ],
 )
 def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name):
@@ -161,7 +197,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
 
 
 def test_a_switch_is_true_or_false():
-    with pytest.raises(ConfigError, match="device_step: got 'yes'"):
+    with pytest.raises(ConfigError, match="device_step: got 'yes'; may be True, False or None"):
         tiny_llm(device_step="yes")
 
 
@@ -169,15 +205,15 @@ def test_a_switch_is_true_or_false():
 def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeypatch):
     llm = tiny_llm(device_step=True, **TINY)
     assert isinstance(llm.executor, DeviceExecutor)
-    forward = llm.executor.forward
+    forward = llm.executor.part.forward
 
     def spoiled(batch, attend):
         result = forward(batch, attend)
         logits = result.logits.clone()
         logits[-1, 3] = logit
-        return dataclasses.replace(result, logits=logits)
+        return replace(result, logits=logits)
 
-    monkeypatch.setattr(llm.executor, "forward", spoiled)
+    monkeypatch.setattr(llm.executor.part, "forward", spoiled)
     good, bad = llm.generate([[1, 2], [3, 4]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     assert good.error is None
     assert says in bad.error
@@ -186,7 +222,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeyp
 def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
     config = CASES["ngram"] | {"draft_confidence_threshold": 0.0}
     few = {"allowed_token_ids": [3, 4, 5]}  # so that texts repeat themselves
-    sampling = [dataclasses.replace(GREEDY, seed=seed, temperature=seed % 2, **few) for seed in range(8)]
+    sampling = [replace(GREEDY, seed=seed, temperature=seed % 2, **few) for seed in range(8)]
 
     def speculation(**settings):
         llm = tiny_llm(config, verifies_all=True, **settings)
@@ -200,11 +236,104 @@ def test_ngrams_are_drafted_on_the_device_as_the_host_drafts_them(monkeypatch):
     assert speculation(device_step=True) == expected
 
 
+METHODS = ("draft_model", "pard", "eagle", "eagle3", "peagle", "dflash", "self", "mtp", "medusa", "mlp_speculator")
+COMPUTING = [name for name, case in CASES.items() if case and case["method"] in METHODS]
+
+
+@pytest.mark.parametrize("case", COMPUTING)
+def test_drafters_that_compute_draft_the_same_as_in_torch(case):
+    def outcome(**settings):
+        llm = tiny_llm(CASES[case], verifies_all=True, max_num_seqs=3, **settings)
+        outputs = llm.generate(PROMPTS[:4], requests(4), use_tqdm=False)
+        return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
+
+    expected = outcome()
+    assert expected[1].num_draft_tokens > 20
+    assert outcome(device_step=True) == expected
+
+
+CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"]
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_the_device_drafts_chains_and_the_host_only_what_was_not_read_yet(case, monkeypatch):
+    """A sequence's first draft is the host's, since the drafter reads the whole prompt for it."""
+    llm = tiny_llm(CASES[case], device_step=True, verifies_all=True)
+    drafter = llm.executor.drafting.drafter
+    by_host, propose = [], drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda context: by_host.append(len(context.requests)) or propose(context))
+    sampling = [SamplingParams(seed=i, temperature=i % 2, max_tokens=14) for i in range(4)]
+    outputs = llm.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
+    assert llm.stats.speculation.num_draft_tokens > 4 * 3
+    firsts = 0 if case == "self-exit" else 4  # whose KV is the target's: nothing is unread
+    assert sum(by_host) == firsts
+    host = tiny_llm(CASES[case], verifies_all=True)
+    expected = host.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
+    assert [one.outputs[0].origins for one in outputs] == [one.outputs[0].origins for one in expected]
+    assert llm.stats.speculation == host.stats.speculation
+
+
+@pytest.mark.parametrize("case", ["eagle3", "draft-model-coupled"])
+def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_that_matters(case):
+    llm = tiny_llm(CASES[case], device_step=True, verifies_all=True, **TINY)
+    chains, asked = llm.executor.part.chains, []
+    may_draft = chains.may_draft
+    chains.may_draft = lambda request, **options: asked.append(may_draft(request, **options)) or asked[-1]
+    sampling = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12)
+    llm.generate([[7, 8, 9]], sampling, use_tqdm=False)
+    assert any(asked) == (case == "eagle3")  # whose tokens are the likeliest, whatever the rules
+
+
+def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
+    found = []
+    for device_step in (True, False):
+        llm = tiny_llm(device_step=device_step)
+        llm.generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+        shape = PassShape(context=6, num_sequences=2, rows=3)
+        with random_sequences(llm, [shape]) as sequences:
+            found.append(sequences.forward(sequences.batch(shape)))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monkeypatch, caplog):
+    llm = tiny_llm(CASES["eagle3"], device_step=True)
+    assert llm.executor.part.chains is not None
+    monkeypatch.setattr(llm.executor.part.chains, "propose", None)
+    assert texts(llm, 4) == plain_texts[:4]
+    assert llm.executor.part.chains is None
+    assert caplog.text.count("drafting on the device failed") == 1
+
+
+@pytest.mark.parametrize("case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa"])
+def test_other_writers_are_the_hosts(case):
+    assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None
+
+
+@pytest.mark.parametrize("case", ["draft-model", "eagle-tree", "random-tree"])
+def test_in_bf16_drafts_change_no_text(case):
+    """Where most rows round otherwise than in fp32: each has its own bits, whatever is computed beside it."""
+    model = load_model(tiny_drafter(VOCAB_SIZE, 0.0), dtype=torch.bfloat16, device=torch.device("cpu"))
+    target = replace(tiny_target(), model=model)
+    plain, drafted = (tiny_llm(config, target=target, device_step=True, **TIGHT) for config in (None, CASES[case]))
+    assert drafted.is_batch_invariant
+    assert texts(drafted, 8) == texts(plain, 8)
+    assert drafted.stats.speculation.num_draft_tokens > 50
+
+
+@pytest.mark.parametrize(("device_step", "method"), [(True, "auto"), (None, "none")])
+def test_auto_drafts_by_default_where_no_draft_can_change_a_bit(device_step, method):
+    speculative = resolve_speculative("default", None)
+    settings = EngineSettings(model="tiny", device_step=device_step, max_model_len=128, num_gpu_blocks_override=64)
+    llm = LLM.from_target(tiny_target(), settings, speculative)
+    assert llm.speculative.method == method
+    assert llm.has_device_layers == bool(device_step)
+
+
 def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
     longer = CASES["ngram"] | {"prompt_lookup_max": 33}
     llm = tiny_llm(longer, device_step=True)
     assert texts(llm, 2) == texts(tiny_llm(longer), 2)
-    assert DeviceNgrams.of(llm.executor.drafting.drafter, llm.executor.slots.table, ngram.propose) is None
+    assert llm.executor.part.ngrams is None
 
 
 def slots_of(num_slots):
@@ -255,8 +384,9 @@ def test_a_draft_that_the_table_holds_is_not_sent_again_even_where_the_plan_cuts
     slots, one = slots_of(1), sequence(1, [7])
     slots.take([one])
     [holder] = slots.forget_texts([1])
+    slots.trust_texts([holder])
     slots.know_text(holder, num_computed=2, draft=Draft((5, 6)))
     for sent, found in (((5, 6), 0), ((5,), 0), ((), 0), ((5, 4), 2), ((5,), 2)):
-        slots.place(1, start=2, blocks=NO_BLOCKS, draft=Draft(sent))
+        slots.place(1, start=2, draft=Draft(sent))
         assert slots.table.draft_sizes[0] == found
     assert slots.table.draft_tokens[0].tolist() == [5, 4]

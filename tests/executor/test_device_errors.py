@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -17,26 +19,47 @@ LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encounte
 PARTS = ["prepare_pass", "forward", "verify", "move_accepted"]
 
 
-def failing(llm, part, error, *, call):
-    """An LLM whose executor raises once, at the given call of one part of a step."""
-    executor = llm.executor
-    whole, calls = getattr(executor, part), []
+@functools.cache
+def plain():
+    return tiny_llm().generate(PROMPTS, GREEDY, use_tqdm=False)
 
-    def raising(*args):
-        calls.append(part)
+
+def raising_once(function, error, *, call):
+    """The function, but for the given call of it, which raises."""
+    calls = []
+
+    def raising(*args, **options):
+        calls.append(function)
         if len(calls) == call:
             raise error
-        return whole(*args)
+        return function(*args, **options)
 
-    setattr(executor, part, raising)
+    return raising
+
+
+def failing(llm, part, error, *, call):
+    """An LLM whose executor raises once, at the given call of one part of a step."""
+    setattr(llm.executor, part, raising_once(getattr(llm.executor, part), error, call=call))
     return llm
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("device_step", [False, True])
-def test_memory_that_one_step_lacks_costs_one_request(part, device_step):
-    expected = tiny_llm().generate(PROMPTS, GREEDY, use_tqdm=False)
-    llm = failing(tiny_llm(NGRAM, device_step=device_step), part, NO_MEMORY, call=3)
+def test_memory_that_one_step_lacks_costs_one_request(part):
+    assert_one_is_lost(failing(tiny_llm(NGRAM), part, NO_MEMORY, call=3))
+
+
+@pytest.mark.parametrize("call", [1, 3, 5])
+def test_so_it_does_where_the_device_has_its_own_tables(call, monkeypatch):
+    plain()  # by the same model, before it fails
+    llm = tiny_llm(NGRAM, device_step=True)
+    model = llm.executor.model
+    monkeypatch.setattr(model, "forward", raising_once(model.forward, NO_MEMORY, call=call))
+    assert_one_is_lost(llm)
+
+
+def assert_one_is_lost(llm):
+    """Of two requests one ends with an error; the other's text is its own, and so are later ones."""
+    expected = plain()
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     failed = [output.error is not None for output in outputs]
     assert failed.count(True) == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.core.draft import Draft
 from forerun.core.stats import StepTimes
-from forerun.core.step import SequenceResult, StepResult
+from forerun.core.step import ReadyResult, SequenceResult, StepResult
 from forerun.drafters.guard import GuardedDrafter
 from forerun.executor.largest_step import ChainDrafter, LargestStep
 from forerun.executor.local import LocalExecutor
@@ -29,7 +29,7 @@ class Recorder:
     def execute(self, plan):
         self.plans.append(plan)
         results = [SequenceResult(token_ids=[0], draft=Draft((0,) * one.draft_limit)) for one in plan.sequences]
-        return StepResult(sequences=results, times=StepTimes())
+        return ReadyResult(StepResult(sequences=results, times=StepTimes()))
 
 
 @settings(max_examples=200)

@@ -100,7 +100,7 @@ def test_a_sequence_may_be_met_in_a_plan_without_having_been_prepared():
         seq_id=7, start=0, num_tail=8, reaches_end=True, end=8, blocks=torch.arange(2, dtype=torch.int32).numpy()
     )
     rows = lay_out([planned], [PROMPT], [NO_DRAFT], block_size=4)
-    result = executor.execute(StepPlan(sequences=[planned], rows=rows, block_size=4, new=[spec]))
+    result = executor.execute(StepPlan(sequences=[planned], rows=rows, block_size=4, new=[spec])).result()
     expected = tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert result.sequences[0].token_ids == expected[:1]
     executor.release([EndedSequence(seq_id=7, num_output_tokens=1)])
@@ -176,3 +176,20 @@ def test_steps_inside_a_block_set_torch_up_once_and_write_the_same_text(monkeypa
         assert entered == [True] * (len(texts[name]) if name == "alone" else 1)
     assert texts["alone"] == texts["together"]
     assert not torch.is_inference_mode_enabled()
+
+
+def test_a_step_without_memory_ends_its_request_and_no_others(monkeypatch):
+    llm = tiny_llm(max_num_seqs=1)
+    forward, errors = llm.executor.forward, [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")]
+
+    def failing_once(batch, attend):
+        if errors:
+            raise errors.pop()
+        return forward(batch, attend)
+
+    monkeypatch.setattr(llm.executor, "forward", failing_once)
+    failed, answered = llm.generate([PROMPT, PROMPT], GREEDY, use_tqdm=False)
+    assert "memory" in failed.error
+    assert (
+        answered.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    )

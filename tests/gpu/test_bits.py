@@ -74,7 +74,7 @@ class Texts:
     def attend(self, rows, query, **options):
         output = torch.empty_like(query)
         options = {"block_size": 16, "scale": self.dim**-0.5, **options}
-        attention.attend(query, self.keys, self.values, output, rows, self.table, **options)
+        attention.attend(query, self.keys, self.values, output, rows, self.table.block_table, **options)
         return output
 
     def rows(self, places):
@@ -182,10 +182,11 @@ def test_a_step_in_a_cuda_graph_writes_what_it_writes_eagerly():
 
     def step():
         steps.prepare(plan, table, rows, block_size=16)
-        layers.embed(rows, embedding, hidden)
+        layers.embed(rows.tokens, embedding, hidden)
         layers.rms_norm(hidden, weight, normed, eps=1e-5)
         attention.attend(
-            *(normed.view(num_rows, 32, 128), texts.keys, texts.values, attended.view(num_rows, 32, 128), rows, table),
+            *(normed.view(num_rows, 32, 128), texts.keys, texts.values, attended.view(num_rows, 32, 128), rows),
+            table.block_table,
             block_size=16,
             scale=1.0,
         )

@@ -15,6 +15,8 @@ DEVICE = "cuda"
 VOCAB_SIZE = 264
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
+SELF = {"method": "self", "exit_layer": 2, "num_speculative_tokens": 3}
+MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "coupled"}
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -33,14 +35,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def outcome(folder, config, **settings):
+def outcome(folder, config, *, dtype="float32", **settings):
     from forerun import LLM, SamplingParams
 
     llm = LLM(
         str(folder),
         speculative_config=config,
         device=DEVICE,
-        dtype="float32",  # the layers are torch's, whose sums depend a little on the rows beside a row
+        dtype=dtype,
         max_model_len=128,
         num_gpu_blocks_override=512,
         **settings,
@@ -48,9 +50,63 @@ def outcome(folder, config, **settings):
     requests = [SamplingParams(seed=i, max_tokens=24, **SAMPLING[i % len(SAMPLING)]) for i in range(16)]
     prompts = [[i, i + 1, i + 2] * (1 + i % 5) for i in range(16)]
     outputs = llm.generate(prompts, requests, use_tqdm=False)
-    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
+    return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs], llm
+
+
+@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
+    """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
+    from forerun import LLM, SamplingParams
+
+    llm = LLM(str(folder), speculative_config=config, device=DEVICE, device_step=True, max_model_len=256)
+    if llm.executor.part.needs_host_rows:
+        pytest.skip("the layers need the host to lay out rows")
+    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, allowed_token_ids=[3, 4, 5])
+    for i in range(4):
+        llm.engine.add_request(str(i), [i, i + 1, i + 2], sampling)
+    for _ in range(24):
+        llm.engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):  # also over the end of a block
+            llm.engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert llm.engine.state.num_running == 4
+    assert llm.stats.times.idle > 0
 
 
 @pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
 def test_texts_equal_those_of_the_host(folder, config):
-    assert outcome(folder, config, device_step=True) == outcome(folder, config)
+    """In fp32, where torch's sums hardly depend on the rows beside a row."""
+    assert outcome(folder, config, device_step=True)[0] == outcome(folder, config, device_step=False)[0]
+
+
+@pytest.mark.parametrize("config", [NGRAM, TREES, SELF, MODEL], ids=["ngram", "trees", "self", "draft model"])
+def test_in_bf16_drafts_change_no_text(folder, config):
+    config = config | ({"model": str(folder)} if config is MODEL else {})
+    texts, llm = outcome(folder, config, dtype="bfloat16")
+    assert llm.is_batch_invariant
+    assert llm.stats.speculation.num_draft_tokens > 50
+    assert texts == outcome(folder, None, dtype="bfloat16")[0]
+
+
+def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
+    _, llm = outcome(folder, "default", dtype="bfloat16")
+    assert llm.has_device_layers
+    assert llm.speculative.method == "auto"
+
+
+@pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
+def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
+    assert outcome(folder, config)[0] == outcome(folder, config, enforce_eager=True)[0]
+
+
+def test_most_steps_are_graphs(folder):
+    from forerun import LLM, SamplingParams
+
+    llm = LLM(str(folder), device=DEVICE, device_step=True, max_model_len=128, speculative_config=NGRAM)
+    if llm.executor.part.needs_host_rows:
+        pytest.skip("the layers need the host to lay out rows")
+    llm.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)
+    assert llm.stats.times.num_replayed_steps > 0.8 * llm.stats.times.num_steps

@@ -87,9 +87,10 @@ class Step:
             block_size=BLOCK,
         )
         drafter = NgramDrafter(target, NgramConfig(prompt_lookup_min=1, prompt_lookup_max=4))
-        self.ngrams = DeviceNgrams.of(drafter, self.table, self.propose)
+        self.ngrams = DeviceNgrams.of(drafter, self.table, self.rules, self.propose)
         limits = ints(4, 3, 0, 4, 4, 1, device=device)
-        self.asked = AskedDrafts(torch.where(slots == 3, -1, slots), limits, torch.full_like(slots, LENGTH))
+        self.rules.max_length[:] = LENGTH
+        self.asked = AskedDrafts(torch.where(slots == 3, -1, slots), limits)
 
     def run(self, prepare, match):
         prepare(self.plan, self.table, self.rows, block_size=BLOCK)
@@ -97,7 +98,8 @@ class Step:
         for entries in self.cache.stacks:
             self.move(self.plan, self.rows, self.verdicts, entries)
         self.commit(self.plan, self.table, self.rules, self.verdicts)
-        drafts = self.ngrams.propose(self.asked)
+        self.ngrams.propose(self.asked)
+        drafts = self.asked.drafts(self.table)
         return pack(self.verdicts, torch.zeros(NUM_SLOTS, device=self.device), drafts)
 
     def state(self):

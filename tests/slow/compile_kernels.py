@@ -18,7 +18,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from forerun.ops.cuda.kernels import attention, edits, layers, matmul, ngram, noise, sampling, steps
+from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
 from forerun.ops.rotary import Rotation
 
@@ -98,27 +99,40 @@ def call_launchers():
     steps.match(plan, table, rows, sampled, verdicts)
     steps.move(plan, rows, verdicts, bf16(2, 64, KV_HEADS, DIM))
     steps.commit(plan, table, rules, verdicts)
+    blocks = ints(NUM_SLOTS, 300)
+    chain = ChainPlan(slots=plan.slots, starts=plan.tails, limits=plan.tails, blocks=blocks)
+    chains.take_blocks(chain, table, block_size=16, first_scratch=256, scratch_per_slot=2)
+    before = torch.zeros(NUM_ROWS, dtype=torch.int64)
+    chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
+    chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
     keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
     shape = {"block_size": 16, "scale": 0.1}
-    attention.attend(query, keys, keys, query, rows, table, **shape)
+    attention.attend(query, keys, keys, query, rows, table.block_table, **shape)
     options = {"window": 512, "soft_cap": 50.0, "sinks": torch.empty(HEADS), "num_hidden": 1}
-    attention.attend(query, keys, keys, query, rows, table, **shape, **options)
+    attention.attend(query, keys, keys, query, rows, table.block_table, **shape, **options)
     residual, normed, weight = torch.empty(NUM_ROWS, WIDTH), bf16(NUM_ROWS, WIDTH), bf16(WIDTH)
-    layers.embed(rows, bf16(256, WIDTH), residual)
+    layers.embed(rows.tokens.long(), bf16(256, WIDTH), residual)
     layers.rms_norm(residual, weight, normed, eps=1e-5)
-    layers.add_rms_norm(residual, normed, weight, normed, eps=1e-5)
-    angles = torch.empty(MAX_LENGTH, 1, DIM // 2)
-    qkv = bf16(NUM_ROWS, HEADS + 2 * KV_HEADS, DIM)
-    layers.rotate_and_write(qkv, query, keys, keys, rows, Rotation(angles, angles))
+    layers.rms_norm(residual, None, normed, eps=1e-5)
+    layers.rms_norm(residual[:, : WIDTH // 2], weight, normed[:, : WIDTH // 2], eps=1e-5)
+    layers.add_normed(residual, weight, residual, eps=1e-5)
+    layers.keep(residual, rows.kv_slots, bf16(64, WIDTH))
+    angles = torch.empty(NUM_ROWS, 1, DIM // 2)
+    qkv = torch.empty(NUM_ROWS, HEADS + 2 * KV_HEADS, DIM)
+    layers.rotate_and_write(qkv, query, keys, keys, rows.kv_slots, Rotation(angles, angles))
+    layers.rotate_and_write(qkv, query, keys, keys, rows.kv_slots, None)
     norms = {"query_norm": bf16(DIM), "key_norm": bf16(DIM), "eps": 1e-5}
-    layers.rotate_and_write(qkv, query, keys, keys, rows, Rotation(angles, angles), **norms)
+    layers.rotate_and_write(qkv, query, keys, keys, rows.kv_slots, Rotation(angles, angles), **norms)
     for num_rows in (1, NUM_ROWS):
         x = bf16(num_rows, WIDTH)
         matmul.linear(x, bf16(VOCAB_SIZE // 8, WIDTH), torch.empty(num_rows, VOCAB_SIZE // 8))
         matmul.linear(x, bf16(WIDTH, WIDTH), bf16(num_rows, WIDTH), bias=weight)
         matmul.add_linear(x, bf16(WIDTH, WIDTH), torch.empty(num_rows, WIDTH))
         matmul.gated_linear(x, bf16(2 * WIDTH, WIDTH), bf16(num_rows, WIDTH), activation="silu")
+        matmul.capped_linear(
+            x, bf16(VOCAB_SIZE // 8, WIDTH), torch.empty(num_rows, VOCAB_SIZE // 8), factor=2.0, cap=30.0
+        )
     for activation in ("gelu", "gelu_pytorch_tanh"):
         matmul.gated_linear(normed, bf16(2 * WIDTH, WIDTH), normed, activation=activation)
 

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from forerun import SamplingParams
-from forerun.executor.device import DeviceFunctions
+from forerun.drafters.neural.device import ChainFunctions
+from forerun.executor.device_part import DeviceFunctions
+from forerun.models.decoder import build_decoder
+from forerun.models.families import FAMILIES
+from forerun.models.on_device import DeviceParts
+from forerun.ops.cuda.functions import LayerFunctions
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import PROMPTS
 from tests.cuda import DEVICE
 from tests.engines import tiny_llm
+from tests.models.paged_run import PagedRun
+from tests.models.random_decoders import CPU, random_source
+from tests.models.test_families import TOKEN_IDS
+from tests.ops.native.passes import tree_mask
 
-from forerun.ops.cuda.kernels import edits, ngram, sampling, steps  # isort: skip - tests.cuda comes first
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, sampling, steps  # isort: skip - tests.cuda comes first
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter needs tensors on the CPU"),
 ]
+
+FEW_PROGRAMS = {"LEAST_CHUNK": 64, "BLOCK_KEYS": 32}  # the interpreter takes its time for each
 
 SAMPLING = [
     SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[3, 4, 5], logprobs=1),
@@ -25,16 +37,59 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize("case", ["ngram", "random-tree"])
-def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, monkeypatch):
+@pytest.fixture
+def kernels(monkeypatch):
+    """Call it, and engines are over the kernels."""
+
+    def use():
+        functions = DeviceFunctions.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
+        monkeypatch.setattr(DeviceFunctions, "choose", lambda device: functions)
+        of_layers = LayerFunctions.of(attention=attention, layers=layers, matmul=matmul, are_kernels=True)
+        monkeypatch.setattr(LayerFunctions, "choose", lambda device: of_layers)
+        of_chains = ChainFunctions.of(chains)
+        monkeypatch.setattr(ChainFunctions, "choose", lambda device: of_chains)
+        for name, value in FEW_PROGRAMS.items():
+            monkeypatch.setattr(attention, name, value)
+        monkeypatch.setattr(matmul, "tiles_of", lambda *_: matmul.Tiles(outputs=128, inputs=32, splits=2))
+
+    return use
+
+
+@pytest.mark.parametrize(("case", "count"), [("ngram", 3), ("random-tree", 2), ("eagle3", 1), ("draft-model-tree", 1)])
+def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, count, kernels):
     def outcome():
         config = CASES[case] | {"draft_confidence_threshold": 0.0} if case == "ngram" else CASES[case]
         llm = tiny_llm(config, device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)
-        outputs = llm.generate(PROMPTS[:3], SAMPLING, use_tqdm=False)
+        outputs = llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)
         return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation
 
     expected = outcome()
-    assert expected[1].num_draft_tokens > 5
-    kernels = DeviceFunctions.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
-    monkeypatch.setattr(DeviceFunctions, "choose", lambda device: kernels)
+    assert expected[1].num_draft_tokens > 3
+    kernels()
     assert outcome() == expected
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_layers_of_every_family_are_computed_by_the_kernels_as_by_the_formulas(architecture, kernels):
+    model = build_decoder(*random_source(architecture, torch.float32), dtype=torch.float32, device=CPU)
+
+    def logits():
+        parts = DeviceParts(LayerFunctions.choose(CPU), max_length=64)
+        run = PagedRun(parts.decoder(model), attention=parts.attention())
+        tree = tree_mask([-1, 0, 0, 1])
+        return torch.cat([run.feed(TOKEN_IDS[:9]).logits, run.try_tree(TOKEN_IDS[9:13], tree).logits])
+
+    expected = logits()
+    kernels()
+    torch.testing.assert_close(logits(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_bits_of_a_row_on_the_kernels_are_its_own(kernels):
+    kernels()
+    model = build_decoder(*random_source("Gemma2ForCausalLM", torch.float32), dtype=torch.float32, device=CPU)
+    parts = DeviceParts(LayerFunctions.choose(CPU), max_length=64)
+    model = parts.decoder(model)
+    runs = [PagedRun(model, attention=parts.attention()) for _ in range(2)]
+    together = runs[0].feed(TOKEN_IDS[:7]).logits
+    alone = torch.cat([runs[1].feed(TOKEN_IDS[i : i + 1]).logits for i in range(7)])
+    assert torch.equal(alone, together)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from forerun.errors import ConfigError, ModelError
+from forerun.executor.device_choice import with_layers_on_device
 from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.train.recipes import RECIPES
@@ -91,8 +92,13 @@ def test_what_cannot_be_trained_is_refused(changes, message):
 
 @needs_kernels
 def test_native_kernels_have_no_gradients():
-    with pytest.raises(ConfigError, match="runs on the native kernels"):
+    with pytest.raises(ConfigError, match="runs on kernels"):
         train_head("eagle", native_target(), TEXTS)
+
+
+def test_layers_of_the_device_have_no_gradients():
+    with pytest.raises(ConfigError, match="runs on kernels"):
+        train_head("eagle", with_layers_on_device(tiny_target(), max_length=64), TEXTS)
 
 
 def test_a_configuration_that_no_head_can_have_is_refused():

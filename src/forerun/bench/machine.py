@@ -28,6 +28,8 @@ def describe_kernels(llm: LLM) -> str:
     """What computes the forward pass, e.g. "native avx512bf16, 2 threads"."""
     import torch
 
+    if llm.has_device_layers:
+        return "Triton kernels" if llm.device.type == "cuda" else "formulas of the Triton kernels"
     if llm.kernels is None:
         threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
         return f"torch{threads}"

@@ -21,7 +21,9 @@ PLAIN_COLOUR, DRAFTED_COLOUR = "#94a3b8", "#c2410c"
 PHASE_COLOURS = {
     "schedule": "#cbd5e1",
     "build": "#94a3b8",
+    "launch": "#64748b",
     "forward": "#0369a1",
+    "wait": "#7dd3fc",
     "verify": "#65a30d",
     "commit": "#475569",
     "draft": "#c2410c",

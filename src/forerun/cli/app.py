@@ -38,6 +38,7 @@ COMMANDS = (
     "simulate",
     "train",
     "tune",
+    "tune-kernels",
     "verify",
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""

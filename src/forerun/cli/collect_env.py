@@ -9,13 +9,17 @@ import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import forerun
 from forerun.cli.command import command
 from forerun.cli.loading import spinner
 from forerun.cli.options import JsonFlag
+from forerun.errors import ForerunError
 from forerun.models import store
+
+if TYPE_CHECKING:
+    from forerun.ops.cuda.system import CudaSystem
 
 PACKAGES = (
     "torch",
@@ -117,14 +121,41 @@ def _memory() -> dict[str, str]:
 def _gpus() -> dict[str, Any]:
     import torch  # slow to import, and needed by this part alone
 
+    from forerun.ops.cuda.system import InstalledCuda
+
     facts: dict[str, Any] = {
-        "torch_cuda": torch.version.cuda or "none",
         "torch_threads": torch.get_num_threads(),
         "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }
-    for index in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(index)
-        facts[f"cuda:{index}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, capability {gpu.major}.{gpu.minor}"
+    return facts | gpu_facts(InstalledCuda(), folder=store.cache_folder())
+
+
+def gpu_facts(system: CudaSystem, *, folder: Path) -> dict[str, str]:
+    """What there is of GPUs, whether they can be used, and what would compute on them.
+
+    Args:
+        system: what is installed.
+        folder: the cache, where tables of the kernels lie.
+    """
+    from forerun.config.device import choose_device
+    from forerun.config.kernel_table import describe_table, find_table
+
+    driver = system.driver_cuda
+    facts = {
+        "torch_cuda": system.torch_cuda or "none",
+        "driver_cuda": "none" if driver is None else f"{driver[0]}.{driver[1]} at most",
+    }
+    for index in range(system.num_gpus):
+        facts[f"cuda:{index}"] = str(system.gpu(index))
+        try:
+            choose_device(f"cuda:{index}", system)
+            facts[f"cuda:{index} kernel table"] = describe_table(find_table(None, system, index, folder=folder))
+        except ForerunError as error:
+            facts[f"cuda:{index} cannot be used"] = str(error)
+    if system.num_gpus:
+        triton = "not installed" if system.triton is None else f"triton {system.triton}"
+        facts["kernels"] = f"torch; with device_step those of {triton}"
+        facts["cuda_graphs"] = "off"
     return facts
 
 

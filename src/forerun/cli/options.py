@@ -119,10 +119,19 @@ class EngineOptions:
     """Tokens computed in one forward pass, at most."""
     kv_cache_memory_bytes: int | None = None
     """Memory for the KV cache, in bytes; by default a share of what is free."""
+    gpu_memory_utilization: float = 0.9
+    """Part of a GPU's memory that weights, KV and everything else may take together, above 0 and at most 1."""
     tensor_parallel_size: int = 1
     """Processes of this machine that compute the model together (native CPU kernels only); the texts stay the same."""
-    device_step: bool = False
-    """Draw, match and commit tokens in tables on the device; no logits come to the host."""
+    device_step: bool | None = None
+    """Compute layers, draw, match and commit tokens on the device; no logits come to the host. By default so on a GPU whose
+    kernels can compute the model."""
+    enforce_eager: bool = False
+    """On a GPU, launch every step kernel by kernel, without CUDA graphs."""
+    cudagraph_capture_sizes: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None
+    """Numbers of rows for which a step on the device is recorded as a CUDA graph; by default 1 to 256."""
+    kernel_table: Path | None = None
+    """File of "forerun tune-kernels" for the GPU's kernels; by default the cached one for this GPU, if there is one."""
     pools_folder: Path | None = None
     """Folder where drafters keep what they learnt from past requests, so that the next start begins with it."""
     seed: int = 0

@@ -17,9 +17,6 @@ from forerun.ops.cuda.failures import device_failure
 
 logger = logging.getLogger(__name__)
 
-GRAPH_BYTES = 1 << 30
-"""Set aside for CUDA graphs, which are captured after the KV is there; a guess until a GPU has shown what they take."""
-
 
 class DeviceMemory(Protocol):
     """The memory of one GPU, in bytes; a fake stands in for it in tests."""
@@ -190,7 +187,12 @@ def loading(settings: EngineSettings, memory: DeviceMemory | None) -> Iterator[N
 
 
 def measure_share(
-    settings: EngineSettings, memory: DeviceMemory, *, used_before: int, run_largest_step: Callable[[], object]
+    settings: EngineSettings,
+    memory: DeviceMemory,
+    *,
+    used_before: int,
+    graph_bytes: int,
+    run_largest_step: Callable[[], object],
 ) -> MemoryShare:
     """Measure what the largest step takes beside the weights, which are loaded, and share out the rest.
 
@@ -198,6 +200,7 @@ def measure_share(
         settings: the engine's.
         memory: of the GPU.
         used_before: `used_bytes` before the model was loaded.
+        graph_bytes: set aside for CUDA graphs.
         run_largest_step: executes it and keeps nothing.
 
     Raises:
@@ -222,7 +225,7 @@ def measure_share(
         utilization=settings.gpu_memory_utilization,
         weights=weights,
         largest_step=peak - weights,
-        graphs=0 if settings.enforce_eager else GRAPH_BYTES,
+        graphs=graph_bytes,
         libraries=max(0, used_bytes(memory) - used_before),
     )
     logger.info("GPU memory: %s", share)

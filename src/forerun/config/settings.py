@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
@@ -22,6 +22,7 @@ DTYPES = {
     "half": torch.float16,
 }
 
+GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LOAD_FORMATS = ("auto", "dummy")
 ACTIVATION_DTYPES = ("auto", "int8")
 
@@ -43,8 +44,12 @@ class EngineSettings:
     what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
     requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
     processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
-    rules and drafts lie in tables on the device, which draws and matches tokens itself, so that no logits come to
-    the host; verification is by matching, and rules that only the host can follow are refused.
+    rules and drafts lie in tables on the device, which computes layers, draws and matches tokens itself, so that no logits
+    come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
+    GPU where its kernels can compute the model, else False. cudagraph_capture_sizes: numbers of rows for which such a step
+    is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
+    kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels;
+    None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -73,8 +78,10 @@ class EngineSettings:
     kv_transfer_config: Mapping[str, Any] | None = None
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
-    device_step: bool = False
-    enforce_eager: bool = True
+    device_step: bool | None = None
+    kernel_table: str | PathLike[str] | None = None
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: Sequence[int] | None = None
     trust_remote_code: bool = False
 
     @classmethod
@@ -94,8 +101,8 @@ class EngineSettings:
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that each sequence gets a row; raise it or lower max_num_seqs"
             )
-        if not isinstance(self.device_step, bool):
-            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True or False")
+        if not isinstance(self.device_step, bool | None):
+            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True, False or None")
         if self.device_step and self.tensor_parallel_size > 1:
             raise ConfigError(
                 f"tensor_parallel_size: got {self.tensor_parallel_size}; with device_step=True it must be 1, as other processes "
@@ -107,11 +114,30 @@ class EngineSettings:
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
-        if self.pools_folder is not None and not isinstance(self.pools_folder, (str, PathLike)):
-            raise ConfigError(
-                f"pools_folder: got {self.pools_folder!r:.80}; must be a folder; leave it out to keep none"
-            )
+        self._need_path("pools_folder", "a folder; leave it out to keep none")
+        self._need_path("kernel_table", "a file; leave it out to take the cached one")
+        self._check_graphs()
         self._check_weights()
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows for which steps are recorded as CUDA graphs, rising."""
+        if self.cudagraph_capture_sizes is None:
+            return tuple(size for size in GRAPH_SIZES if size <= self.max_num_batched_tokens)
+        return tuple(sorted(set(self.cudagraph_capture_sizes)))
+
+    def _check_graphs(self) -> None:
+        sizes = self.cudagraph_capture_sizes
+        if not isinstance(self.enforce_eager, bool):
+            raise ConfigError(f"enforce_eager: got {self.enforce_eager!r:.80}; may be True or False")
+        if sizes is None:
+            return
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+        if not is_list or not all(type(size) is int and 1 <= size <= self.max_num_batched_tokens for size in sizes):
+            raise ConfigError(
+                f"cudagraph_capture_sizes: got {sizes!r:.80}; must be numbers of rows from 1 to max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}); leave it out, or set enforce_eager=True for no graphs"
+            )
 
     def _check_weights(self) -> None:
         """How weights are read and stored."""
@@ -137,6 +163,11 @@ class EngineSettings:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}: got {value!r}; must be an integer of 1 or more")
 
+    def _need_path(self, name: str, what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, (str, PathLike)):
+            raise ConfigError(f"{name}: got {value!r:.80}; must be {what}")
+
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype asked for; None for "auto"."""
@@ -159,4 +190,9 @@ class EngineSettings:
         device = choose_device(self.device, installed)
         if device.type == "cuda" and self.device_step:
             check_triton(installed, needed_by="device_step")
+        elif self.kernel_table is not None:
+            raise ConfigError(
+                f"kernel_table: got {str(self.kernel_table)!r:.200}, but device {device} computes without the kernels that it is "
+                "for; set device_step=True on a GPU, or leave it out"
+            )
         return device

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from forerun.core.draft import Draft
 
-PHASES = ("schedule", "build", "forward", "verify", "commit", "draft")
+PHASES = ("schedule", "build", "launch", "forward", "wait", "verify", "commit", "draft")
 """The phases of a step, in order."""
 
 
@@ -148,34 +148,49 @@ class ExecutorInfo:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds spent in each phase of a step, or the sum over many steps."""
+    """Seconds spent in each phase of a step, or the sum over many steps.
+
+    Where a GPU computes the whole step by itself, the host is busy with other steps meanwhile: `forward` is by the GPU's own
+    clock then, and all that it does is in it; `launch` and `wait` are the host's part of it, and `idle` the seconds in which
+    the GPU had nothing to do before the step, though sequences were waiting for it.
+    """
 
     schedule: float = 0.0  # choose sequences and rows, reserve KV
     build: float = 0.0  # tensors of the forward pass
+    launch: float = 0.0  # hand the step to a device that computes it alone
     forward: float = 0.0
+    wait: float = 0.0  # for the result of such a step
     verify: float = 0.0  # sampling rules, sampling, acceptance
     commit: float = 0.0  # append tokens, stop rules, text, KV accounting
     draft: float = 0.0
     idle: float = 0.0  # of the device; no phase, as it may lie in any of them
     num_steps: int = 0
+    num_replayed_steps: int = 0  # of these, by a CUDA graph
 
     @property
     def host_overhead(self) -> float:
-        """Seconds in everything but the forward pass and drafting."""
-        return self.schedule + self.build + self.verify + self.commit
+        """Seconds of the host's own work, drafting aside."""
+        return self.schedule + self.build + self.launch + self.verify + self.commit
 
     @property
     def milliseconds_per_step(self) -> dict[str, float]:
         """Mean milliseconds of each phase; empty before the first step."""
         return {phase: 1e3 * getattr(self, phase) / self.num_steps for phase in PHASES} if self.num_steps else {}
 
+    def since(self, earlier: StepTimes) -> StepTimes:
+        """What was added after `earlier` was copied from these."""
+        return StepTimes(**{one.name: getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)})
+
     def add(self, other: StepTimes) -> None:
         """Add the times of `other` to these."""
         self.schedule += other.schedule
         self.build += other.build
+        self.launch += other.launch
         self.forward += other.forward
+        self.wait += other.wait
         self.verify += other.verify
         self.commit += other.commit
         self.draft += other.draft
         self.idle += other.idle
+        self.num_replayed_steps += other.num_replayed_steps
         self.num_steps += other.num_steps

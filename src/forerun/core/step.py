@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -221,6 +222,29 @@ class StepResult:
     sequences: list[SequenceResult]
     times: StepTimes
     num_failed_drafts: int = 0  # failures of the drafter since the executor was made
+
+
+class PendingResult(Protocol):
+    """What a step is going to give; a device may still be computing it."""
+
+    def result(self) -> StepResult:
+        """Wait for what the step gave, which is the same however often it is asked for.
+
+        Where it raises, what the step and those after it computed is void, and the same rows may be planned again; an
+        interrupt changes nothing, and it may be asked for again.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyResult:
+    """The result of a step that is over."""
+
+    value: StepResult
+
+    def result(self) -> StepResult:
+        """See `PendingResult`."""
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

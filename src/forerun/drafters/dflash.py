@@ -76,6 +76,7 @@ class BlockPredictor:
     """The head as a `Predictor` of blocks that follow the entries made by `write_context`."""
 
     num_hidden = 0
+    reads_tensors_only = False
 
     def __init__(self, head: DFlashHead) -> None:
         self.needs = frozenset(head.needs)

@@ -17,11 +17,13 @@ from forerun.models.base import CausalModel, LoadedTarget, MaskToken, SharesOut,
 from forerun.models.config_file import read_config, read_mask_token
 from forerun.models.decoder import Decoder
 from forerun.models.loader import load_model
+from forerun.models.on_device import obstacle
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer
 from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
+from forerun.ops.cuda.decoder_layers import DeviceHead
 from forerun.ops.native.formats import check_quantization
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,8 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
             "the target does not run on them; leave it out"
         )
     model = load_model(path, dtype=dtype, device=target.model.device, packing=packing)
+    if target.on_device is not None and isinstance(model, Decoder) and obstacle(model) is None:
+        model = target.on_device.decoder(model)
     return model if target.drafter_ranks is None else _shared_out(model, target.drafter_ranks, path)
 
 
@@ -121,6 +125,7 @@ def _shared_out(model: TargetModel, ranks: SharesOut, path: Path) -> Decoder:
             f"draft_tensor_parallel_size: got {ranks.num_ranks}, but {path} runs through transformers' own code, which computes "
             "in one process; set it to 1"
         )
+    assert not isinstance(model.head, DeviceHead), "several processes compute on other kernels"
     return model.with_parts(layers=ranks.layers(model.layers, model.config), head=ranks.head(model.head))
 
 

@@ -7,20 +7,23 @@ nothing is computed or kept twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.draft_model import load_beside
+from forerun.drafters.neural.device import ChainNetwork, TargetsEntries, device_chains
 from forerun.drafters.neural.forward import ModelPredictor, PagedPasses, scratch_blocks_per_sequence
 from forerun.drafters.neural.kv import KVDrafter
 from forerun.drafters.neural.sampling import DraftSampling, DraftSamplingConfig
 from forerun.drafters.neural.writers import make_writer
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
-from forerun.models.base import choose_attention
 from forerun.models.decoder import Decoder
+from forerun.ops.cuda.table import DeviceTable, RuleTable
 from forerun.ops.native.attention import block_table
 from forerun.ops.native.formats import check_quantization
 
@@ -105,13 +108,29 @@ class EarlyExit:
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Write to the target's cache."""
+        self._cache, self._num_blocks = target_cache, num_blocks
+        self._attention = self._target.itself.attention_for(self._predictor.kv_specs)
         self._passes = PagedPasses(
             self._predictor,
-            choose_attention(self._predictor.kv_specs, self._target.itself.kernels),
+            self._attention,
             target_cache,
             num_blocks=num_blocks,
             scratch_per_sequence=self._scratch_per_sequence,
         )
+
+    def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
+        """See `DraftsOnDevice`: chains."""
+        network = ChainNetwork(
+            predictor=self._predictor,
+            attention=self._attention,
+            cache=self._cache,
+            num_blocks=self._num_blocks,
+            scratch_per_slot=self._scratch_per_sequence,
+            max_model_len=self._predictor.max_model_len,
+            entries=TargetsEntries(),
+            most_unread=1,
+        )
+        return device_chains(network, self._writer, table, rules, sample)
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""

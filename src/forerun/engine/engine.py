@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from forerun.core.stats import ExecutorInfo
 from forerun.core.step import (
     UNKNOWN_TOKEN,
     EndedSequence,
+    PendingResult,
     PlannedSequence,
     SequenceResult,
     SequenceSpec,
@@ -55,10 +57,10 @@ class EngineParts:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that was executed and is to be applied."""
+    """A step that an executor has begun, and whose result is to be applied."""
 
     plan: StepPlan
-    result: StepResult
+    pending: PendingResult
     plan_seconds: float
 
 
@@ -70,8 +72,8 @@ class Engine:
 
     Args:
         parts: what the engine is made of.
-        delay: how many steps late results are applied: 0, or 1 to plan each step before the result of
-            the one before is known, as for a device that must not wait for the host.
+        delay: how many steps late results are asked for and applied: 0, or 1 to plan each step and have it begun
+            before the result of the one before is known, so that a device need not wait for the host.
         clock: seconds; the engine takes no other time.
     """
 
@@ -84,7 +86,7 @@ class Engine:
         self._accepted: dict[str, Request | None] = {}  # not submitted; None: not ready yet
         self._requests: dict[str, Request] = {}
         self._generations: dict[int, Generation] = {}  # of these requests, by seq_id
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()  # the oldest first
         self._num_executed = 0  # steps
         self._log = StatsLog(clock)
         self._num_failed_drafts = 0  # of the executor, since it was made
@@ -98,7 +100,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or a step not applied."""
-        return bool(self._requests) or self._flight is not None
+        return bool(self._requests) or bool(self._flights)
 
     @property
     def state(self) -> EngineState:
@@ -236,7 +238,7 @@ class Engine:
             self._parts.files.wait_for_writers()
 
     def step(self) -> StepOutput:
-        """Plan and execute one step, and apply its result, or with a delay the result of the step before.
+        """Plan one step and have it begun; apply its result, or with a delay the result of the step before.
 
         Whatever the executor raises comes out of here; nothing is committed then, so that the caller
         may step again, or abort what it will not wait for. But where the device's memory does not suffice,
@@ -253,35 +255,62 @@ class Engine:
         return self._parts.executor.as_in_a_step()
 
     def _step(self) -> StepOutput:
-        plan = self.plan()
-        flight = None
-        if plan.sequences:
-            plan_seconds = self._clock() - plan.time
-            try:
-                result = self._parts.executor.execute(plan)
-            except StepError as error:
-                self._forget_plan()
-                output = StepOutput()
-                self._fail(plan, error, output)
-                return output
-            flight = _Flight(plan, result, plan_seconds)
-            self._num_executed += 1
-            for spec in plan.new:
-                self._generations[spec.seq_id].is_known = True
-        if self._delay:
-            flight, self._flight = self._flight, flight
-        if flight is None:
-            assert plan.sequences or not self._requests, "as long as there are requests one of them can run"
-            return StepOutput()
-        times = flight.result.times
+        output = StepOutput()
+        is_begun = len(self._flights) <= self._delay and self._begin(output)
+        if len(self._flights) <= (self._delay if is_begun else 0):
+            assert is_begun or output.finished or not self._requests, (
+                "as long as there are requests one of them can run"
+            )
+            return output
+        flight = self._flights[0]
+        result = self._result(flight)
+        self._flights.popleft()
+        times = result.times
         times.schedule = flight.plan_seconds
         start = self._clock()
-        output = self.apply(flight.plan, flight.result)
+        try:
+            applied = self.apply(flight.plan, result)
+        except BaseException:
+            self._void_flights()
+            raise
         times.commit = self._clock() - start
         self.stats.times.add(times)
         if self._log.is_due:
             self._log.write(self.stats, self.state)
-        return output
+        applied.deltas += output.deltas
+        applied.finished += output.finished
+        return applied
+
+    def _begin(self, output: StepOutput) -> bool:
+        """Plan a step and have it executed; False where there is nothing to plan, or no memory to compute it."""
+        plan = self.plan()
+        if not plan.sequences:
+            return False
+        plan_seconds = self._clock() - plan.time
+        try:
+            pending = self._parts.executor.execute(plan)
+        except StepError as error:
+            self._forget_plan()
+            self._fail(plan, error, output)
+            return False
+        self._flights.append(_Flight(plan, pending, plan_seconds))
+        self._num_executed += 1
+        for spec in plan.new:
+            self._generations[spec.seq_id].is_known = True
+        return True
+
+    def _result(self, flight: _Flight) -> StepResult:
+        """Wait for the result of the oldest flight; where it fails those after it are void too, and are planned anew."""
+        try:
+            return flight.pending.result()
+        except Exception:
+            self._void_flights()
+            raise
+
+    def _void_flights(self) -> None:
+        """Forget steps that build on one whose result is not applied, so that their rows are planned again."""
+        self._num_executed -= len(self._flights)
+        self._flights.clear()
 
     def plan(self) -> StepPlan:
         """Decide the next step from integers alone: who computes which rows, and how much is drafted after them.
@@ -391,10 +420,8 @@ class Engine:
         return done
 
     def _forget_plan(self) -> None:
-        """After a step that failed: nothing is in flight but the step before, if that is still to be applied."""
-        before = {}
-        if self._flight is not None:
-            before = {planned.seq_id: planned for planned in self._flight.plan.sequences}
+        """After a step that failed: nothing is in flight but steps that are still to be applied."""
+        before = {planned.seq_id: planned for flight in self._flights for planned in flight.plan.sequences}
         for seq_id, generation in self._generations.items():
             generation.in_flight = before.get(seq_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forerun.core.stats import PHASES, ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine.speculation import SpeculationReport
@@ -108,6 +108,8 @@ class EngineStats:
             *(Gauge("forerun:phase_seconds", getattr(self.times, phase), {"phase": phase}) for phase in PHASES),
             *_executor_metrics(state.executor),
             Gauge("forerun:device_idle_seconds", self.times.idle),
+            Counter("forerun:graph_steps", self.times.num_replayed_steps),
+            Counter("forerun:eager_steps", self.times.num_steps - self.times.num_replayed_steps),
             Counter("forerun:num_steps", self.times.num_steps),
         ]
 
@@ -141,7 +143,7 @@ class StatsLog:
         self._last_spec = SpeculationStats()
         self._last_prompt = 0
         self._last_generated = 0
-        self._last_idle, self._last_steps = 0.0, 0
+        self._last_times = StepTimes()
 
     @property
     def is_due(self) -> bool:
@@ -164,8 +166,7 @@ class StatsLog:
             100 * hit_rate,
         )
         if state.executor is not None:
-            num_steps, idle = stats.times.num_steps - self._last_steps, stats.times.idle - self._last_idle
-            logger.info("%s", executor_line(state.executor, idle=idle, num_steps=num_steps))
+            logger.info("%s", executor_line(state.executor, stats.times.since(self._last_times)))
         if stats.speculation.num_drafts > self._last_spec.num_drafts:
             recent = stats.speculation.since(self._last_spec)
             logger.info("%s", speculation_line(recent, seconds))
@@ -177,13 +178,17 @@ class StatsLog:
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
         self._last_spec = stats.speculation.copy()
-        self._last_idle, self._last_steps = stats.times.idle, stats.times.num_steps
+        self._last_times = replace(stats.times)
 
 
-def executor_line(executor: ExecutorInfo, *, idle: float, num_steps: int) -> str:
-    """What computes, and how long a step its device had nothing to do, where that is measured."""
-    waiting = f", Device idle: {1e3 * idle / num_steps:.3f} ms per step" if idle > 0 and num_steps else ""
-    return f"Executor: {executor}{waiting}"
+def executor_line(executor: ExecutorInfo, times: StepTimes) -> str:
+    """What computes, how many of some steps by CUDA graphs, and how long a step its device had nothing to do, where that is measured."""
+    line = f"Executor: {executor}"
+    if times.num_replayed_steps:
+        line += f", CUDA graphs: {times.num_replayed_steps} of {times.num_steps} steps"
+    if times.idle > 0 and times.num_steps:
+        line += f", Device idle: {1e3 * times.idle / times.num_steps:.3f} ms per step"
+    return line
 
 
 def speculation_line(stats: SpeculationStats, seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from forerun.core.step import EndedSequence, SequenceSpec, StepPlan, StepResult
+from forerun.core.step import EndedSequence, PendingResult, SequenceSpec, StepPlan
 from forerun.kv.transfer import BlockContents
 
 
@@ -26,8 +26,8 @@ class Executor(Protocol):
         """
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a plan's rows, verify its drafts, and draft for the next step.
+    def execute(self, plan: StepPlan) -> PendingResult:
+        """Compute a plan's rows, verify its drafts, and draft for the next step; or have a device begin with it.
 
         Where it raises, no sequence has changed, and the same rows may be planned again.
 
@@ -59,7 +59,7 @@ class Executor(Protocol):
         """Look whether plans can still be executed; any thread may call this at any time.
 
         Raises:
-            WorkerError: another process that holds a part of the model has ended.
+            WorkerError: the device, or another process that holds a part of the model, is gone.
         """
         ...
 

@@ -72,8 +72,8 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
         self._is_on_cpu = device.type == "cpu"
-        self._features = features
-        self._num_candidates = num_candidates
+        self.features = features
+        self.num_candidates = num_candidates
         self._staged: dict[int, _StagedRows] = {}  # by the number of rows
         self._logits = _LogitsMemory(vocab_size) if self._is_on_cpu else None
 
@@ -84,20 +84,11 @@ class BatchBuilder:
             token_ids=token_ids,
             positions=positions,
             slot_mapping=slots,
-            sequences=[
-                SequenceRows(
-                    num_context=planned.start,
-                    num_rows=planned.num_tail + len(draft.token_ids),
-                    block_ids=planned.blocks,
-                    tree_mask=None if draft.parents is None else _mask(planned.num_tail, draft.parents),
-                )
-                for planned, draft in zip(sequences, drafts, strict=True)
-                if planned.num_tail
-            ],
+            sequences=sequence_rows(sequences, drafts),
             block_size=self._block_size,
             logits_rows=logits_rows,
-            features=self._features,
-            num_candidates=self._num_candidates,
+            features=self.features,
+            num_candidates=self.num_candidates,
             logits=None if self._logits is None else self._logits.of_rows(len(rows.logits_rows)),
         )
 
@@ -129,6 +120,20 @@ def _mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:
 @lru_cache(maxsize=1024)
 def _mask_of_tree(parents: tuple[int, ...]) -> Tensor | None:
     return tree_mask(1, parents)
+
+
+def sequence_rows(sequences: Sequence[PlannedSequence], drafts: Sequence[Draft]) -> list[SequenceRows]:
+    """The rows of each planned sequence that has any, as attention reads them."""
+    return [
+        SequenceRows(
+            num_context=planned.start,
+            num_rows=planned.num_tail + len(draft.token_ids),
+            block_ids=planned.blocks,
+            tree_mask=None if draft.parents is None else _mask(planned.num_tail, draft.parents),
+        )
+        for planned, draft in zip(sequences, drafts, strict=True)
+        if planned.num_tail
+    ]
 
 
 def tree_mask(num_tail: int, parents: tuple[int, ...]) -> Tensor | None:

@@ -1,82 +1,74 @@
-"""The executor whose texts, rules and drafts lie in tables on the device, where rows are laid out and tokens drawn and matched."""
+"""The executor whose texts, rules and drafts lie in tables on the device, which computes steps whose results are read later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import sys
+import time
+from collections import deque
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from forerun.core.batch import ForwardBatch, ForwardResult
-from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec
-from forerun.errors import ConfigError, ForerunError
-from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
-from forerun.executor.device_results import pack, unpack
-from forerun.executor.device_slots import DeviceSlots, Holder, check_device_rules
+from forerun.core.batch import CandidateTensors
+from forerun.core.draft import Draft
+from forerun.core.stats import StepTimes
+from forerun.core.step import (
+    EndedSequence,
+    PendingResult,
+    PlannedSequence,
+    ReadyResult,
+    SequenceResult,
+    SequenceSpec,
+    StepPlan,
+    StepResult,
+)
+from forerun.drafters.base import Drafter, DraftRequest
+from forerun.executor.batch import sequence_rows
+from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in
+from forerun.executor.device_part import (
+    DeviceFunctions,
+    DevicePart,
+    HostRows,
+    Ints,
+    StepOutputs,
+    StepTensors,
+    plan_values,
+)
+from forerun.executor.device_results import unpack
+from forerun.executor.device_slots import DeviceSlots, check_device_rules
+from forerun.executor.host_copies import LateCopy, StepSpan, free_bytes, to_device
 from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState
-from forerun.executor.row_masks import JudgedSequence, row_masks
-from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
-from forerun.verify.base import Verdict
+from forerun.executor.row_masks import JudgedSequence, RowMasks, row_masks
+from forerun.executor.step_graphs import Recorder, StepBuffers, StepGraphs
+from forerun.ops.cuda.table import StepRows, Verdicts
+
+logger = logging.getLogger(__name__)
 
 
-class DeviceFunctions(NamedTuple):
-    """The parts of a step beside the layers: by formula (`ops.cuda`), or as Triton kernels (`ops.cuda.kernels`)."""
+@dataclass(frozen=True, slots=True)
+class _LateResult:
+    """The `PendingResult` of a launch."""
 
-    prepare: Callable[..., None]
-    edit: Callable[..., None]
-    sample: Callable[..., None]
-    match: Callable[..., None]
-    move: Callable[..., None]
-    commit: Callable[..., None]
-    propose: Callable[..., None]
+    executor: DeviceExecutor
+    launch: Launch
 
-    @classmethod
-    def choose(cls, device: torch.device) -> DeviceFunctions:
-        """The kernels on a GPU, the formulas elsewhere.
-
-        Raises:
-            ConfigError: triton is not installed.
-        """
-        if device.type == "cuda":
-            try:
-                from forerun.ops.cuda.kernels import edits, ngram, sampling, steps
-            except ImportError as error:
-                raise ConfigError(
-                    f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or leave it out"
-                ) from None
-        else:
-            from forerun.ops.cuda import edits, ngram, sampling, steps  # type: ignore[no-redef]
-        return cls.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
-
-    @classmethod
-    def of(cls, *, edits: Any, ngram: Any, sampling: Any, steps: Any) -> DeviceFunctions:
-        """Those of four modules of one kind."""
-        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit, ngram.propose)
-
-
-@dataclass(slots=True, kw_only=True)
-class _DeviceStep:
-    """The tensors of the step that is being computed, and what is known of it on the host."""
-
-    plan: DevicePlan
-    asked: AskedDrafts
-    rows: StepRows
-    verdicts: Verdicts
-    has_own_drafts: list[bool]  # of each sequence: whether the device drafts for it
-    holders: list[Holder] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)  # that the device made
+    def result(self) -> StepResult:
+        """See `PendingResult`."""
+        return self.executor.read(self.launch)
 
 
 class DeviceExecutor(LocalExecutor):
-    """A `LocalExecutor` that lays out rows, draws, matches, moves KV and commits by the device's own table.
+    """A `LocalExecutor` that has the device lay out rows, draw, match, move KV, commit and draft by its own table.
 
-    The host sends the plan, new blocks and drafts, and reads accepted nodes and tokens in one copy, never logits. It
-    verifies by matching.
+    A step may be begun before the one before was read: the table knows how that went, and the plan's bounds only say how many
+    rows there may be. So it is wherever nobody on the host must know first: drafters, grammars and log probabilities of the
+    host wait for the result, and drafts are made, before the next step is begun.
+
+    The host sends the plan, new blocks and drafts, and reads accepted nodes and tokens in one copy, never logits, but for log
+    probabilities. It verifies by matching.
 
     Args:
         slots: the table, with a slot for each sequence of a step.
@@ -86,9 +78,22 @@ class DeviceExecutor(LocalExecutor):
     def __init__(self, slots: DeviceSlots, **parts: Any) -> None:
         super().__init__(**parts)
         self.slots = slots
-        self._compute = DeviceFunctions.choose(self.model.device)
-        self._ngrams = DeviceNgrams.of(self.drafting.drafter, slots.table, self._compute.propose)
-        self._step: _DeviceStep | None = None
+        self.part = DevicePart(
+            model=self.model,
+            attention=self._attention,
+            cache=self.cache,
+            slots=slots,
+            compute=DeviceFunctions.choose(self.model.device),
+            drafter=self.drafting.drafter,
+            features=self._builder.features,
+            num_candidates=self._builder.num_candidates,
+        )
+        self.graphs: StepGraphs | None = None  # None: every step is eager
+        self._unread: deque[Launch] = deque()  # the oldest first
+        self._drafted_there: set[int] = set()  # sequences that the device drafted for in the step that is being read
+        self._before: tuple[set[int], StepSpan] | None = (
+            None  # the sequences of the step that was begun last, and its times
+        )
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; a request that the tables have no room for is refused."""
@@ -100,149 +105,332 @@ class DeviceExecutor(LocalExecutor):
         super().release(ended)
         for one in ended:
             self.slots.release(one.seq_id)
+            if self.part.chains is not None:
+                self.part.chains.forget(one.seq_id)
 
-    def build_batch(self, step: PreparedStep) -> ForwardBatch:
-        """The rows as the device lays them out."""
-        slots = self.slots
-        taken = slots.take([(state.sequence, state.spec) for state in step.states])
-        for planned, draft in zip(step.sequences, step.drafts, strict=True):
-            slots.place(planned.seq_id, start=planned.start, blocks=planned.blocks, draft=draft)
-        has_own_drafts = [self._drafts_on_device(state) for state in step.states]
-        values = [
-            (
-                slot if planned.num_tail else -1,
-                planned.num_tail,
-                len(draft),
-                planned.reaches_end,
-                slot if drafts and planned.reaches_end and planned.num_tail and planned.draft_limit else -1,
-                planned.draft_limit,
-                state.spec.max_length,
-            )
-            for slot, planned, state, draft, drafts in zip(
-                taken, step.sequences, step.states, step.drafts, has_own_drafts, strict=True
-            )
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """See `LocalExecutor`."""
+        with self._computing():
+            self._read_all()
+        super().replace_drafter(drafter)
+        self.part.use_drafter(drafter)
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    def use_graphs(self, sizes: Listing[int], recorder: Recorder) -> None:
+        """Record steps of these numbers of rows from now on, where the device can lay out rows by itself."""
+        if self.part.needs_host_rows:
+            return
+        buffers = StepBuffers(
+            max(sizes),
+            self.slots.num_slots,
+            most_drafted=self.slots.table.draft_tokens.shape[1],
+            vocab_size=self.model.vocab_size,
+            device=self.model.device,
+        )
+        self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder)
+        started, before = time.perf_counter(), free_bytes(self.model.device)
+        with self._computing():
+            self.graphs.prepare(drafts=self.part.drafts, shows_progress=sys.stderr.isatty())
+        logger.info(
+            "recorded %d CUDA graphs in %.1f s; they take %.0f MiB",
+            self.graphs.num_recorded,
+            time.perf_counter() - started,
+            (before - free_bytes(self.model.device)) / 2**20,
+        )
+
+    def execute(self, plan: StepPlan) -> PendingResult:
+        """See `Executor`; the device has the step to compute when this returns."""
+        with self._computing():
+            pending = self._execute_late(plan)
+        if self.pools is not None:
+            self.pools.save_when_due()
+        return pending
+
+    def read(self, launch: Launch) -> StepResult:
+        """The result of a step, and before it those of the steps before; waits for the device."""
+        with self._computing():
+            while launch.result is None:
+                assert self._unread, "a result that is void is not asked for"
+                self._read(self._unread[0])
+                self._unread.popleft()
+        return launch.result
+
+    def _execute_late(self, plan: StepPlan) -> PendingResult:
+        started = time.perf_counter()
+        self._drop_lost(plan)
+        states = self._meet(plan)
+        if self._unread and self._must_read_first(plan, states):
+            self._read_all()
+        self._check_order(plan)
+        # With a step before it unread, what is pending is known to the device alone.
+        step = None if self._unread and plan.is_pending else self._settle(plan, states)
+        if step is not None:
+            states = step.states
+            if not step.rows.token_ids:  # all that was pending has ended
+                self._last_number = plan.number
+                return ReadyResult(self._empty_result(step))
+        launch = self._launch(plan, states, step, started)
+        self._unread.append(launch)
+        self._last_number = plan.number
+        self.slots.trust_texts(launch.holders)
+        return _LateResult(self, launch)
+
+    def _drop_lost(self, plan: StepPlan) -> None:
+        """Forget steps whose results nobody will ask for, since their rows are planned again."""
+        while self._unread and self._unread[-1].plan.number >= plan.number:
+            lost = self._unread.pop()
+            self.slots.forget_texts([planned.seq_id for planned in lost.plan.sequences])
+            self._last_number = lost.plan.number - 1
+
+    def _read_all(self) -> None:
+        while self._unread:
+            self._read(self._unread[0])
+            self._unread.popleft()
+
+    def _must_read_first(self, plan: StepPlan, states: Listing[SequenceState]) -> bool:
+        """Whether the host must know how the step before went before this one can begin."""
+        before = self._unread[-1]
+        if len(self._unread) > 1 or before.is_wanted_first or (plan.is_pending and self.part.needs_host_rows):
+            return True
+        is_ahead = {planned.seq_id for planned in before.plan.sequences}
+        for planned, state in zip(plan.sequences, states, strict=True):
+            asks_host = planned.num_prompt_logits or (planned.reaches_end and state.rules.has_masks)
+            if asks_host and plan.is_pending:
+                return True
+            if planned.seq_id in is_ahead and not self.slots.has_text(state.sequence):
+                return True  # the text is to be written again, and not all of it is known
+            num_tokens = planned.start + planned.num_tail
+            if planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence):
+                return True  # the engine never got the result of a step that was interrupted
+        return False
+
+    def _launch(self, plan: StepPlan, states: list[SequenceState], step: PreparedStep | None, started: float) -> Launch:
+        """Have the device compute a step; `step` None: the host does not know its rows exactly."""
+        sequences = plan.sequences if step is None else step.sequences
+        drafted = [self._drafts_on_device(planned, state) for planned, state in zip(sequences, states, strict=True)]
+        drafts = known_drafts(sequences, states) if step is None else step.drafts
+        taken = self._place(sequences, states, drafts, is_settled=step is not None)
+        num_rows = len(plan.rows.token_ids if step is None else step.rows.token_ids)
+        masks = None if step is None else self._masks(step)
+        values = plan_values(sequences, taken, drafted)
+        most_asked = max((limit for slot, limit in values[-2:].T.tolist() if slot >= 0), default=0)
+        host = None if step is None else self._host_rows(step)
+        has_trees = any(draft.parents is not None for draft in drafts)
+        reads_logits = any(
+            one.num_prompt_logits or (one.reaches_end and state.spec.sampling.logprobs is not None)
+            for one, state in zip(sequences, states, strict=True)
+        )
+        holders = self.slots.forget_texts([planned.seq_id for planned in sequences])
+        built, span = time.perf_counter(), StepSpan(self.model.device)
+        outputs = None
+        if self.graphs is not None and not reads_logits:
+            outputs = self.graphs.run(values, masks, num_rows=num_rows, has_trees=has_trees, drafts=most_asked > 0)
+        is_replayed = outputs is not None
+        if outputs is None:
+            tensors = self._tensors(values, masks, sequences, num_rows=num_rows)
+            outputs = self.part.run(tensors, host, has_trees=has_trees, most_asked=most_asked)
+        span.end()
+        copy = LateCopy(outputs.packed[: len(sequences)])
+        if not reads_logits:
+            outputs = replace(outputs, logits=None)
+        elif step is not None:
+            outputs = in_order_of_rows(outputs, step)
+        launched = time.perf_counter()
+        seq_ids = {planned.seq_id for planned in sequences}
+        before, self._before = self._before, (seq_ids, span)
+        return Launch(
+            plan=plan,
+            states=states,
+            step=step,
+            has_own_drafts=drafted,
+            refused={} if step is None or masks is None else refused_in(step, masks),
+            holders=holders,
+            copy=copy,
+            outputs=outputs,
+            times=StepTimes(
+                build=built - started, launch=launched - built, num_steps=1, num_replayed_steps=int(is_replayed)
+            ),
+            span=span,
+            before=None if before is None or before[0].isdisjoint(seq_ids) else before[1],
+            is_wanted_first=reads_logits or self._asks_host(sequences, drafted),
+        )
+
+    def _run_alone(self, step: StepTensors, has_trees: bool, drafts: bool) -> StepOutputs:
+        """A step as graphs hold it, with as many passes of a drafter as the longest draft takes."""
+        most_asked = self.slots.table.draft_tokens.shape[1] if drafts and self.part.drafts else 0
+        return self.part.run(step, None, has_trees=has_trees, most_asked=most_asked)
+
+    def _tensors(
+        self, values: Ints, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int
+    ) -> StepTensors:
+        """New tensors of a step that is not recorded, as long as it needs them."""
+        device, most_drafted = self.model.device, self.slots.table.draft_tokens.shape[1]
+        num_judged = sum(1 + one.num_draft for one in sequences if one.reaches_end and one.num_tail)
+        rows = StepRows.empty(num_rows, len(sequences), longest_path=most_drafted, device=device, num_judged=num_judged)
+        return StepTensors.of_plan(
+            to_device(values, device),
+            rows=rows,
+            verdicts=Verdicts.empty(len(sequences), most_drafted, device=device),
+            masks=None if masks is None else to_device(masks.masks, device),
+            has_mask=None if masks is None else to_device(masks.has_mask, device),
+        )
+
+    def _place(
+        self,
+        sequences: Listing[PlannedSequence],
+        states: Listing[SequenceState],
+        drafts: Listing[Draft],
+        *,
+        is_settled: bool,
+    ) -> list[int]:
+        """The slots of a step's sequences, where all lies that the device does not know."""
+        taken = self.slots.take([(state.sequence, state.spec) for state in states])
+        for planned, draft in zip(sequences, drafts, strict=True):
+            self.slots.place_blocks(planned.seq_id, planned.blocks)
+            if is_settled or not planned.is_pending:
+                self.slots.place(planned.seq_id, start=planned.start, draft=draft)
+        return taken
+
+    def _masks(self, step: PreparedStep) -> RowMasks | None:
+        """What grammars and bad words leave at each row to be judged."""
+        judged = [
+            JudgedSequence(state.rules, state.sequence.output_ids, draft)
+            for state, draft, first in zip(step.states, step.drafts, step.rows.first_logits, strict=True)
+            if first >= 0
         ]
-        sent = self._to_device(np.array(values, dtype=np.int32).T).unbind()
-        plan = DevicePlan(slots=sent[0], tails=sent[1], most_drafted=sent[2], ends=sent[3])
-        device, most_drafted = self.model.device, slots.table.draft_tokens.shape[1]
-        rows = StepRows.empty(len(step.rows.token_ids), len(values), longest_path=most_drafted, device=device)
-        verdicts = Verdicts.empty(len(values), most_drafted, device=device)
-        self._compute.prepare(plan, slots.table, rows, block_size=self.cache.block_size)
-        self._step = _DeviceStep(
-            plan=plan, asked=AskedDrafts(*sent[4:]), rows=rows, verdicts=verdicts, has_own_drafts=has_own_drafts
-        )
-        return replace(
-            super().build_batch(step),
-            token_ids=rows.tokens.long(),
-            positions=rows.positions.long(),
-            slot_mapping=rows.kv_slots,
+        return row_masks(judged, vocab_size=self.model.vocab_size)
+
+    def _host_rows(self, step: PreparedStep) -> HostRows:
+        rows = [
+            first + place
+            for planned, first in zip(step.sequences, step.rows.first_rows, strict=True)
+            for place in range(planned.num_prompt_logits)
+        ]
+        return HostRows(
+            sequences=sequence_rows(step.sequences, step.drafts) if self.part.needs_host_rows else [],
+            prompt_logits=to_device(np.array(rows, dtype=np.int64), self.model.device),
         )
 
-    def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
-        """Judge, move the KV of accepted nodes, commit and draft, all on the device; then read what was found, in one copy."""
-        assert self._step is not None, "the batch was built"
-        now, most_drafted = self._step, self.slots.table.draft_tokens.shape[1]
-        refused, largest = self._judge(step, forward)
-        if any(draft.parents is not None for draft in step.drafts):
-            for entries in self.cache.stacks:
-                self._compute.move(now.plan, now.rows, now.verdicts, entries)
-        now.holders = self.slots.forget_texts([planned.seq_id for planned in step.sequences])
-        self._compute.commit(now.plan, self.slots.table, self.slots.rules, now.verdicts)
-        if largest is None:
-            now.drafts = [NO_DRAFT] * len(now.holders)
-            return [None] * len(now.holders)
-        drafted = self._ngrams.propose(now.asked) if self._ngrams is not None and any(now.has_own_drafts) else None
+    def _asks_host(self, sequences: Listing[PlannedSequence], drafted: Listing[bool]) -> bool:
+        """Whether a step's drafts come from the host, or its drafter learns from it."""
+        return self.drafting.num_candidates > 0 or any(
+            planned.reaches_end and planned.draft_limit > 0 and not is_own
+            for planned, is_own in zip(sequences, drafted, strict=True)
+        )
+
+    def _read(self, launch: Launch) -> None:
+        """Take what a step gave: the host has the same texts as the device then, and drafts what the device does not.
+
+        Interrupted, it can be begun again.
+        """
+        if launch.step is None:
+            launch.step = self._settle(launch.plan, launch.states)
+        step, times, clock = launch.step, launch.times, time.perf_counter
+        if launch.lengths:
+            self._take_back(launch)
+        started = clock()
+        packed = launch.copy.wait()
+        waited = clock()
         found = unpack(
-            pack(now.verdicts, largest, drafted),
-            most_drafted=most_drafted,
-            refused=refused,
+            packed,
+            most_drafted=self.slots.table.draft_tokens.shape[1],
+            refused=launch.refused,
             is_judged=[first >= 0 for first in step.rows.first_logits],
             source=self.drafting.source,
         )
-        now.drafts = found.drafts
-        return found.verdicts
+        logits = packed if launch.outputs.logits is None else launch.outputs.logits  # nobody reads the former
+        results = self._results(step, found.verdicts, logits)
+        launch.lengths = [len(state.sequence.output_ids) for state in launch.states]
+        self.commit(step, results)
+        self._know(launch, results, found.drafts)
+        verified = clock()
+        for state, result, draft, is_own in zip(step.states, results, found.drafts, launch.has_own_drafts, strict=True):
+            if is_own and result.is_decided and not state.has_ended:
+                state.draft = result.draft = draft
+        self._note_chains(launch, step, results)
+        self._drafted_there = {
+            planned.seq_id for planned, is_own in zip(step.sequences, launch.has_own_drafts, strict=True) if is_own
+        }
+        found_there = launch.outputs.candidates
+        if found_there is not None:  # without those of padding
+            num_rows = len(step.rows.logits_rows)
+            found_there = CandidateTensors(found_there.token_ids[:num_rows], found_there.logits[:num_rows])
+        self._go_on_drafting(step, results, found_there)
+        times.forward, times.wait = launch.span.seconds, waited - started
+        times.verify, times.draft = verified - waited, clock() - verified
+        if self.model.device.type == "cpu":
+            times.launch = 0.0  # what it took was computing
+        elif launch.before is not None:
+            times.idle = launch.span.idle_since(launch.before)
+        launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
 
-    def _judge(self, step: PreparedStep, forward: ForwardResult) -> tuple[dict[int, ForerunError], Tensor | None]:
-        """Draw at every row to be judged and walk down the drafts.
-
-        Returns:
-            Why rules gave no answer, by the sequence's place in the step; the largest logit [N] where the first token of
-            each sequence was drawn, or None where nothing was to be judged.
-        """
-        assert self._step is not None, "the batch was built"
-        plan, rows = self._step.plan, self._step.rows
-        first_logits, logits_rows = step.rows.first_logits, step.rows.logits_rows
-        places = [i for i, first in enumerate(first_logits) if first >= 0]
-        judged = [first_logits[i] + node for i in places for node in range(1 + len(step.drafts[i]))]
-        if not judged:
-            return {}, None
-        masks = row_masks(
-            [JudgedSequence(step.states[i].rules, step.states[i].sequence.output_ids, step.drafts[i]) for i in places],
-            vocab_size=self.model.vocab_size,
-        )
-        at = self._to_device(np.array([judged, [logits_rows[i] for i in judged]], dtype=np.int64))
-        logits = forward.logits.index_select(0, at[0])  # a copy: edits are made in place
-        seen = _rows_at(rows, at[1])
-        token_ids, largest = torch.full_like(seen.slots, -1), torch.zeros(len(judged), device=logits.device)
-        self._compute.edit(
-            *(logits, seen, self.slots.table, self.slots.rules),
-            row_masks=None if masks is None else self._to_device(masks.masks),
-            has_row_mask=None if masks is None else self._to_device(masks.has_mask),
-        )
-        self._compute.sample(logits, seen, self.slots.rules, token_ids, largest)
-        sampled = torch.full_like(rows.slots, -1)
-        sampled[at[1]] = token_ids
-        self._compute.match(plan, self.slots.table, rows, sampled, self._step.verdicts)
-        place_of = {row: i for i, row in enumerate(judged)}
-        roots = np.array([place_of.get(first, 0) for first in first_logits], dtype=np.int64)
-        refused = {} if masks is None else {places[i]: error for i, error in masks.refused.items()}
-        return refused, largest[self._to_device(roots)]
-
-    def move_accepted(self, step: PreparedStep, verdicts: Listing[Verdict | None]) -> None:
-        """Nothing is left to do: `verify` has had the device move it."""
-
-    def commit(self, step: PreparedStep, results: Listing[SequenceResult]) -> None:
-        """Commit on the host what `verify` has committed on the device: both have the same text afterwards."""
-        assert self._step is not None, "the batch was built"
-        super().commit(step, results)
-        for holder, planned, result, draft in zip(
-            self._step.holders, step.sequences, results, self._step.drafts, strict=True
+    def _note_chains(self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult]) -> None:
+        """Tell the drafter which tokens its network has read on the device."""
+        chains = self.part.chains
+        if chains is None:
+            return
+        for planned, state, result, is_own in zip(
+            step.sequences, step.states, results, launch.has_own_drafts, strict=True
         ):
-            num_computed = planned.start + planned.num_tail + len(result.accepted)
-            self.slots.know_text(holder, num_computed=num_computed, draft=draft)
+            if is_own and result.is_decided and not state.has_ended:
+                request = self._chain_request(
+                    planned, state, num_computed=state.num_computed, max_tokens=planned.draft_limit
+                )
+                chains.note(request, start=planned.start + planned.num_tail - 1)
+
+    def _take_back(self, launch: Launch) -> None:
+        """Undo what an interrupted reading has committed."""
+        for state, length in zip(launch.states, launch.lengths, strict=True):
+            if len(state.sequence.output_ids) > length:
+                self._stop_drafting(state.sequence)
+                del state.sequence.output_ids[length:]
+                state.has_ended = False
+
+    def _know(self, launch: Launch, results: Listing[SequenceResult], drafts: Listing[Draft]) -> None:
+        """Note what the table holds of a step's sequences."""
+        assert launch.step is not None, "the step was settled"
+        for holder, planned, result, draft in zip(launch.holders, launch.step.sequences, results, drafts, strict=True):
+            if planned.reaches_end and not result.token_ids:
+                self.slots.forget_texts(
+                    [planned.seq_id]
+                )  # the device takes a text for ended where nothing could be drawn
+            else:
+                num_computed = planned.start + planned.num_tail + len(result.accepted)
+                self.slots.know_text(holder, num_computed=num_computed, draft=draft)
 
     def draft(
         self, sequences: Listing[PlannedSequence], states: Listing[SequenceState], results: Listing[SequenceResult]
     ) -> None:
-        """Take the drafts that the device has made, and get the others from the drafter."""
-        assert self._step is not None, "the batch was built"
-        lines = list(zip(sequences, states, results, strict=True))
-        for (_, state, result), draft, is_own in zip(lines, self._step.drafts, self._step.has_own_drafts, strict=True):
-            if is_own and result.is_decided and not state.has_ended:
-                state.draft = result.draft = draft
-        others = [line for line, is_own in zip(lines, self._step.has_own_drafts, strict=True) if not is_own]
-        if others:
-            super().draft(*zip(*others, strict=True))
+        """Get drafts for those sequences that the device has not drafted for, and that were not released since their step began."""
+        lines = [
+            (planned, state, result)
+            for planned, state, result in zip(sequences, states, results, strict=True)
+            if planned.seq_id not in self._drafted_there and self._states.get(planned.seq_id) is state
+        ]
+        if lines:
+            super().draft(*zip(*lines, strict=True))
 
-    def _drafts_on_device(self, state: SequenceState) -> bool:
+    def _drafts_on_device(self, planned: PlannedSequence, state: SequenceState) -> bool:
         """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
-        return self._ngrams is not None and state.rules.grammar is None and not state.spec.prediction_ids
+        knows_text = state.rules.grammar is not None or bool(state.spec.prediction_ids)
+        chains = self.part.chains
+        if chains is None:
+            return self.part.ngrams is not None and not knows_text
+        is_asked = planned.reaches_end and planned.num_tail > 0 and not knows_text
+        request = self._chain_request(
+            planned, state, num_computed=planned.start + planned.num_tail - 1, max_tokens=planned.draft_limit * is_asked
+        )
+        return chains.may_draft(request, is_pending=planned.is_pending)
 
-    def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        if self.model.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.model.device, non_blocking=True)
-
-
-def _rows_at(rows: StepRows, at: Tensor) -> StepRows:
-    """The rows `at` alone, as edits and sampling read them; a parent that is not among them is -1."""
-    place = torch.full((len(rows.slots) + 1,), -1, dtype=torch.int32, device=at.device)
-    place[at] = torch.arange(len(at), dtype=torch.int32, device=at.device)
-    return replace(
-        rows,
-        tokens=rows.tokens[at],
-        positions=rows.positions[at],
-        slots=rows.slots[at],
-        parents=place[rows.parents[at].long()],  # the last place, where -1 leads, is none
-    )
+    def _chain_request(
+        self, planned: PlannedSequence, state: SequenceState, *, num_computed: int, max_tokens: int
+    ) -> DraftRequest:
+        return DraftRequest(
+            state.sequence,
+            max_tokens,
+            min(max_tokens, state.spec.max_length - len(state.sequence) - 1),
+            num_computed,
+            planned.blocks[: -(-num_computed // self.cache.block_size)],
+            state.rules,
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.drafters.base import Drafter, LooksUpNgrams, NgramLookup
 from forerun.ops.cuda.ngram import LONGEST_MATCH
-from forerun.ops.cuda.table import DeviceTable
+from forerun.ops.cuda.table import DeviceTable, RuleTable
 
 
 class AskedDrafts(NamedTuple):
@@ -18,7 +18,18 @@ class AskedDrafts(NamedTuple):
 
     slots: Tensor  # -1: nothing for this one
     limits: Tensor  # tokens of the draft, at most
-    max_lengths: Tensor  # tokens of the longest text; one place of it is the target's own token's
+
+    def rooms(self, table: DeviceTable, rules: RuleTable) -> Tensor:
+        """[N] int32: the limits, where the texts have room for so many tokens; 0 for texts that have ended."""
+        at = self.slots.clamp(min=0).long()
+        room = rules.max_length[at] - table.lengths[at] - 1  # one place is the target's own token's
+        return torch.minimum(self.limits, room).clamp(min=0) * (1 - table.ended[at])
+
+    def drafts(self, table: DeviceTable) -> Tensor:
+        """[N, 1 + K] int32: how many tokens were drafted, and the tokens, of which those behind them mean nothing."""
+        at = self.slots.clamp(min=0).long()
+        sizes = torch.where(self.slots < 0, 0, table.draft_sizes[at])
+        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
 
 
 class DeviceNgrams:
@@ -27,28 +38,27 @@ class DeviceNgrams:
     Args:
         lookup: which n-grams, and how far a match is trusted.
         table: of the texts; drafts are written there.
+        rules: say how long the texts may be.
         propose: `ops.cuda.ngram.propose`, or the kernel of that name.
     """
 
-    def __init__(self, lookup: NgramLookup, table: DeviceTable, propose: Callable[..., None]) -> None:
+    def __init__(self, lookup: NgramLookup, table: DeviceTable, rules: RuleTable, propose: Callable[..., None]) -> None:
         self._lengths = {"shortest": lookup.shortest, "longest": lookup.longest}
         self._draft_lengths = torch.tensor(lookup.draft_lengths, dtype=torch.int32, device=table.tokens.device)
         self._table = table
+        self._rules = rules
         self._propose = propose
 
     @classmethod
-    def of(cls, drafter: Drafter, table: DeviceTable, propose: Callable[..., None]) -> DeviceNgrams | None:
+    def of(
+        cls, drafter: Drafter, table: DeviceTable, rules: RuleTable, propose: Callable[..., None]
+    ) -> DeviceNgrams | None:
         """None where another drafter drafts, or n-grams longer than the device tells apart are looked up."""
         if not isinstance(drafter, LooksUpNgrams) or drafter.ngram_lookup.longest > LONGEST_MATCH:
             return None
-        return cls(drafter.ngram_lookup, table, propose)
+        return cls(drafter.ngram_lookup, table, rules, propose)
 
-    def propose(self, asked: AskedDrafts) -> Tensor:
-        """Draft; [N, 1 + K] int32: how many tokens, and the tokens, of which those behind them mean nothing."""
-        table, slots = self._table, asked.slots
-        at = slots.clamp(min=0).long()
-        room = asked.max_lengths - table.lengths[at] - 1
-        limits = torch.minimum(asked.limits, room).clamp(min=0)
-        self._propose(table, slots, limits, self._draft_lengths, **self._lengths)
-        sizes = torch.where(slots < 0, 0, table.draft_sizes[at])
-        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+    def propose(self, asked: AskedDrafts) -> None:
+        """Draft into the table."""
+        rooms = asked.rooms(self._table, self._rules)
+        self._propose(self._table, asked.slots, rooms, self._draft_lengths, **self._lengths)

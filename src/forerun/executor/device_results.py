@@ -52,17 +52,16 @@ def unpack(
     """Read what `pack` made.
 
     Args:
-        packed: on any device.
+        packed: on the host.
         most_drafted: K.
         refused: why rules gave no answer, by the place of the sequence in the step.
         is_judged: whether something of each sequence was to be judged.
         source: who makes the drafts.
     """
-    host = packed.cpu()
-    largest = host[:, 0].clone().view(torch.float32).tolist()
+    largest = packed[:, 0].clone().view(torch.float32).tolist()
     verdicts: list[Verdict | None] = []
     drafts: list[Draft] = []
-    for i, (_, num_accepted, num_tokens, *lists) in enumerate(host.tolist()):
+    for i, (_, num_accepted, num_tokens, *lists) in enumerate(packed.tolist()):
         accepted, tokens = lists[:num_accepted], lists[most_drafted : most_drafted + num_tokens]
         num_drafted, *drafted = lists[2 * most_drafted + 1 :] or [0]
         drafts.append(Draft(tuple(drafted[:num_drafted]), source=source) if num_drafted else NO_DRAFT)

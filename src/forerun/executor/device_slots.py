@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import NO_BLOCKS, SequenceSpec
 from forerun.errors import RequestError
+from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import packed
 from forerun.ops.cuda.table import (
     HAS_ALLOWED,
@@ -38,25 +40,25 @@ def check_device_rules(spec: SequenceSpec) -> None:
     Raises:
         RequestError: a sampling value that only the host can follow.
     """
-    sampling = spec.sampling
+    sampling, num_stops = spec.sampling, len(spec.stop_token_ids)
     if sampling.logits_processors:
         raise RequestError(
-            "logits_processors: an engine with device_step=True cannot follow them; leave one of the two out"
+            "logits_processors: an engine that steps on the device cannot follow them; leave them out, or start it with device_step=False"
         )
     if sampling.logit_bias and len(sampling.logit_bias) > MOST_BIASES:
         raise RequestError(
             f"logit_bias: got {len(sampling.logit_bias)} tokens; with device_step=True there may be {MOST_BIASES}; name fewer"
         )
-    if sampling.min_tokens and len(spec.stop_token_ids) > MOST_STOP_IDS:
+    if num_stops > MOST_STOP_IDS:
         raise RequestError(
-            f"stop_token_ids: got {len(spec.stop_token_ids)}, those of the model included; with min_tokens and "
-            f"device_step=True there may be {MOST_STOP_IDS}; name fewer"
+            f"stop_token_ids: got {num_stops}, those of the model included; with device_step=True there may be "
+            f"{MOST_STOP_IDS}; name fewer"
         )
 
 
 @dataclass(slots=True)
 class Holder:
-    """Who has a slot, and what the table holds of it."""
+    """Who has a slot, and what the table holds of it, as far as the host has read."""
 
     sequence: Sequence
     num_tokens: int
@@ -68,8 +70,9 @@ class Holder:
 class DeviceSlots:
     """Gives sequences slots of the table, and writes there what the device cannot know.
 
-    A slot holds nothing that the host does not know too, so a sequence that is not in a step may lose its own to
-    one that is: it gets another when it runs again.
+    A slot holds nothing that the host does not know too when it has read the results of all steps, so a sequence that is not
+    in a step may lose its own to one that is: it gets another when it runs again. What the table holds of a sequence in a
+    step that was not read is right without the host: it writes nothing there but blocks.
 
     Args:
         num_slots: at least as many as a step has sequences.
@@ -100,6 +103,7 @@ class DeviceSlots:
         self.rules = RuleTable.empty(
             num_slots, vocab_size, device=device, most_stop_ids=MOST_STOP_IDS, most_biases=MOST_BIASES
         )
+        self.num_slots = num_slots
         self._vocab_size = vocab_size
         self._device = device
         self._free = list(range(num_slots))
@@ -120,22 +124,30 @@ class DeviceSlots:
             if slot is None:
                 slot = self._free.pop() if self._free else self._take_from_one_that_waits(running)
             self._slot_of[seq_id] = slot
-            holder = self._holders.get(seq_id)
-            if holder is None or holder.sequence is not sequence or holder.num_tokens != len(sequence):
+            if not self.has_text(sequence):
                 self._holders.pop(seq_id, None)
                 self._write(slot, sequence, spec)
                 self._holders[seq_id] = Holder(sequence, len(sequence), -1)
         return [self._slot_of[sequence.seq_id] for sequence, _ in sequences]
 
-    def place(self, seq_id: int, *, start: int, blocks: npt.NDArray[np.int32], draft: Draft) -> None:
-        """Tell the device of a sequence what the plan says: where its rows begin, its blocks, and its draft."""
+    def has_text(self, sequence: Sequence) -> bool:
+        """Whether the table holds a sequence's text, as long as the host knows it, or what has become of that since."""
+        holder = self._holders.get(sequence.seq_id)
+        return holder is not None and holder.sequence is sequence and holder.num_tokens == len(sequence)
+
+    def place_blocks(self, seq_id: int, blocks: npt.NDArray[np.int32]) -> None:
+        """Tell the device which blocks a sequence has."""
+        holder, table = self._holders[seq_id], self.table
+        blocks = blocks[: table.block_table.shape[1]]
+        if not np.array_equal(holder.blocks, blocks):
+            table.block_table[self._slot_of[seq_id], : len(blocks)] = self._ints(blocks)
+            holder.blocks = blocks.copy()
+
+    def place(self, seq_id: int, *, start: int, draft: Draft) -> None:
+        """Tell the device where a sequence's rows begin, and its draft, where it does not know better."""
         slot, holder, table = self._slot_of[seq_id], self._holders[seq_id], self.table
         if holder.num_computed != start:
             table.computed[slot] = holder.num_computed = start
-        blocks = blocks[: table.block_table.shape[1]]
-        if not np.array_equal(holder.blocks, blocks):
-            table.block_table[slot, : len(blocks)] = self._ints(blocks)
-            holder.blocks = blocks.copy()
         num_nodes = len(draft)
         held = holder.draft.first(num_nodes)  # a step verifies no more of it than the plan says
         if (held.token_ids, held.parents) != (draft.token_ids, draft.parents):
@@ -147,12 +159,15 @@ class DeviceSlots:
 
     def forget_texts(self, seq_ids: Listing[int]) -> list[Holder]:
         """Before the device changes these sequences: were it interrupted, their texts would be written again."""
-        return [self._holders.pop(seq_id) for seq_id in seq_ids]
+        return [holder for seq_id in seq_ids if (holder := self._holders.pop(seq_id, None)) is not None]
+
+    def trust_texts(self, holders: Listing[Holder]) -> None:
+        """After all that changes these sequences is queued: what the table holds of them is right, if not known yet."""
+        self._holders.update((holder.sequence.seq_id, holder) for holder in holders)
 
     def know_text(self, holder: Holder, *, num_computed: int, draft: Draft) -> None:
-        """After the device has changed a sequence as the host has, and has drafted this for it."""
+        """After the host has read that the device has changed a sequence so, and has drafted this for it."""
         holder.num_tokens, holder.num_computed, holder.draft = len(holder.sequence), num_computed, draft
-        self._holders[holder.sequence.seq_id] = holder
 
     def release(self, seq_id: int) -> None:
         """Free the slot of a sequence that has ended; it may have none."""
@@ -170,6 +185,7 @@ class DeviceSlots:
         table, rules, sampling = self.table, self.rules, spec.sampling
         table.tokens[slot, : len(sequence)] = self._ints(sequence.tokens_from(0))
         table.lengths[slot] = len(sequence)
+        table.ended[slot] = 0
         table.draft_sizes[slot] = 0
         seed = spec.seed & ((1 << 64) - 1)
         rules.seeds[slot] = seed - (seed >> 63 << 64)
@@ -181,14 +197,16 @@ class DeviceSlots:
         rules.frequency[slot] = sampling.frequency_penalty
         rules.presence[slot] = sampling.presence_penalty
         rules.min_length[slot] = len(spec.prompt_ids) + sampling.min_tokens
+        rules.max_length[slot] = spec.max_length
+        stop_ids = sorted(token_id for token_id in spec.stop_token_ids if 0 <= token_id < self._vocab_size)
+        self._fill(rules.stop_ids, slot, stop_ids, -1)
         rules.flags[slot] = self._write_edits(slot, sequence, spec, sampling)
 
     def _write_edits(self, slot: int, sequence: Sequence, spec: SequenceSpec, sampling: SamplingParams) -> int:
         """What the edits of a sequence need; returns its flags."""
         rules, flags = self.rules, 0
-        rules.counts[slot] = torch.bincount(
-            torch.tensor(sequence.output_ids, dtype=torch.int64), minlength=self._vocab_size
-        ).to(self._device, torch.int32)
+        counts = np.bincount(np.array(sequence.output_ids, dtype=np.int64), minlength=self._vocab_size)
+        rules.counts[slot] = self._ints(counts)
         if penalises(sampling):
             flags |= HAS_PENALTIES
             # Frequency and presence count the output alone.
@@ -200,21 +218,20 @@ class DeviceSlots:
         if sampling.allowed_token_ids is not None:
             flags |= HAS_ALLOWED
             rules.allowed[slot] = self._mask(sampling.allowed_token_ids)
-        stop_ids = sorted(token_id for token_id in spec.stop_token_ids if 0 <= token_id < self._vocab_size)
-        if sampling.min_tokens and stop_ids:
+        if sampling.min_tokens and spec.stop_token_ids:
             flags |= HAS_MIN_LENGTH
-            self._fill(rules.stop_ids, slot, stop_ids, -1)
         return flags
 
     def _fill(self, padded: Tensor, slot: int, values: Listing[int] | Listing[float], padding: float) -> None:
         padded[slot] = padding
-        padded[slot, : len(values)] = torch.tensor(values, dtype=padded.dtype).to(self._device)
+        numbers = np.array(values, dtype=np.float32 if padded.is_floating_point() else np.int32)
+        padded[slot, : len(values)] = to_device(numbers, self._device)
 
     def _mask(self, token_ids: Listing[int]) -> Tensor:
         """[W] int32: bit t % 32 of word t // 32 for each token t."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
         bits[[t for t in token_ids if t < self._vocab_size]] = 1
-        return torch.from_numpy(packed(bits)).to(self._device)
+        return to_device(packed(bits), self._device)
 
-    def _ints(self, values: Listing[int] | range | npt.NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.int32)).to(self._device)
+    def _ints(self, values: Listing[int] | range | npt.NDArray[Any]) -> Tensor:
+        return to_device(np.array(values, dtype=np.int32), self._device)

@@ -69,7 +69,7 @@ class LargestStep:
         decoding = [self._planned(i, num_tokens - 1, 1, draft_limit=num_drafted) for i in range(num_decoding)]
         drafts = [NO_DRAFT] * num_decoding
         if decoding:
-            drafts = [one.draft for one in executor.execute(self._plan(1, decoding, drafts, specs)).sequences]
+            drafts = [one.draft for one in executor.execute(self._plan(1, decoding, drafts, specs)).result().sequences]
         num_left = self.num_rows - num_decoding - num_reading
         planned = []
         for i in range(num_decoding):
@@ -81,7 +81,7 @@ class LargestStep:
             num_left -= num_rows - 1
             planned.append(self._planned(i, most_read - num_rows, num_rows))
         plan = self._plan(2, planned, [*drafts, *[NO_DRAFT] * num_reading], specs)
-        executor.execute(plan)
+        executor.execute(plan).result()
         return len(plan.rows.token_ids)
 
     def _spec(self, seq_id: int, num_tokens: int) -> SequenceSpec:

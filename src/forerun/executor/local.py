@@ -21,7 +21,9 @@ from forerun.core.sequence import Sequence
 from forerun.core.stats import StepTimes
 from forerun.core.step import (
     EndedSequence,
+    PendingResult,
     PlannedSequence,
+    ReadyResult,
     RowLogprobs,
     Rows,
     SequenceResult,
@@ -124,6 +126,7 @@ class LocalExecutor:
         self._last_number = 0  # of the plan that was executed last
         self._num_failures = 0  # of drafting, outside the drafter's guard
         self._inside: set[int] = set()  # threads that are in `as_in_a_step`
+        self._loss: DeviceLostError | None = None  # why nothing more can be computed
         self._no_autograd = torch.inference_mode()  # made once: a new one for each step takes twice as long to enter
 
     def keep_pools(self, pools: PoolFolder) -> None:
@@ -179,22 +182,13 @@ class LocalExecutor:
         )
         self._states[spec.seq_id] = SequenceState(spec, sequence, rules)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        try:
-            if get_ident() in self._inside:
-                result = self._execute(plan)
-            else:
-                with self._no_autograd, self._torch_threads:
-                    result = self._execute(plan)
-        except RuntimeError as error:
-            failure = device_failure(error)
-            if failure is None:
-                raise
-            raise failure from error
+    def execute(self, plan: StepPlan) -> PendingResult:
+        """See `Executor`; the step is over when this returns."""
+        with self._computing():
+            result = self._execute(plan)
         if self.pools is not None:
             self.pools.save_when_due()
-        return result
+        return ReadyResult(result)
 
     def read_blocks(self, blocks: Listing[int], digests: Listing[bytes]) -> tuple[BlockContents, ...]:
         """See `Executor`."""
@@ -211,6 +205,8 @@ class LocalExecutor:
     def check_health(self) -> None:
         """See `Executor`."""
         self.cache.check_health()
+        if self._loss is not None:
+            raise self._loss
 
     def release(self, ended: Listing[EndedSequence]) -> None:
         """See `Executor`."""
@@ -224,6 +220,23 @@ class LocalExecutor:
                     self.exporter.save(state.sequence, one, self.cache)
             finally:
                 self._stop_drafting(state.sequence)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """What a step computes under; errors of the device are named."""
+        try:
+            if get_ident() in self._inside:
+                yield
+            else:
+                with self._no_autograd, self._torch_threads:
+                    yield
+        except RuntimeError as error:
+            failure = device_failure(error)
+            if failure is None:
+                raise
+            if isinstance(failure, DeviceLostError):
+                self._loss = failure
+            raise failure from error
 
     @contextmanager
     def as_in_a_step(self) -> Iterator[None]:
@@ -251,18 +264,12 @@ class LocalExecutor:
     def _execute(self, plan: StepPlan) -> StepResult:
         clock = time.perf_counter
         started = clock()
-        for spec in plan.new:
-            if spec.seq_id not in self._states:
-                self.prepare(spec)
-        step = self._settle(plan)
+        states = self._meet(plan)
+        self._check_order(plan)
+        step = self._settle(plan, states)
         if not step.rows.token_ids:  # all that was pending has ended
             self._last_number = plan.number
-            results = [SequenceResult() for _ in step.sequences]
-            return StepResult(
-                sequences=results,
-                times=StepTimes(num_steps=1),
-                num_failed_drafts=self.drafting.num_failures + self._num_failures,
-            )
+            return self._empty_result(step)
         batch = self.build_batch(step)
         attend = self.prepare_pass(batch)
         built = clock()
@@ -275,19 +282,7 @@ class LocalExecutor:
         self.move_accepted(step, verdicts)
         self.commit(step, results)
         verified = clock()
-        try:
-            if self.drafting.num_candidates and forward.candidates is not None and step.rows.logits_rows:
-                self._learn(step, forward.candidates)
-            self.draft(step.sequences, step.states, results)
-        except Exception as error:  # the tokens stand; that there are no drafts costs time only
-            if isinstance(device_failure(error), DeviceLostError):
-                raise
-            self._num_failures += 1
-            if self._num_failures == 1:
-                logger.exception(
-                    "drafting failed; the step's drafts are dropped, the text is not affected; "
-                    "further failures are only counted"
-                )
+        self._go_on_drafting(step, results, forward.candidates)
         return StepResult(
             sequences=results,
             times=StepTimes(
@@ -297,18 +292,39 @@ class LocalExecutor:
                 draft=clock() - verified,
                 num_steps=1,
             ),
-            num_failed_drafts=self.drafting.num_failures + self._num_failures,
+            num_failed_drafts=self._num_failed_drafts,
         )
 
-    def _settle(self, plan: StepPlan) -> PreparedStep:
-        """The plan as it is, or with the rows that pending sequences really have."""
+    @property
+    def _num_failed_drafts(self) -> int:
+        return self.drafting.num_failures + self._num_failures
+
+    def _empty_result(self, step: PreparedStep) -> StepResult:
+        """The result of a step without rows."""
+        return StepResult(
+            sequences=[SequenceResult() for _ in step.sequences],
+            times=StepTimes(num_steps=1),
+            num_failed_drafts=self._num_failed_drafts,
+        )
+
+    def _meet(self, plan: StepPlan) -> list[SequenceState]:
+        """The states of a plan's sequences, also of those that were not prepared."""
+        known = self._states
+        for spec in plan.new:
+            if spec.seq_id not in known:
+                self.prepare(spec)
+        return [known[planned.seq_id] for planned in plan.sequences]
+
+    def _check_order(self, plan: StepPlan) -> None:
         if plan.is_pending and plan.number != self._last_number + 1:
             raise RuntimeError("the result of a step was lost while the next was planned; abort the requests in flight")
-        known, is_as_planned = self._states, not plan.is_pending
+
+    def _settle(self, plan: StepPlan, known: Listing[SequenceState]) -> PreparedStep:
+        """The plan as it is, or with the rows that pending sequences really have."""
+        is_as_planned = not plan.is_pending
         states: list[SequenceState] = []
         drafts: list[Draft] = []
-        for planned in plan.sequences:
-            state = known[planned.seq_id]
+        for planned, state in zip(plan.sequences, known, strict=True):
             draft = state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
             num_tokens = planned.start + planned.num_tail
             if planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence):
@@ -432,6 +448,24 @@ class LocalExecutor:
             output_ids += result.token_ids
             if result.error is not None:
                 state.has_ended = True
+
+    def _go_on_drafting(
+        self, step: PreparedStep, results: Listing[SequenceResult], candidates: Candidates | None
+    ) -> None:
+        """Let the drafter learn, and get the drafts for the next step; whatever fails here costs drafts only."""
+        try:
+            if self.drafting.num_candidates and candidates is not None and step.rows.logits_rows:
+                self._learn(step, candidates)
+            self.draft(step.sequences, step.states, results)
+        except Exception as error:  # the tokens stand; that there are no drafts costs time only
+            if isinstance(device_failure(error), DeviceLostError):
+                raise
+            self._num_failures += 1
+            if self._num_failures == 1:
+                logger.exception(
+                    "drafting failed; the step's drafts are dropped, the text is not affected; "
+                    "further failures are only counted"
+                )
 
     def _learn(self, step: PreparedStep, candidates: Candidates) -> None:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""

@@ -13,7 +13,15 @@ from typing import Protocol
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.stats import StepTimes
-from forerun.core.step import EndedSequence, PlannedSequence, SequenceResult, SequenceSpec, StepPlan, StepResult
+from forerun.core.step import (
+    EndedSequence,
+    PlannedSequence,
+    ReadyResult,
+    SequenceResult,
+    SequenceSpec,
+    StepPlan,
+    StepResult,
+)
 from forerun.errors import RequestError
 from forerun.executor.simulated_text import Drafting, HashedTexts, Texts
 from forerun.kv.transfer import BlockContents
@@ -95,7 +103,7 @@ class SimulatedExecutor:
                 raise RequestError(f"{name}: a simulation has no logits; leave it out")
         self._states[spec.seq_id] = _State(spec, len(spec.prompt_ids) + len(spec.output_ids))
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> ReadyResult:
         """See `Executor`."""
         for spec in plan.new:
             if spec.seq_id not in self._states:
@@ -116,7 +124,7 @@ class SimulatedExecutor:
         if num_asked:
             times.draft = self._draft_seconds(plan, num_drafted)
         self._clock.advance(times.forward + times.draft)
-        return StepResult(sequences=results, times=times)
+        return ReadyResult(StepResult(sequences=results, times=times))
 
     def write(self, seq_id: int, num_tokens: int) -> list[int]:
         """The next tokens of a sequence that decodes without drafts, written as by so many steps; none of them ends its text."""

@@ -15,6 +15,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.config import DecoderConfig
 from forerun.models.decoder import Layers
+from forerun.models.on_device import DeviceParts
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.attention.paged import PagedAttention
@@ -147,6 +148,7 @@ class LoadedTarget:
         eos_token_ids: the tokens that end a text.
         path: the folder or file that it was loaded from, or None if it was made in memory.
         kernels: the native kernels that its weights are packed for, or None if torch computes.
+        on_device: makes the parts of drafters, where functions of `ops.cuda` compute the target; else None.
         make_cache: makes its KV caches, as `KVCache` does; other processes may hold a part of them.
         ranks: the processes that compute it, where there are several.
         drafter_ranks: where a drafter is loaded, the processes that compute it; None: this one alone.
@@ -159,10 +161,17 @@ class LoadedTarget:
     eos_token_ids: frozenset[int]
     path: Path | None = None
     kernels: Kernels | None = None
+    on_device: DeviceParts | None = None
     make_cache: Callable[..., KVCache] = KVCache
     ranks: SharesOut | None = None
     drafter_ranks: SharesOut | None = None
     used_before: int = 0
+
+    def attention_for(self, kv_specs: Iterable[LayerKVSpec]) -> Attention:
+        """How a drafter attends whose layers have KV of these sizes."""
+        if self.on_device is not None:
+            return self.on_device.attention()
+        return choose_attention(kv_specs, self.kernels)
 
     def for_drafter(self, num_ranks: int) -> LoadedTarget:
         """The target as a drafter gets it that `num_ranks` processes compute.

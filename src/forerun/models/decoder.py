@@ -19,6 +19,8 @@ from forerun.models.input_importance import InputImportance
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.attention import Attend
+from forerun.ops.cuda.decoder_layers import DeviceHead, DeviceRotary
+from forerun.ops.cuda.passes import DevicePass
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM, NativePass
 from forerun.ops.native.layers import NativeLayers, PackedEmbedding, PackedHead
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Layers(Protocol):
-    """The decoder's layers, in torch (`TorchLayers`) or on the native kernels (`NativeLayers`)."""
+    """The decoder's layers, in torch (`TorchLayers`), on the CPU's kernels (`NativeLayers`) or a GPU's (`DeviceLayers`)."""
 
     layers: Sequence[Any]
 
@@ -59,13 +61,13 @@ class TorchLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderParts:
-    """The modules of a decoder, in torch or on the native kernels."""
+    """The modules of a decoder, in torch or on kernels."""
 
     embedding: Callable[[Tensor], Tensor]  # [T] -> [T, hidden_size]
     layers: Layers
     norm: Callable[[Tensor], Tensor]
-    head: Head | PackedHead
-    rotaries: Mapping[RopeConfig, Rotary | RotaryTable]
+    head: Head | PackedHead | DeviceHead
+    rotaries: Mapping[RopeConfig, Rotary | RotaryTable | DeviceRotary]
     is_batch_invariant: bool  # see `TargetModel`
 
 
@@ -93,6 +95,7 @@ class Decoder:
         self._whole = whole_pass(
             parts.embedding, parts.layers, config.num_layers, self._rotaries, parts.norm, parts.head
         )
+        self.ropes = list(parts.rotaries)  # that differ, of all layers
         self._layers_of: dict[frozenset[str], frozenset[int]] = {}  # see `_kept_layers`
 
     @property
@@ -146,6 +149,8 @@ class Decoder:
             judged = hidden.index_select(0, batch.logits_rows)
         else:
             judged = self.norm(hidden.index_select(0, batch.logits_rows))
+        if isinstance(attend, DevicePass):
+            features = attend.keep(features)
         if not batch.num_candidates:
             return ForwardResult(logits=self.logits(judged), features=features)
         logits, candidates = self._parts.head.with_candidates(judged, batch.num_candidates)
@@ -156,7 +161,7 @@ class Decoder:
         config = replace(self.config, ropes=self.config.ropes[:num_layers], windows=self.config.windows[:num_layers])
         return Decoder(config, self._parts, dtype=self.dtype, device=self.device)
 
-    def with_parts(self, *, layers: Layers, head: Head | PackedHead) -> Decoder:
+    def with_parts(self, *, layers: Layers, head: Head | PackedHead | DeviceHead) -> Decoder:
         """Return the same decoder with other layers and another head, which compute what these do."""
         return Decoder(
             self.config, replace(self._parts, layers=layers, head=head), dtype=self.dtype, device=self.device

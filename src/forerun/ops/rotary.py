@@ -126,6 +126,7 @@ class Rotary:
         scaling = config.scaling
         self._attention_factor = 1.0 if scaling is None else scaling.attention_factor
         self._inv_freq = (inv_freq if scaling is None else scaling.stretch(inv_freq)).to(device)
+        self.device = device
         self._dtype = dtype
 
     def rotation(self, positions: Tensor) -> Rotation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import verifier_part
 from forerun.llm import LLM
 from forerun.proof.adversary import AdversarialDrafter
@@ -32,10 +33,22 @@ DEFAULT_CONFIG: Mapping[str, Any] = {
 AUTO_CONFIG: Mapping[str, Any] = {"method": "auto"}
 
 NUM_NARROW_TOKENS = 6
+KV_BYTES = 2 << 30  # of each engine on a GPU
 
 
 def ignore(message: str) -> None:
     """Show no progress."""
+
+
+def with_room_for_two(model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings under which a second engine fits on a GPU beside the first, which otherwise takes its whole share for KV.
+
+    Settings that say how much KV there is stay as they are, and so do those for a CPU.
+    """
+    is_sized = any(settings.get(name) is not None for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"))
+    if is_sized or EngineSettings.from_keywords(model, settings).torch_device.type != "cuda":
+        return settings
+    return {**settings, "kv_cache_memory_bytes": KV_BYTES}
 
 
 def prove(
@@ -72,7 +85,7 @@ def prove(
         config = dict(AUTO_CONFIG if isinstance(speculative_config, str) else speculative_config)
     adversarial = {"method": AdversarialDrafter, "num_speculative_tokens": 4, **verifier_part(config)}
     progress("loading the model")
-    llm = LLM(model, **(settings or {}), speculative_config=config)
+    llm = LLM(model, **with_room_for_two(model, settings or {}), speculative_config=config)
     greedy = check_greedy(llm, prompts, max_tokens=max_tokens, progress=progress)
     progress("sampled: exact probabilities of the target")
     experiment = plan_experiment(

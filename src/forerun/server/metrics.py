@@ -122,8 +122,10 @@ ABOUT = {
     "forerun:num_verified_steps": "Verdicts: one per sequence and step.",
     "forerun:num_failed_drafts": "Failures of the drafter, caught.",
     "forerun:phase_seconds": "Time in each phase of a step.",
+    "forerun:graph_steps": "Steps that a CUDA graph computed.",
+    "forerun:eager_steps": "Steps that no CUDA graph computed.",
     "forerun:executor_info": "Always 1; the labels say which executor computes, on which device and with which kernels.",
-    "forerun:device_idle_seconds": "Time in which the device had nothing to do though sequences waited; 0 where it is not measured.",
+    "forerun:device_idle_seconds": "Time in which the device had nothing to do though sequences were waiting.",
     "forerun:num_steps": "Steps of the engine.",
 }
 

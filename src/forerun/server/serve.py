@@ -29,6 +29,7 @@ from forerun.server.watched_head import WatchedHead
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
+LOGGED = ("forerun.engine.stats", "forerun.config.gpu_memory", "forerun.config.kernel_table")
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
 
@@ -243,13 +244,14 @@ def _tool_calls(model: ServedModel) -> str:
 
 
 def log_stats() -> None:
-    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work."""
+    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work, and what a GPU is used for."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("forerun.engine.stats")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    logger.propagate = False
+    for name in LOGGED:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 def _url_host(host: str) -> str:

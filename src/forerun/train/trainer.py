@@ -100,8 +100,8 @@ def train_head(
     settings = settings or TrainSettings()
     if kind not in RECIPES:
         raise ConfigError(f"kind of head: got {kind!r}; may be {', '.join(RECIPES)}")
-    if target.kernels is not None:
-        raise ConfigError("target: runs on the native kernels, which have no gradients; load it without packing")
+    if target.kernels is not None or target.on_device is not None:
+        raise ConfigError("target: runs on kernels, which have no gradients; load it for torch")
     recipe = RECIPES[kind]
     first = InitialWeights(_count_tokens(texts, target), seed=settings.seed)
     content = recipe.init(target.model, config or {}, first)

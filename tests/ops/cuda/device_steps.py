@@ -28,6 +28,12 @@ class DeviceStep:
     num_kv_slots: int
     trees: list[tuple[int, ...]]  # parents of each planned sequence's nodes in this step
 
+    @property
+    def running(self):
+        """(place in the plan, slot) of the sequences whose texts have not ended."""
+        slots = self.plan.slots.tolist()
+        return [(n, slot) for n, slot in enumerate(slots) if slot >= 0 and not self.table.ended[slot]]
+
 
 @st.composite
 def steps(draw, *, max_length=40, most_tail=9):
@@ -44,9 +50,12 @@ def steps(draw, *, max_length=40, most_tail=9):
     blocks = torch.randperm(NUM_SLOTS * num_blocks, generator=generator).view(NUM_SLOTS, num_blocks)
     table.block_table.copy_(blocks)
     table.tokens.copy_(torch.randint(VOCAB_SIZE, table.tokens.shape, generator=generator))
+    rules = RuleTable.empty(NUM_SLOTS, VOCAB_SIZE, device=DEVICE)
     tails, most_drafted, ends, trees = [], [], [], []
+    num_needed = 0
     for slot in slots:
         tail, reaches_end = draw(st.integers(1, most_tail)), draw(st.integers(0, 1))
+        has_ended = draw(st.sampled_from([0, 0, 0, 1]))
         start = draw(st.integers(0, 15))
         parents = [
             draw(st.one_of(st.just(node - 1), st.integers(-1, node - 1)))
@@ -55,19 +64,23 @@ def steps(draw, *, max_length=40, most_tail=9):
         tails.append(tail)
         most_drafted.append(draw(st.integers(0, MOST_DRAFTED)))
         ends.append(reaches_end)
-        trees.append(tuple(parents[: most_drafted[-1]]) if reaches_end and slot >= 0 else ())
+        trees.append(tuple(parents[: most_drafted[-1]]) if reaches_end and slot >= 0 and not has_ended else ())
         if slot >= 0:
+            num_needed += 0 if has_ended else tail + len(trees[-1])
+            table.ended[slot] = has_ended
+            rules.stop_ids[slot, 0] = draw(st.integers(-1, VOCAB_SIZE - 1))
+            rules.min_length[slot] = start + tail + draw(st.integers(-2, 3))
+            rules.max_length[slot] = start + tail + draw(st.sampled_from([1, 2, 4, 100]))
             table.computed[slot] = start
             table.lengths[slot] = start + tail + (0 if reaches_end else 3)
             table.draft_sizes[slot] = len(parents)
             table.draft_parents[slot, : len(parents)] = ints(*parents)
             drafted = torch.randint(VOCAB_SIZE, (len(parents),), generator=generator)
             table.draft_tokens[slot, : len(parents)] = drafted.to(DEVICE, torch.int32)
-    needed = sum(tail + len(tree) for slot, tail, tree in zip(slots, tails, trees, strict=True) if slot >= 0)
-    num_rows = max(1, needed) + draw(st.integers(0, 3))
+    num_rows = max(1, num_needed) + draw(st.integers(0, 3))
     return DeviceStep(
         table=table,
-        rules=RuleTable.empty(NUM_SLOTS, VOCAB_SIZE, device=DEVICE),
+        rules=rules,
         plan=DevicePlan(slots=ints(*slots), tails=ints(*tails), most_drafted=ints(*most_drafted), ends=ints(*ends)),
         rows=StepRows.empty(num_rows, num_planned, longest_path=MOST_DRAFTED, device=DEVICE),
         verdicts=Verdicts.empty(num_planned, MOST_DRAFTED, device=DEVICE),

@@ -31,7 +31,7 @@ def short_chunks(monkeypatch):
 def attend(module, step, rows, query, keys, values, **options):
     output = torch.full((*query.shape[:2], values.shape[2]), -7.0, dtype=query.dtype, device=DEVICE)
     options = {"block_size": step.block_size, "scale": DIM**-0.5, **options}
-    module.attend(query, keys, values, output, rows, step.table, **options)
+    module.attend(query, keys, values, output, rows, step.table.block_table, **options)
     return output
 
 
@@ -121,7 +121,7 @@ def test_padding_rows_are_not_written():
     query, cache = random(2, 1, DIM), random(16, 1, DIM)
     for module in (attention, kernels):
         output = torch.full_like(query, -7.0)
-        module.attend(query, cache, cache, output, rows, table, block_size=16, scale=1.0)
+        module.attend(query, cache, cache, output, rows, table.block_table, block_size=16, scale=1.0)
         assert (output == -7.0).all()
 
 

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core.draft import Draft
+from forerun.core.sampling_params import SamplingParams
+from forerun.core.step import SequenceSpec
 from forerun.ops.cuda import steps
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
 from forerun.verify.matching import match
@@ -19,10 +21,6 @@ from tests.ops.cuda.device_steps import steps as random_steps
 from forerun.ops.cuda.kernels import steps as kernels  # isort: skip - tests.cuda comes first
 
 few = settings(max_examples=20, deadline=None)
-
-
-def planned(step):
-    return [(n, slot) for n, slot in enumerate(step.plan.slots.tolist()) if slot >= 0]
 
 
 @few
@@ -39,7 +37,7 @@ def test_kernels_lay_out_the_rows_of_the_formula(step):
 def test_a_row_reads_the_places_of_its_own_path_in_order(step):
     rows, table = step.rows, step.table
     steps.prepare(step.plan, table, rows, block_size=step.block_size)
-    for n, slot in planned(step):
+    for n, slot in step.running:
         draft = Draft(tuple(table.draft_tokens[slot, : len(step.trees[n])].tolist()), step.trees[n])
         first, tail, start = int(rows.first_rows[n]), int(step.plan.tails[n]), int(table.computed[slot])
         assert rows.first_rows[n + 1] - first == tail + len(draft)
@@ -55,6 +53,66 @@ def test_a_row_reads_the_places_of_its_own_path_in_order(step):
             num_apart = int(rows.positions[row]) + 1 - num_linear
             assert places + rows.path_slots[row, :num_apart].tolist() == expected
             assert rows.tokens[row] == draft.token_ids[node]
+
+
+@few
+@given(random_steps())
+def test_tokens_are_drawn_after_the_last_committed_token_and_each_node(step):
+    rows = step.rows
+    steps.prepare(step.plan, step.table, rows, block_size=step.block_size)
+    expected, firsts = [], []
+    running = dict(step.running)
+    for n, tail in enumerate(step.plan.tails.tolist()):
+        firsts.append(len(expected))
+        if n in running and step.plan.ends[n]:
+            expected += range(int(rows.first_rows[n]) + tail - 1, int(rows.first_rows[n + 1]))
+    assert rows.first_judged.tolist() == [*firsts, len(expected)]
+    assert rows.judged.tolist() == expected + [-1] * (len(rows.judged) - len(expected))
+
+
+@few
+@given(random_steps())
+def test_a_text_that_has_ended_gets_neither_rows_nor_tokens(step):
+    for slot in step.plan.slots.tolist():
+        if slot >= 0:
+            step.table.ended[slot] = 1
+    before = copy_of(step.table)
+    for module in (steps, kernels):
+        module.prepare(step.plan, step.table, step.rows, block_size=step.block_size)
+        module.match(step.plan, step.table, step.rows, sampled_tokens(step, 0), step.verdicts)
+        module.commit(step.plan, step.table, step.rules, step.verdicts)
+        assert step.rows.slots.tolist() == [-1] * len(step.rows.slots)
+        assert not step.verdicts.num_tokens.any()
+        assert_equal_records(step.table, before)
+
+
+@few
+@given(random_steps(), st.integers(0, 2**31), st.booleans())
+def test_a_text_ends_where_the_request_says(step, seed, missing):
+    table, rules = step.table, step.rules
+    steps.prepare(step.plan, table, step.rows, block_size=step.block_size)
+    steps.match(step.plan, table, step.rows, sampled_tokens(step, seed, missing=missing), step.verdicts)
+    running, lengths = step.running, table.lengths.tolist()
+    steps.commit(step.plan, table, rules, step.verdicts)
+    for n, slot in running:
+        if not step.plan.ends[n]:
+            assert not table.ended[slot]
+            continue
+        num_prompt, num_output = lengths[slot], int(table.lengths[slot]) - lengths[slot]
+        spec = SequenceSpec(
+            seq_id=0,
+            prompt_ids=[0] * num_prompt,
+            sampling=SamplingParams(min_tokens=max(0, int(rules.min_length[slot]) - num_prompt)),
+            seed=0,
+            max_length=int(rules.max_length[slot]),
+            stop_token_ids=frozenset(rules.stop_ids[slot].tolist()),
+        )
+        found = table.tokens[slot, num_prompt : num_prompt + num_output].tolist()
+        has_ended = any(spec.ends(i, token_id) for i, token_id in enumerate(found, start=1))
+        assert bool(table.ended[slot]) == (has_ended or not found)
+        assert table.lengths[slot] <= rules.max_length[slot]
+        expected = step.verdicts.tokens[n, : int(step.verdicts.num_tokens[n])].tolist()
+        assert found == expected[: spec.max_length - num_prompt]
 
 
 @few
@@ -83,7 +141,7 @@ def test_the_walk_is_the_matching_verifiers(step, seed):
     steps.prepare(step.plan, step.table, step.rows, block_size=step.block_size)
     sampled = sampled_tokens(step, seed)
     steps.match(step.plan, step.table, step.rows, sampled, step.verdicts)
-    for n, slot in planned(step):
+    for n, slot in step.running:
         if not step.plan.ends[n]:
             assert step.verdicts.num_tokens[n] == 0
             continue
@@ -117,7 +175,7 @@ def test_the_accepted_path_is_moved_behind_the_tail(step, seed, dtype):
     steps.move(step.plan, step.rows, step.verdicts, expected)
     kernels.move(step.plan, step.rows, step.verdicts, found)
     assert torch.equal(found, expected)
-    for n, _ in planned(step):
+    for n, _ in step.running:
         first = int(step.rows.first_rows[n] + step.plan.tails[n])
         for i, node in enumerate(step.verdicts.accepted[n, : int(step.verdicts.num_accepted[n])].tolist()):
             at, wanted = step.rows.kv_slots[first + i], step.rows.kv_slots[first + node]

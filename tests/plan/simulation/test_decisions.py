@@ -8,6 +8,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.core.stats import StepTimes
+from forerun.core.step import ReadyResult
 from forerun.engine.engine import Engine
 from forerun.engine.simulation import SimulationSettings
 from forerun.executor.simulated import VirtualClock
@@ -55,7 +56,7 @@ class Measured:
             for p in plan.sequences
         ]
         self.decisions.append((plan.number, plan.time, planned, plan.rows.positions, plan.rows.slots))
-        result = self.executor.execute(plan)
+        result = self.executor.execute(plan).result()
         self.results.append((plan, result))
         if self.clock is not None:
             drafted = any(one.draft.token_ids for one in result.sequences)
@@ -65,7 +66,7 @@ class Measured:
             result.times = StepTimes(forward=forward, draft=drafting, num_steps=1)
             self.clock.advance(forward + drafting)
             self.times.append((forward, drafting))
-        return result
+        return ReadyResult(result)
 
 
 def real_run(config):

@@ -11,7 +11,7 @@ from typing import Any
 from forerun.bench.passes import RandomSequences
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence as TokenSequence
-from forerun.core.step import EndedSequence, SequenceSpec, StepPlan, StepRecord, StepResult
+from forerun.core.step import EndedSequence, ReadyResult, SequenceSpec, StepPlan, StepRecord
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.engine.speculation import SpeculationReport
 from forerun.executor.base import Executor
@@ -108,9 +108,9 @@ class ObservedExecutor:
         """See `Executor`."""
         self.executor.prepare(spec)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        result = self.executor.execute(plan)
+    def execute(self, plan: StepPlan) -> ReadyResult:
+        """See `Executor`; waits for the result."""
+        result = self.executor.execute(plan).result()
         num_decoding = sum(one.num_tail == 1 and one.reaches_end for one in plan.sequences)
         self.steps.append(
             ExecutedStep(
@@ -120,7 +120,7 @@ class ObservedExecutor:
                 num_drafted=sum(len(one.draft.token_ids) for one in result.sequences),
             )
         )
-        return result
+        return ReadyResult(result)
 
     def release(self, ended: Sequence[EndedSequence]) -> None:
         """See `Executor`."""

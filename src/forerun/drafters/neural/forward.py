@@ -17,6 +17,7 @@ from forerun.core.batch import MOST_CANDIDATES, ForwardBatch, LayerKVSpec, Seque
 from forerun.drafters.base import DraftRequest
 from forerun.kv.cache import KVCache
 from forerun.models.base import CausalModel, DraftHead
+from forerun.models.decoder import Decoder
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.chains import ChainText, NativeChains
@@ -50,6 +51,7 @@ class Predictor(Protocol):
         Tensor | None
     )  # [V] int64 ascending, the target's token of each logit; None where the logits cover all of them in order
     chains: NativeChains | None  # drafts the same tokens greedily in one call; None where the kernels cannot
+    reads_tensors_only: bool  # of a batch: its `sequences` may be unknown to the host
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> Tensor | None:
         """The states to read T committed tokens with, from the hidden states at the slots [T] of the tokens before them.
@@ -76,6 +78,7 @@ class ModelPredictor:
         self.dtype = model.dtype
         self.device = model.device
         self.max_model_len = model.max_model_len
+        self.reads_tensors_only = isinstance(model, Decoder)
         self._model = model
 
     def read_states(self, hidden_states: Mapping[str, Tensor], slots_before: Tensor) -> None:
@@ -95,6 +98,7 @@ class HeadPredictor:
     """
 
     num_hidden = 1
+    reads_tensors_only = True
 
     def __init__(self, head: DraftHead) -> None:
         self.needs = frozenset(head.needs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 
@@ -12,12 +12,14 @@ from torch import Tensor
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
+from forerun.drafters.neural.device import ChainNetwork, device_chains
 from forerun.drafters.neural.forward import DraftSequence, PagedPasses, Predictor, scratch_blocks_per_sequence
 from forerun.drafters.neural.writers import Writer
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache, bytes_per_block
 from forerun.kv.prefix_cache import block_digests, root_digest
-from forerun.models.base import choose_attention
+from forerun.ops.cuda.table import DeviceTable, RuleTable
 from forerun.ops.native.attention import block_table
 
 
@@ -49,6 +51,10 @@ class KVLedger:
     def start(self, sequence: Sequence) -> None:
         """Add a new sequence."""
         self._records[sequence.seq_id] = _SequenceRecord(root_digest(sequence.cache_salt))
+
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether a sequence was added."""
+        return sequence.seq_id in self._records
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence; the entries in its full blocks remain valid for others."""
@@ -150,7 +156,7 @@ class KVDrafter:
             dtype=self._predictor.dtype,
             device=self._predictor.device,
         )
-        self._attention = choose_attention(self._predictor.kv_specs, self._target.itself.kernels)
+        self._attention = self._target.itself.attention_for(self._predictor.kv_specs)
         self._passes = PagedPasses(
             self._predictor,
             self._attention,
@@ -158,6 +164,20 @@ class KVDrafter:
             num_blocks=num_blocks,
             scratch_per_sequence=self._scratch_per_sequence,
         )
+
+    def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
+        """See `DraftsOnDevice`: chains of a network that reads tensors alone."""
+        network = ChainNetwork(
+            predictor=self._predictor,
+            attention=self._attention,
+            cache=self._cache,
+            num_blocks=self._cache.num_blocks - self.num_scratch_blocks,
+            scratch_per_slot=self._scratch_per_sequence,
+            max_model_len=self._max_model_len,
+            entries=self._ledger,
+            most_unread=self._target.num_speculative_tokens + 2,  # those that a step commits, and the one before them
+        )
+        return device_chains(network, self._writer, table, rules, sample)
 
     @property
     def moved_kv(self) -> Listing[LedgerKV]:

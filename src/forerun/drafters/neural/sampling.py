@@ -33,7 +33,7 @@ class DraftSampler:
     def __init__(self, method: str, *, vocab_size: int, target_ids: Tensor | None) -> None:
         self._method = method
         self._vocab_size = vocab_size
-        self._target_ids = target_ids
+        self.target_ids = target_ids
         self._sampler = choose_sampler()
 
     def sample(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
@@ -49,9 +49,20 @@ class DraftSampler:
             for position, best in zip(positions, likeliest, strict=True)
         ]
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether every request's tokens are the likeliest ones."""
+        return self._method == "greedy"
+
     def is_greedy(self, request: DraftRequest) -> bool:
         """Whether a request's tokens are the likeliest ones, whatever was drafted before them."""
         return self._method == "greedy" or request.rules is None or request.rules.is_greedy
+
+    def may_draft_on_device(self, request: DraftRequest) -> bool:
+        """Whether a request's tokens are the likeliest, or those of the target's races with logits that no rule changes."""
+        return self.takes_likeliest or (
+            self._method == "coupled" and (self.is_greedy(request) or self.may_race(request))
+        )
 
     def may_race(self, request: DraftRequest) -> bool:
         """Whether a request's tokens are those of the target's races, with logits that no rule changes."""
@@ -64,8 +75,8 @@ class DraftSampler:
             found = logits.argmax(-1, keepdim=True)
         else:
             found = logits.topk(min(num_tokens, logits.shape[1])).indices
-        if self._target_ids is not None:
-            found = self._target_ids[found]
+        if self.target_ids is not None:
+            found = self.target_ids[found]
         ids: list[list[int]] = found.tolist()
         return ids
 
@@ -83,7 +94,7 @@ class DraftSampler:
         if not draws:
             return []
         count = max(position.num_tokens for position in asked)
-        found = self._sampler.draw(self._spread(logits), draws, count=count)
+        found = self._sampler.draw(self.spread(logits), draws, count=count)
         return [_drafted(drawn, position) for drawn, position in zip(found, asked, strict=True)]
 
     def _draw_alone(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
@@ -98,7 +109,7 @@ class DraftSampler:
         sequence, rules = position.request.sequence, position.request.rules
         assert rules is not None, "a request without rules is greedy"
         try:
-            probs = target_probs(rules, self._spread(row), sequence.output_ids, position.path)
+            probs = target_probs(rules, self.spread(row), sequence.output_ids, position.path)
         except RequestError:  # the rules forbid all that can be drafted here
             return DraftedTokens([])
         return self._without_replacement(probs, position)
@@ -121,12 +132,12 @@ class DraftSampler:
             probs /= total
         return DraftedTokens(token_ids, drawn_from)
 
-    def _spread(self, logits: Tensor) -> Tensor:
+    def spread(self, logits: Tensor) -> Tensor:
         """Logits [..., V] over the target's vocabulary; -inf for tokens that the drafter does not have."""
-        if self._target_ids is None:
+        if self.target_ids is None:
             return logits
         wide = logits.new_full((*logits.shape[:-1], self._vocab_size), -torch.inf)
-        wide[..., self._target_ids] = logits
+        wide[..., self.target_ids] = logits
         return wide
 
 

@@ -105,8 +105,8 @@ class ChainWriter:
 
     def __init__(self, sampler: DraftSampler, *, depth: int, num_runners_up: int = 0) -> None:
         self.num_places = depth
-        self._sampler = sampler
-        self._num_runners_up = num_runners_up
+        self.sampler = sampler
+        self.num_runners_up = num_runners_up
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
@@ -115,12 +115,12 @@ class ChainWriter:
         drafts = self._write_at_once(passes, sequences, hidden_states)
         if drafts is not None:
             return drafts
-        chains = [_GrowingChain(sequence, self._num_runners_up) for sequence in sequences]
+        chains = [_GrowingChain(sequence, self.num_runners_up) for sequence in sequences]
         growing = [chain for chain in chains if chain.sequence.wants_draft]
         rows = [passes.read(chain.sequence, hidden_states) for chain in growing]
         while growing:
             prediction = passes.forward(rows)
-            drafted = self._sampler.sample(prediction.logits, [chain.position() for chain in growing])
+            drafted = self.sampler.sample(prediction.logits, [chain.position() for chain in growing])
             states = [None] * len(growing) if prediction.states is None else prediction.states
             grown = [
                 (chain, state)
@@ -140,14 +140,14 @@ class ChainWriter:
         for sequence in sequences:
             if not sequence.wants_draft:
                 continue
-            greedy = self._sampler.is_greedy(sequence.request)
-            if not greedy and not self._sampler.may_race(sequence.request):
+            greedy = self.sampler.is_greedy(sequence.request)
+            if not greedy and not self.sampler.may_race(sequence.request):
                 return None
             growing.append(sequence)
             is_greedy.append(greedy)
         if not growing:
             return [NO_DRAFT] * len(sequences)
-        drafted = passes.draft_chains(growing, is_greedy, hidden_states, num_runners_up=self._num_runners_up)
+        drafted = passes.draft_chains(growing, is_greedy, hidden_states, num_runners_up=self.num_runners_up)
         if drafted is None:
             return None
         levels = iter(drafted)

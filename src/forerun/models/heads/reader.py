@@ -22,9 +22,11 @@ from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, Product, read_layer, read_rms_norm
 from forerun.models.model_folder import CONFIG_FILE, read_json
+from forerun.models.on_device import is_dense
 from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing, can_pack
 from forerun.ops.block_weight import BlockLinear, BlockWeight
+from forerun.ops.cuda.decoder_layers import DeviceHead, DeviceRMSNorm, DeviceRotary
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
 from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
@@ -37,7 +39,7 @@ LEAST_KEPT_BYTES = 4 << 20  # of a head's files: less is packed as soon as mappe
 
 
 class HeadReader:
-    """Reads a head's parts in the target's dtype, packed for the native kernels where the target's weights are.
+    """Reads a head's parts in the target's dtype, for the kernels that compute the target where there are any.
 
     `content` is the head's config.json; `weights` reads tensors for which there is no method here. Hidden
     states between parts are of `stream_dtype`.
@@ -62,7 +64,7 @@ class HeadReader:
         model = target.model
         self.content = content
         self.target = target
-        self.stream_dtype = torch.float32 if target.kernels else model.dtype
+        self.stream_dtype = torch.float32 if target.kernels or target.on_device else model.dtype
         packing = _packing_for(target, quantization)
         self._packing = packing.keeping(kept) if packing and kept else packing
         self.weights = WeightReader(
@@ -104,12 +106,18 @@ class HeadReader:
         return self.packed(read, name=name)
 
     def packed(self, linear: Linear | BlockLinear, *, name: str | None = None) -> Product:
-        """Pack a matrix for the kernels, if there are any; it is kept under `name` if it has one."""
+        """Hand a matrix to the kernels, if there are any; what is packed is kept under `name` if it has one."""
+        if self.target.on_device is not None and isinstance(linear, Linear):
+            return self.target.on_device.linear(linear.weight, linear.bias)
         return self._packing.linear(linear.weight, linear.bias, name=name) if self._packing else linear
 
-    def norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> RMSNorm | NativeRMSNorm:
+    def norm(
+        self, name: str, width: int, eps: float, *, offset: float = 0.0
+    ) -> RMSNorm | NativeRMSNorm | DeviceRMSNorm:
         """Read an RMSNorm; `offset` is added to its weight."""
         norm = read_rms_norm(self.weights, f"{name}.weight", width, eps, offset=offset)
+        if self.target.on_device is not None:
+            return self.target.on_device.norm(norm)
         return self._packing.norm(norm) if self._packing else norm
 
     def layers(self, config: DecoderConfig, *, first_norms: NormNames | None = None) -> Layers:
@@ -118,10 +126,12 @@ class HeadReader:
         return self.stack([read_layer(self.weights, own, index=index) for index, own in enumerate(configs)], config)
 
     def stack(self, layers: Sequence[DecoderLayer], config: DecoderConfig) -> Layers:
-        """Stack layers, packed if there are kernels."""
-        packing, ranks = self._packing, self.target.drafter_ranks
+        """Stack layers, on the kernels if there are any."""
+        packing, ranks, on_device = self._packing, self.target.drafter_ranks, self.target.on_device
         stacked: Layers
-        if packing and can_pack(config):
+        if on_device is not None and all(is_dense(layer) for layer in layers):
+            stacked = on_device.layers(layers, config, rotation_of(config))
+        elif packing and can_pack(config):
             stacked = packing.layers(layers, config, rotation_of(config))
         else:
             products = [self._packed_products(layer, f"layer.{index}") for index, layer in enumerate(layers)]
@@ -130,8 +140,10 @@ class HeadReader:
 
     def rotations(self, config: DecoderConfig) -> Rotations:
         """Make the rotary embeddings of the layers."""
-        rotaries = make_rotaries(config, self.stream_dtype, self.weights.device)
-        return Rotations(RotaryTable(rotary) if self._packing else rotary for rotary in rotaries.values())
+        rotaries = make_rotaries(config, self.stream_dtype, self.weights.device).values()
+        if self.target.on_device is not None:
+            return Rotations(self.target.on_device.rotary(rotary) for rotary in rotaries)
+        return Rotations(RotaryTable(rotary) if self._packing else rotary for rotary in rotaries)
 
     def embedding(self, name: str = "embed_tokens.weight", *, width: int) -> Callable[[Tensor], Tensor]:
         """Read an embedding [T] -> [T, width]: the head's, or the target's if that is equal or the checkpoint has none.
@@ -146,6 +158,8 @@ class HeadReader:
         table = self.weights.tensor(name, (model.vocab_size, width))
         if width == model.hidden_size and self._is_same(table, model.embed):
             return model.embed
+        if self.target.on_device is not None:
+            return self.target.on_device.embedding(table)
         return Embedding(table, 1.0, self.stream_dtype)
 
     def head(self, name: str = "lm_head.weight", *, outputs: int, width: int) -> Callable[[Tensor], Tensor]:
@@ -168,11 +182,13 @@ class HeadReader:
         weight = self.weights.tensor(name, (outputs, width))
         return model.logits if self._is_same(weight, model.head_rows) else self.packed_head(weight)
 
-    def packed_head(self, weight: Tensor) -> Head | PackedHead:
+    def packed_head(self, weight: Tensor) -> Head | PackedHead | DeviceHead:
         """Make a head of these weights [outputs, width], on the kernels if there are any; it is packed at every start."""
         return self._head_of(weight, self._packing and self._packing.keeping(Unkept()))
 
-    def _head_of(self, weight: Tensor | BlockWeight, packing: Packing | None) -> Head | PackedHead:
+    def _head_of(self, weight: Tensor | BlockWeight, packing: Packing | None) -> Head | PackedHead | DeviceHead:
+        if self.target.on_device is not None:
+            return self.target.on_device.head(dense(weight))
         ranks = self.target.drafter_ranks
         head = Head(Linear(dense(weight))) if packing is None else PackedHead(packing.head(weight))
         return head if ranks is None else ranks.head(head)
@@ -255,7 +271,7 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
 class Rotations:
     """The rotary embeddings of a head's layers; see `Decoder.rotations`."""
 
-    def __init__(self, rotaries: Iterable[Rotary | RotaryTable]) -> None:
+    def __init__(self, rotaries: Iterable[Rotary | RotaryTable | DeviceRotary]) -> None:
         self._rotaries = list(rotaries)
 
     @property

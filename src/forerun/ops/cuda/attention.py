@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.ops.cuda.table import DeviceTable, StepRows
+from forerun.ops.cuda.table import StepRows
 
 
 def attend(
@@ -14,7 +14,7 @@ def attend(
     values: Tensor,
     output: Tensor,
     rows: StepRows,
-    table: DeviceTable,
+    block_table: Tensor,
     *,
     block_size: int,
     scale: float,
@@ -31,7 +31,7 @@ def attend(
         values: [num_slots, num_kv_heads, value_dim]
         output: [T, num_heads, value_dim], written; padding rows are left as they are.
         rows: slots, positions, num_linear and path_slots are read.
-        table: `block_table` is read.
+        block_table: [S, B] int32, the blocks of each slot in order.
         block_size: places in a block of the cache.
         scale: factor on the scores.
         window: a row at position i sees positions above i - window; None means all positions.
@@ -45,7 +45,7 @@ def attend(
             continue
         position = int(rows.positions[row])
         first = max(num_hidden, 0 if window is None else position + 1 - window)
-        seen = _kv_slots(rows, table, row, slot, position, block_size)[first:]
+        seen = _kv_slots(rows, block_table, row, slot, position, block_size)[first:]
         key = keys[seen].float().repeat_interleave(group, dim=1)
         value = values[seen].float().repeat_interleave(group, dim=1)
         scores = torch.einsum("hd,khd->hk", query[row].float(), key) * scale
@@ -57,9 +57,9 @@ def attend(
         output[row] = torch.einsum("hk,khd->hd", weights, value).to(output.dtype)
 
 
-def _kv_slots(rows: StepRows, table: DeviceTable, row: int, slot: int, position: int, block_size: int) -> Tensor:
+def _kv_slots(rows: StepRows, block_table: Tensor, row: int, slot: int, position: int, block_size: int) -> Tensor:
     """Where the keys of places 0 to `position` of the row's path lie: [position + 1] int64."""
     num_linear = int(rows.num_linear[row])
     places = torch.arange(num_linear, device=rows.slots.device)
-    linear = table.block_table[slot, places // block_size].long() * block_size + places % block_size
+    linear = block_table[slot, places // block_size].long() * block_size + places % block_size
     return torch.cat([linear, rows.path_slots[row, : position + 1 - num_linear].long()])

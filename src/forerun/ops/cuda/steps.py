@@ -5,6 +5,7 @@ A step calls `prepare`, then the layers and `sampling.sample`, then `match`, `mo
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
@@ -13,20 +14,22 @@ from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows,
 def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size: int) -> None:
     """Lay out the step's rows: of each planned sequence the tail, and its draft where the tail reaches the text's end.
 
+    A sequence whose text has ended has none, though the host may not know that yet.
+
     Args:
-        plan: which sequences, and how many rows of each; together at most T.
-        table: tokens, computed, block_table and drafts are read.
+        plan: which sequences, and how many rows of each; together at most T, and R of them to be judged.
+        table: tokens, computed, ended, block_table and drafts are read.
         rows: written; rows that no sequence needs become padding, with token and position 0.
         block_size: places in a block of the cache.
     """
-    for entries, value in ((rows.tokens, 0), (rows.positions, 0), (rows.slots, -1), (rows.parents, -1)):
-        entries.fill_(value)
-    rows.kv_slots.fill_(-1)
-    rows.num_linear.fill_(0)
-    first = 0
+    for entries in (rows.tokens, rows.positions, rows.num_linear):
+        entries.fill_(0)
+    for entries in (rows.slots, rows.parents, rows.kv_slots, rows.judged):
+        entries.fill_(-1)
+    first = first_judged = 0
     for n, slot in enumerate(plan.slots.tolist()):
-        rows.first_rows[n] = first
-        if slot < 0:
+        rows.first_rows[n], rows.first_judged[n] = first, first_judged
+        if slot < 0 or table.ended[slot]:
             continue
         start, tail = int(table.computed[slot]), int(plan.tails[n])
         most = int(plan.most_drafted[n]) if plan.ends[n] else 0
@@ -49,8 +52,15 @@ def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size:
             rows.num_linear[row] = start + tail + num_linear
             for i, one in enumerate(paths[node][num_linear:]):
                 rows.path_slots[row, i] = _kv_slot(table, slot, start + tail + one, block_size)
-        first += tail + len(parents)
-    rows.first_rows[-1] = first
+        num_rows = tail + len(parents)
+        if plan.ends[n]:
+            num_judged = 1 + len(parents)
+            rows.judged[first_judged : first_judged + num_judged] = torch.arange(
+                first + tail - 1, first + num_rows, dtype=torch.int32, device=rows.judged.device
+            )
+            first_judged += num_judged
+        first += num_rows
+    rows.first_rows[-1], rows.first_judged[-1] = first, first_judged
 
 
 def _kv_slot(table: DeviceTable, slot: int, place: int, block_size: int) -> int:
@@ -66,7 +76,7 @@ def match(plan: DevicePlan, table: DeviceTable, rows: StepRows, sampled: Tensor,
     Args:
         plan: slots, tails and ends are read.
         table: drafts are read.
-        rows: `first_rows` is read.
+        rows: `first_rows` is read; a sequence without rows has nothing to be judged.
         sampled: [T] int32, the target's token after each row, or -1.
         verdicts: written; nothing is committed where the plan's `ends` is 0.
     """
@@ -75,7 +85,7 @@ def match(plan: DevicePlan, table: DeviceTable, rows: StepRows, sampled: Tensor,
     verdicts.num_accepted.fill_(0)
     verdicts.num_tokens.fill_(0)
     for n, slot in enumerate(plan.slots.tolist()):
-        if slot < 0 or not plan.ends[n]:
+        if slot < 0 or not plan.ends[n] or rows.first_rows[n] == rows.first_rows[n + 1]:
             continue
         root = int(rows.first_rows[n] + plan.tails[n]) - 1
         num_nodes = int(rows.first_rows[n + 1]) - root - 1
@@ -119,22 +129,30 @@ def move(plan: DevicePlan, rows: StepRows, verdicts: Verdicts, entries: Tensor) 
 
 
 def commit(plan: DevicePlan, table: DeviceTable, rules: RuleTable, verdicts: Verdicts) -> None:
-    """Append what was committed to the texts, count it for penalties, and forget the drafts that were judged.
+    """Append what was committed to the texts, count it for penalties, forget the drafts that were judged, and note what has ended.
+
+    A text ends by one of its stop tokens, by its length, beyond which nothing is written, or where nothing could be drawn.
 
     Args:
         plan: slots, tails and ends are read.
-        table: tokens, lengths, computed and draft_sizes are changed.
-        rules: counts are changed.
+        table: tokens, lengths, computed, ended and draft_sizes are changed, of texts that have not ended before.
+        rules: counts are changed; min_length, max_length and stop_ids are read.
         verdicts: of `match`.
     """
     for n, slot in enumerate(plan.slots.tolist()):
-        if slot < 0:
+        if slot < 0 or table.ended[slot]:
             continue
-        length, num_tokens = int(table.lengths[slot]), int(verdicts.num_tokens[n])
-        for i, token_id in enumerate(verdicts.tokens[n, :num_tokens].tolist()):
-            table.tokens[slot, length + i] = token_id
+        length, longest = int(table.lengths[slot]), min(int(rules.max_length[slot]), table.tokens.shape[1])
+        token_ids = verdicts.tokens[n, : int(verdicts.num_tokens[n])].tolist()[: max(0, longest - length)]
+        stop_ids, min_length = set(rules.stop_ids[slot].tolist()), int(rules.min_length[slot])
+        for place, token_id in enumerate(token_ids, start=length):
+            table.tokens[slot, place] = token_id
             rules.counts[slot, token_id] += 1
-        table.lengths[slot] += num_tokens
+            if place + 1 >= longest or (token_id in stop_ids and place + 1 >= min_length):
+                table.ended[slot] = 1
+        table.lengths[slot] += len(token_ids)
         table.computed[slot] += plan.tails[n] + verdicts.num_accepted[n]
         if plan.ends[n]:
             table.draft_sizes[slot] = 0
+            if not token_ids:
+                table.ended[slot] = 1

@@ -13,11 +13,12 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPU:
-    """One GPU."""
+    """One GPU; `shared_bytes` are the most that a block of threads may share."""
 
     name: str
     capability: tuple[int, int]
     total_bytes: int
+    shared_bytes: int
 
     def __str__(self) -> str:
         major, minor = self.capability
@@ -97,4 +98,9 @@ class InstalledCuda:
     def gpu(self, index: int) -> GPU:
         """See `CudaSystem`."""
         found = torch.cuda.get_device_properties(index)
-        return GPU(name=found.name, capability=(found.major, found.minor), total_bytes=found.total_memory)
+        return GPU(
+            name=found.name,
+            capability=(found.major, found.minor),
+            total_bytes=found.total_memory,
+            shared_bytes=found.shared_memory_per_multiprocessor - 1024,  # which CUDA keeps for itself
+        )

@@ -1,8 +1,9 @@
 """The tensors that stay on the device from step to step, and those that one step lays out: records without behaviour.
 
 Letters in shapes: S slots of sequences, L longest text, B blocks of a sequence, K most nodes of a draft, N sequences of a
-step, T rows of a step, D most rows of a path, V vocabulary, W = ceil(V / 32) words of a bit mask. An entry of -1 in a list
-of slots is padding: no function reads or writes what belongs to it. Integers are int32 unless something else is said.
+step, T rows of a step, R rows of it after which a token is drawn, D most rows of a path, V vocabulary, W = ceil(V / 32) words
+of a bit mask. An entry of -1 in a list of slots is padding: no function reads or writes what belongs to it. Integers are int32
+unless something else is said.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ HAS_PENALTIES, HAS_BIAS, HAS_ALLOWED, HAS_MIN_LENGTH = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTable:
-    """The sampling rules of each slot's request, and what penalties count.
+    """The sampling rules of each slot's request, what penalties count, and what ends its text.
 
     `allowed` and `in_prompt` are bit masks: token t is bit t % 32 of word t // 32.
     """
@@ -36,7 +37,8 @@ class RuleTable:
     in_prompt: Tensor  # [S, W] which tokens the prompt holds
     allowed: Tensor  # [S, W] `allowed_token_ids`
     min_length: Tensor  # [S] tokens, prompt included, before which no stop token may come
-    stop_ids: Tensor  # [S, ...] padded with -1
+    max_length: Tensor  # [S] tokens, prompt included, of the longest text
+    stop_ids: Tensor  # [S, ...] padded with -1: tokens that end the text, from `min_length` on
     bias_ids: Tensor  # [S, ...] padded with -1, each token once
     bias_values: Tensor  # [S, ...] fp32
 
@@ -64,6 +66,7 @@ class RuleTable:
             in_prompt=full(words),
             allowed=full(words),
             min_length=full(),
+            max_length=full(value=torch.iinfo(torch.int32).max),
             stop_ids=full(most_stop_ids, value=-1),
             bias_ids=full(most_biases, value=-1),
             bias_values=full(most_biases, dtype=torch.float32),
@@ -75,12 +78,13 @@ class DeviceTable:
     """What the device knows of each sequence between two steps.
 
     Node i of a slot's draft continues node `draft_parents[i]`; -1 is the last committed token, and a parent comes before its
-    children. Places before `computed` hold KV.
+    children. Places before `computed` hold KV. A text that has ended gets neither rows nor tokens.
     """
 
     tokens: Tensor  # [S, L] prompt and output
     lengths: Tensor  # [S] committed tokens
     computed: Tensor  # [S] leading places with KV; lengths - 1 while a text is being written
+    ended: Tensor  # [S] 1 where a stop token or the length has ended the text, or nothing could be drawn
     block_table: Tensor  # [S, B] cache blocks in order
     draft_tokens: Tensor  # [S, K]
     draft_parents: Tensor  # [S, K]
@@ -99,6 +103,7 @@ class DeviceTable:
             tokens=zeros(max_length),
             lengths=zeros(),
             computed=zeros(),
+            ended=zeros(),
             block_table=zeros(num_blocks),
             draft_tokens=zeros(most_drafted),
             draft_parents=zeros(most_drafted),
@@ -133,10 +138,20 @@ class StepRows:
     num_linear: Tensor  # [T]
     path_slots: Tensor  # [T, D]
     first_rows: Tensor  # [N + 1] each sequence's first row; the last: the number of rows
+    judged: Tensor  # [R] the rows after which a token is drawn, those of a sequence together, in order; -1: padding
+    first_judged: Tensor  # [N + 1] place in `judged` of each sequence's first; the last: how many there are
 
     @classmethod
-    def empty(cls, num_rows: int, num_sequences: int, *, longest_path: int, device: torch.device) -> StepRows:
-        """Padding only."""
+    def empty(
+        cls,
+        num_rows: int,
+        num_sequences: int,
+        *,
+        longest_path: int,
+        device: torch.device,
+        num_judged: int | None = None,
+    ) -> StepRows:
+        """Padding only; `num_judged` None: a token may be drawn after every row."""
 
         def full(*shape: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
@@ -150,6 +165,8 @@ class StepRows:
             num_linear=full(num_rows),
             path_slots=full(num_rows, longest_path),
             first_rows=full(num_sequences + 1),
+            judged=full(num_rows if num_judged is None else num_judged, value=-1),
+            first_judged=full(num_sequences + 1),
         )
 
 

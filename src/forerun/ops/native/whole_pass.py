@@ -15,7 +15,7 @@ from forerun.ops.native.attention import NativePass
 from forerun.ops.native.inputs import RotationTables, token_table
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedHead
 from forerun.ops.native.structs import DecoderStruct
-from forerun.ops.rotary import Rotary, RotaryTable
+from forerun.ops.rotary import RotaryTable
 
 
 class WholePass:
@@ -75,7 +75,7 @@ def whole_pass(
     embedding: Callable[[Tensor], Tensor],
     layers: Any,
     num_layers: int,
-    rotaries: Sequence[Rotary | RotaryTable],
+    rotaries: Sequence[object],
     norm: Callable[[Tensor], Tensor],
     head: Any,
 ) -> WholePass | None:

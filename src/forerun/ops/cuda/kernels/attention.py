@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.ops.cuda.table import DeviceTable, StepRows
+from forerun.ops.cuda.table import StepRows
 
 TILE = 16  # rows times heads of a tile, at least: the least shape of the tensor cores
 LEAST_CHUNK = 256  # places
@@ -26,7 +26,7 @@ ROWS_PER_LAUNCH = 256  # bounds the memory of the chunks' results
 
 
 def places_per_chunk(max_length: int) -> int:
-    """Places of a chunk where no text is longer than `max_length`: a power of two, at most MOST_CHUNKS in a text."""
+    """Places of a chunk where block tables have room for `max_length` places: a power of two, at most MOST_CHUNKS in a text."""
     return int(max(LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(max_length, MOST_CHUNKS))))
 
 
@@ -161,7 +161,7 @@ def attend(
     values: Tensor,
     output: Tensor,
     rows: StepRows,
-    table: DeviceTable,
+    block_table: Tensor,
     *,
     block_size: int,
     scale: float,
@@ -178,7 +178,7 @@ def attend(
         values: [num_slots, num_kv_heads, value_dim] contiguous.
         output: [T, num_heads, value_dim] contiguous, written; padding rows are left as they are.
         rows: slots, positions, num_linear and path_slots are read.
-        table: `block_table` is read.
+        block_table: [S, B] int32, the blocks of each slot in order.
         block_size: places in a block of the cache.
         scale: factor on the scores.
         window: a row at position i sees positions above i - window; None means all positions.
@@ -186,8 +186,9 @@ def attend(
         sinks: [num_heads] fp32, one extra logit per head in the softmax's denominator, or None.
         num_hidden: leading places that hold no entry.
     """
-    chunk = places_per_chunk(table.tokens.shape[1])
-    num_chunks = triton.cdiv(table.tokens.shape[1], chunk)
+    most_places = block_table.shape[1] * block_size
+    chunk = places_per_chunk(most_places)
+    num_chunks = triton.cdiv(most_places, chunk)
     num_heads, key_dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
@@ -206,8 +207,8 @@ def attend(
         slots, positions = rows.slots[launched], rows.positions[launched]
         _attend_chunks[(triton.cdiv(num_rows, tile_rows), num_kv_heads, num_chunks)](
             *(query[launched], keys, values, *parts, slots, positions, rows.num_linear[launched]),
-            *(rows.path_slots[launched], table.block_table, num_rows, rows.path_slots.shape[1]),
-            *(table.block_table.shape[1], scale, *limits),
+            *(rows.path_slots[launched], block_table, num_rows, rows.path_slots.shape[1]),
+            *(block_table.shape[1], scale, *limits),
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,
             TILE_ROWS=tile_rows,

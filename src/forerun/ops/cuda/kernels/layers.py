@@ -9,58 +9,83 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.ops.cuda.table import StepRows
 from forerun.ops.rotary import Rotation
 
 WIDTH_PER_PROGRAM = 1024
 
 
 @triton.jit
-def _embed(tokens, table, residual, scale, W, BLOCK: tl.constexpr):
+def _embed(token_ids, table, residual, scale, W, BLOCK: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(tokens + row).to(tl.int64)
+    token = tl.load(token_ids + row).to(tl.int64)
     entry = tl.load(table + token * W + at, at < W, 0.0).to(tl.float32)
     tl.store(residual + row * W + at, entry * scale, at < W)
 
 
-def embed(rows: StepRows, table: Tensor, residual: Tensor, *, scale: float = 1.0) -> None:
-    """Write the embedding of each row's token: table [V, W] -> residual [T, W] fp32; see `ops.cuda.layers.embed`."""
+def embed(token_ids: Tensor, table: Tensor, residual: Tensor, *, scale: float = 1.0) -> None:
+    """Write the embedding of each token: [T] integers, table [V, W] -> residual [T, W] fp32; see `ops.cuda.layers.embed`."""
     num_rows, width = residual.shape
     grid = (num_rows, triton.cdiv(width, WIDTH_PER_PROGRAM))
-    _embed[grid](rows.tokens, table, residual, scale, width, BLOCK=WIDTH_PER_PROGRAM)
+    _embed[grid](token_ids, table, residual, scale, width, BLOCK=WIDTH_PER_PROGRAM)
 
 
 @triton.jit
-def _norm(x, update, weight, output, eps, scale, W, HAS_UPDATE: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    x, weight, output, eps, scale, W, X_STRIDE, OUTPUT_STRIDE,
+    HAS_WEIGHT: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    values = tl.load(x + row * W + at, at < W, 0.0).to(tl.float32)
-    if HAS_UPDATE:
-        values = values + tl.load(update + row * W + at, at < W, 0.0).to(tl.float32) * scale
-        tl.store(x + row * W + at, values, at < W)
-    normed = values * tl.rsqrt(tl.sum(values * values, 0) / W + eps)
-    normed = normed * tl.load(weight + at, at < W, 0.0).to(tl.float32)
-    tl.store(output + row * W + at, normed.to(output.dtype.element_ty), at < W)
+    result = tl.load(x + row * X_STRIDE + at, at < W, 0.0).to(tl.float32)
+    if HAS_WEIGHT:
+        result = result * tl.rsqrt(tl.sum(result * result, 0) / W + eps)
+        result = result * tl.load(weight + at, at < W, 0.0).to(tl.float32)
+    place = output + row * OUTPUT_STRIDE + at
+    if ADDS:
+        result = tl.load(place, at < W, 0.0) + result * scale
+    tl.store(place, result.to(output.dtype.element_ty), at < W)
 
 
-def rms_norm(x: Tensor, weight: Tensor, output: Tensor, *, eps: float) -> None:
-    """Write x / rms(x) * weight: x [T, W] contiguous, weight [W] -> output [T, W]; see `ops.cuda.layers.rms_norm`."""
+def _norm_rows(x: Tensor, weight: Tensor | None, output: Tensor, *, eps: float, scale: float, adds: bool) -> None:
     num_rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    _norm[(num_rows,)](x, x, weight, output, eps, 1.0, width, HAS_UPDATE=False, BLOCK=block)
+    _norm[(num_rows,)](
+        *(x, x if weight is None else weight, output, eps, scale, width, x.stride(0), output.stride(0)),
+        HAS_WEIGHT=weight is not None,
+        ADDS=adds,
+        BLOCK=triton.next_power_of_2(width),
+    )
 
 
-def add_rms_norm(
-    residual: Tensor, update: Tensor, weight: Tensor, output: Tensor, *, eps: float, scale: float = 1.0
-) -> None:
-    """Add `update` times `scale` to `residual` [T, W] fp32 in place, and write the norm of the sum to `output`."""
-    num_rows, width = residual.shape
-    block = triton.next_power_of_2(width)
-    _norm[(num_rows,)](residual, update, weight, output, eps, scale, width, HAS_UPDATE=True, BLOCK=block)
+def rms_norm(x: Tensor, weight: Tensor | None, output: Tensor, *, eps: float) -> None:
+    """Write x / rms(x) * weight: x [T, W], weight [W] -> output [T, W], which may be x; see `ops.cuda.layers.rms_norm`.
+
+    Rows may lie apart in wider ones.
+    """
+    _norm_rows(x, weight, output, eps=eps, scale=1.0, adds=False)
+
+
+def add_normed(update: Tensor, weight: Tensor, residual: Tensor, *, eps: float, scale: float = 1.0) -> None:
+    """Add update / rms(update) * weight, times `scale`, to `residual` in place: [T, W], [W], [T, W] fp32."""
+    _norm_rows(update, weight, residual, eps=eps, scale=scale, adds=True)
+
+
+@triton.jit
+def _keep(source, kv_slots, destination, W, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(kv_slots + row)
+    entry = tl.load(source + row * W + at, at < W, 0.0)
+    tl.store(destination + slot * W + at, entry.to(destination.dtype.element_ty), (at < W) & (slot >= 0))
+
+
+def keep(source: Tensor, kv_slots: Tensor, destination: Tensor) -> None:
+    """Write each row to its slot of the cache: [T, W], [T] int64, -1: nowhere -> [num_slots, W]; see `ops.cuda.layers.keep`."""
+    num_rows, width = source.shape
+    grid = (num_rows, triton.cdiv(width, WIDTH_PER_PROGRAM))
+    _keep[grid](source, kv_slots, destination, width, BLOCK=WIDTH_PER_PROGRAM)
 
 
 @triton.jit
 def _rotate_and_write(
-    qkv, query, keys, values, positions, kv_slots, cos, sin, query_norm, key_norm, eps,
+    qkv, query, keys, values, kv_slots, cos, sin, query_norm, key_norm, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, DIM_BLOCK: tl.constexpr,
     HAS_QUERY_NORM: tl.constexpr, HAS_KEY_NORM: tl.constexpr, QUERY_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +113,7 @@ def _rotate_and_write(
                 scale = tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)
                 x = x * scale * tl.load(weight + dims, dims < DIM, 0.0).to(tl.float32)
                 paired = paired * scale * tl.load(weight + pair, dims < DIM, 0.0).to(tl.float32)
-        angle = tl.load(positions + row).to(tl.int64) * HALF + tl.where(dims < HALF, dims, dims - HALF)
+        angle = row * HALF + tl.where(dims < HALF, dims, dims - HALF)
         is_rotated = dims < 2 * HALF
         c = tl.load(cos + angle, is_rotated, 1.0).to(tl.float32)
         s = tl.load(sin + angle, is_rotated, 0.0).to(tl.float32)
@@ -107,8 +132,8 @@ def rotate_and_write(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: StepRows,
-    rotation: Rotation,
+    kv_slots: Tensor,
+    rotation: Rotation | None,
     *,
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
@@ -119,23 +144,24 @@ def rotate_and_write(
     Args:
         qkv: [T, num_heads + 2 * num_kv_heads, head_dim] contiguous: queries, keys, values.
         query: [T, num_heads, head_dim] contiguous, written.
-        keys: [num_slots, num_kv_heads, head_dim] contiguous, written at the rows' `kv_slots`.
+        keys: [num_slots, num_kv_heads, head_dim] contiguous, written at the rows' slots.
         values: [num_slots, num_kv_heads, head_dim] contiguous, likewise.
-        rows: positions and kv_slots are read; nothing of a padding row is written to the cache.
-        rotation: cosine and sine of every position, [L, 1, half] each, fp32, contiguous.
+        kv_slots: [T] int64; -1: nothing of this row is written to the cache.
+        rotation: cosine and sine of each row, [T, 1, half] each, fp32, contiguous; None: nothing is rotated.
         query_norm: [head_dim], or [num_heads, head_dim], weight of an RMSNorm over each query head; None: no norm.
         key_norm: the same for key heads.
         eps: of the norms.
     """
     num_heads, dim = query.shape[1:]
     num_kv_heads = keys.shape[1]
+    cos, sin = (qkv, qkv) if rotation is None else rotation
     _rotate_and_write[(len(query), num_heads + 2 * num_kv_heads)](
-        *(qkv, query, keys, values, rows.positions, rows.kv_slots, rotation.cos, rotation.sin),
+        *(qkv, query, keys, values, kv_slots, cos, sin),
         *(qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         DIM=dim,
-        HALF=rotation.cos.shape[-1],
+        HALF=0 if rotation is None else cos.shape[-1],
         DIM_BLOCK=triton.next_power_of_2(dim),
         HAS_QUERY_NORM=query_norm is not None,
         HAS_KEY_NORM=key_norm is not None,

@@ -1,7 +1,7 @@
 """Matrix products of a step's rows with a layer's weights, which are read once; `ops.cuda.matmul` is the twin.
 
 An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
-from a table by the weight's shape alone (`tiles_of`), never from the number of rows or from timing, so a row's bits do not
+from the weight's shape alone (`ops.cuda.tiles`), never from the number of rows or from timing, so a row's bits do not
 depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
 same instruction of the tensor cores (mma.sync m16n8k16). Tiles of 64 rows would run on Hopper's wgmma; whether that sums alike
 is the first thing that `benchmarks.gpu_first_hour` asks.
@@ -9,53 +9,26 @@ is the first thing that `benchmarks.gpu_first_hour` asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.ops.cuda.tiles import Tiles, tiles_of
+
 FEW_ROWS, MANY_ROWS = 16, 32
 """Rows of a tile."""
 
-_OUTPUTS, _INPUTS = 64, 128  # of a program, of a step
-_WANTED_PROGRAMS = 256  # about two for each multiprocessor of an H200; constant, whatever GPU runs
-_LEAST_INPUTS = 512  # of a part
-_MOST_SPLITS = 8
 _FINISH_BLOCK = 1024
+ROWS_PER_LAUNCH = 256  # bounds the memory of the parts' sums
 
 _PLAIN = tl.constexpr(0)
 _ADDS = tl.constexpr(1)
 _SILU = tl.constexpr(2)
 _GELU = tl.constexpr(3)
 _GELU_TANH = tl.constexpr(4)
+_CAPPED = tl.constexpr(5)
 _ENDINGS = {"silu": 2, "gelu": 3, "gelu_pytorch_tanh": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a weight's product is cut: outputs of a program, inputs of a step, parts of the inputs."""
-
-    outputs: int
-    inputs: int
-    splits: int
-
-
-TILES: dict[tuple[int, int], Tiles] = {}
-"""Weights [outputs, inputs] for which a GPU showed something better than `tiles_of`'s rule; none so far."""
-
-
-def tiles_of(num_outputs: int, num_inputs: int) -> Tiles:
-    """The tiles of a weight [num_outputs, num_inputs]: a function of its shape alone."""
-    known = TILES.get((num_outputs, num_inputs))
-    if known is not None:
-        return known
-    splits = 1
-    wanted = _OUTPUTS * _WANTED_PROGRAMS
-    while num_outputs * splits < wanted and splits < _MOST_SPLITS and num_inputs >= 2 * splits * _LEAST_INPUTS:
-        splits *= 2
-    return Tiles(outputs=_OUTPUTS, inputs=_INPUTS, splits=splits)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -95,7 +68,7 @@ def _joined(parts, row, at, in_range, T, N, SPLITS: tl.constexpr):
 @triton.jit(do_not_specialize=["T"])
 def _finish(
     parts, bias, output, scale, T, N, OUT: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ENDING: tl.constexpr, BLOCK: tl.constexpr,
+    ENDING: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     in_range = at < OUT
@@ -104,6 +77,11 @@ def _finish(
         result += tl.load(bias + at, in_range, 0.0).to(tl.float32)
     if ENDING == _ADDS:
         result = tl.load(output + row * OUT + at, in_range, 0.0) + result * scale
+    if ENDING == _CAPPED:
+        result = result * scale
+        if CAP > 0:
+            doubled = tl.minimum(result * (2.0 / CAP), 80.0)  # where exp is finite; tanh is 1 long before
+            result = CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
     if ENDING == _SILU:
         result = result / (1.0 + tl.exp(-result))
     if ENDING == _GELU:
@@ -111,8 +89,11 @@ def _finish(
     if ENDING == _GELU_TANH:
         inner = 1.5957691216057308 * (result + 0.044715 * result * result * result)  # twice tanh's argument
         result = result / (1.0 + tl.exp(-inner))
-    if ENDING >= _SILU:
-        result = result * _joined(parts, row, at + OUT, in_range, T, N, SPLITS)
+    if (ENDING >= _SILU) & (ENDING <= _GELU_TANH):
+        up = _joined(parts, row, at + OUT, in_range, T, N, SPLITS)
+        if HAS_BIAS:
+            up += tl.load(bias + at + OUT, in_range, 0.0).to(tl.float32)
+        result = result * up
     tl.store(output + row * OUT + at, result.to(output.dtype.element_ty), in_range)
 
 
@@ -132,37 +113,56 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
     )
 
 
-def _compute(x: Tensor, weight: Tensor, output: Tensor, bias: Tensor | None, scale: float, ending: int) -> None:
+def _compute(
+    x: Tensor,
+    weight: Tensor,
+    output: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    ending: int = 0,
+    cap: float = 0.0,
+) -> None:
     tiles = tiles_of(*weight.shape)
-    if tiles.splits == 1 and ending == 0 and bias is None:
-        _parts(x, weight, tiles, output)
-        return
-    parts = torch.empty((tiles.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
-    _parts(x, weight, tiles, parts)
-    num_rows, num_outputs = output.shape
-    _finish[(num_rows, triton.cdiv(num_outputs, _FINISH_BLOCK))](
-        *(parts, parts if bias is None else bias, output, scale, num_rows, len(weight)),
-        OUT=num_outputs,
-        SPLITS=tiles.splits,
-        HAS_BIAS=bias is not None,
-        ENDING=ending,
-        BLOCK=_FINISH_BLOCK,
-    )
+    num_outputs = output.shape[1]
+    is_plain = tiles.splits == 1 and ending == 0 and bias is None
+    for x_rows, rows in zip(x.split(ROWS_PER_LAUNCH), output.split(ROWS_PER_LAUNCH), strict=True):
+        if is_plain:
+            _parts(x_rows, weight, tiles, rows)
+            continue
+        num_rows = len(rows)
+        parts = torch.empty((tiles.splits, num_rows, len(weight)), dtype=torch.float32, device=x.device)
+        _parts(x_rows, weight, tiles, parts)
+        _finish[(num_rows, triton.cdiv(num_outputs, _FINISH_BLOCK))](
+            *(parts, parts if bias is None else bias, rows, scale, num_rows, len(weight)),
+            OUT=num_outputs,
+            SPLITS=tiles.splits,
+            HAS_BIAS=bias is not None,
+            ENDING=ending,
+            CAP=cap,
+            BLOCK=_FINISH_BLOCK,
+        )
 
 
 def linear(x: Tensor, weight: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
     """Write x @ weight.T + bias: x [T, K], weight [N, K], bias [N] or None -> output [T, N]; all contiguous."""
-    _compute(x, weight, output, bias, 1.0, 0)
+    _compute(x, weight, output, bias=bias)
+
+
+def capped_linear(x: Tensor, weight: Tensor, output: Tensor, *, factor: float = 1.0, cap: float = 0.0) -> None:
+    """Write cap * tanh(factor * (x @ weight.T) / cap), or without the cap where it is 0: -> output [T, N] fp32."""
+    is_plain = factor == 1.0 and cap == 0.0
+    _compute(x, weight, output, scale=factor, ending=0 if is_plain else _CAPPED.value, cap=cap)
 
 
 def add_linear(x: Tensor, weight: Tensor, residual: Tensor, *, bias: Tensor | None = None, scale: float = 1.0) -> None:
     """Add (x @ weight.T + bias) * scale to `residual` [T, N] fp32 in place; all contiguous."""
-    _compute(x, weight, residual, bias, scale, 1)
+    _compute(x, weight, residual, bias=bias, scale=scale, ending=_ADDS.value)
 
 
-def gated_linear(x: Tensor, gate_up: Tensor, output: Tensor, *, activation: str) -> None:
-    """Write activation(gate) * up: x [T, K], gate_up [2 * N, K], gates first -> output [T, N]; all contiguous.
+def gated_linear(x: Tensor, gate_up: Tensor, output: Tensor, *, activation: str, bias: Tensor | None = None) -> None:
+    """Write activation(gate) * up: x [T, K], gate_up [2 * N, K], bias [2 * N] or None, gates first -> output [T, N].
 
-    `activation` is a name of `ops.layers.ACTIVATIONS`.
+    All are contiguous; `activation` is a name of `ops.layers.ACTIVATIONS`.
     """
-    _compute(x, gate_up, output, None, 1.0, _ENDINGS[activation])
+    _compute(x, gate_up, output, bias=bias, ending=_ENDINGS[activation])

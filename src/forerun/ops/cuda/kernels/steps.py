@@ -14,15 +14,16 @@ ENTRIES_PER_PROGRAM = 1024
 _NO_NODE = tl.constexpr(0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["N", "T"])
+@triton.jit(do_not_specialize=["N", "T", "R"])
 def _clear_and_count(
-    plan_slots, tails, most_drafted, ends, draft_sizes,
-    row_tokens, positions, slots, parents, kv_slots, num_linear, first_rows,
-    N, T, N_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    plan_slots, tails, most_drafted, ends, draft_sizes, ended,
+    row_tokens, positions, slots, parents, kv_slots, num_linear, first_rows, judged, first_judged,
+    N, T, R, N_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     n = tl.arange(0, N_BLOCK)
     slot = tl.load(plan_slots + n, n < N, -1)
     is_there = slot >= 0
+    is_there = is_there & (tl.load(ended + slot, is_there, 1) == 0)
     tail = tl.load(tails + n, is_there, 0)
     may_draft = is_there & (tl.load(ends + n, is_there, 0) != 0)
     drafted = tl.minimum(tl.load(most_drafted + n, may_draft, 0), tl.load(draft_sizes + slot, may_draft, 0))
@@ -30,6 +31,9 @@ def _clear_and_count(
     last = tl.cumsum(num_rows, 0)
     tl.store(first_rows + n, last - num_rows, n < N)
     tl.store(first_rows + N, tl.sum(num_rows, 0))
+    num_judged = tl.where(may_draft, 1 + drafted, 0)
+    tl.store(first_judged + n, tl.cumsum(num_judged, 0) - num_judged, n < N)
+    tl.store(first_judged + N, tl.sum(num_judged, 0))
     for first in range(0, T, ROW_BLOCK):
         row = first + tl.arange(0, ROW_BLOCK)
         zeros = tl.zeros((ROW_BLOCK,), tl.int32)
@@ -39,6 +43,7 @@ def _clear_and_count(
         tl.store(slots + row, zeros - 1, row < T)
         tl.store(parents + row, zeros - 1, row < T)
         tl.store(kv_slots + row, (zeros - 1).to(tl.int64), row < T)
+        tl.store(judged + row, zeros - 1, row < R)
 
 
 @triton.jit
@@ -47,11 +52,11 @@ def _kv_slot(block_table, place, is_there, BLOCK_SIZE: tl.constexpr):
     return block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "R"])
 def _lay_out(
     plan_slots, tails, tokens, computed, block_table, draft_tokens, draft_parents,
-    row_tokens, positions, slots, parents, kv_slots, num_linear, path_slots, first_rows,
-    L, B, K, D, T, BLOCK_SIZE: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    row_tokens, positions, slots, parents, kv_slots, num_linear, path_slots, first_rows, judged, first_judged,
+    L, B, K, D, T, R, BLOCK_SIZE: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(plan_slots + n).to(tl.int64)
@@ -95,22 +100,24 @@ def _lay_out(
         tl.store(parents + row, parent, is_row)
         tl.store(kv_slots + row, _kv_slot(blocks, start + k, is_row, BLOCK_SIZE), is_row)
         tl.store(num_linear + row, position + 1 - num_apart, is_row)
+        place, last_place = tl.load(first_judged + n) + k - tail + 1, tl.load(first_judged + n + 1)
+        tl.store(judged + place, row, is_row & (k >= tail - 1) & (place < last_place) & (place < R))
 
 
 def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size: int) -> None:
     """Lay out the step's rows; see `ops.cuda.steps.prepare`.
 
     Args:
-        plan: which sequences, and how many rows of each; together at most T.
-        table: tokens, computed, block_table and drafts are read.
+        plan: which sequences, and how many rows of each; together at most T, and R of them to be judged.
+        table: tokens, computed, ended, block_table and drafts are read.
         rows: written; rows that no sequence needs become padding.
         block_size: places in a block of the cache.
     """
-    num_sequences, num_rows = len(plan.slots), len(rows.slots)
+    num_sequences, num_rows, num_judged = len(plan.slots), len(rows.slots), len(rows.judged)
     _clear_and_count[(1,)](
-        *(plan.slots, plan.tails, plan.most_drafted, plan.ends, table.draft_sizes),
+        *(plan.slots, plan.tails, plan.most_drafted, plan.ends, table.draft_sizes, table.ended),
         *(rows.tokens, rows.positions, rows.slots, rows.parents, rows.kv_slots, rows.num_linear, rows.first_rows),
-        *(num_sequences, num_rows),
+        *(rows.judged, rows.first_judged, num_sequences, num_rows, num_judged),
         N_BLOCK=triton.next_power_of_2(num_sequences),
         ROW_BLOCK=ROWS_PER_PROGRAM,
     )
@@ -118,8 +125,9 @@ def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size:
         *(plan.slots, plan.tails, table.tokens, table.computed, table.block_table),
         *(table.draft_tokens, table.draft_parents),
         *(rows.tokens, rows.positions, rows.slots, rows.parents, rows.kv_slots, rows.num_linear, rows.path_slots),
-        *(rows.first_rows, table.tokens.shape[1], table.block_table.shape[1], table.draft_tokens.shape[1]),
-        *(rows.path_slots.shape[1], num_rows),
+        *(rows.first_rows, rows.judged, rows.first_judged),
+        *(table.tokens.shape[1], table.block_table.shape[1], table.draft_tokens.shape[1]),
+        *(rows.path_slots.shape[1], num_rows, num_judged),
         BLOCK_SIZE=block_size,
         ROW_BLOCK=ROWS_PER_PROGRAM,
     )
@@ -137,7 +145,7 @@ def _match(
     texts = tl.full((K_BLOCK,), -1, tl.int32)  # entry i: the target's token before it
     count = 0
     token = -1
-    is_judged = (slot >= 0) & (tl.load(ends + n) != 0)
+    is_judged = (slot >= 0) & (tl.load(ends + n) != 0) & (tl.load(first_rows + n) < tl.load(first_rows + n + 1))
     if is_judged:
         root = tl.load(first_rows + n) + tl.load(tails + n) - 1
         is_node = nodes < tl.load(first_rows + n + 1) - root - 1
@@ -221,39 +229,49 @@ def move(plan: DevicePlan, rows: StepRows, verdicts: Verdicts, entries: Tensor) 
 
 @triton.jit
 def _commit(
-    plan_slots, tails, ends, tokens, lengths, computed, draft_sizes, counts, num_accepted, committed, num_committed,
-    L, V, K, K_BLOCK: tl.constexpr,
+    plan_slots, tails, ends, tokens, lengths, computed, ended, draft_sizes, counts, min_lengths, max_lengths, stop_ids,
+    num_accepted, committed, num_committed, L, V, K, NUM_STOPS, K_BLOCK: tl.constexpr, STOP_BLOCK: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0)
     slot = tl.load(plan_slots + n).to(tl.int64)
-    if slot >= 0:
+    if tl.load(ended + slot, slot >= 0, 1) == 0:
         i = tl.arange(0, K_BLOCK)
-        num_tokens = tl.load(num_committed + n)
+        length = tl.load(lengths + slot)
+        longest = tl.minimum(tl.load(max_lengths + slot), L)
+        num_tokens = tl.minimum(tl.load(num_committed + n), tl.maximum(longest - length, 0))
         is_new = i < num_tokens
         token = tl.load(committed + n * (K + 1) + i, is_new, 0)
-        length = tl.load(lengths + slot)
-        tl.store(tokens + slot * L + length + i, token, is_new & (length + i < L))
+        tl.store(tokens + slot * L + length + i, token, is_new)
         tl.atomic_add(counts + slot * V + token, 1, is_new)
         tl.store(lengths + slot, length + num_tokens)
         tl.store(computed + slot, tl.load(computed + slot) + tl.load(tails + n) + tl.load(num_accepted + n))
         if tl.load(ends + n) != 0:
             tl.store(draft_sizes + slot, 0)
+            stop = tl.arange(0, STOP_BLOCK)
+            stops = tl.load(stop_ids + slot * NUM_STOPS + stop, stop < NUM_STOPS, -1)
+            is_stop = tl.max((token[:, None] == stops[None, :]).to(tl.int32), 1) != 0
+            after = length + i + 1
+            is_last = is_new & ((after >= longest) | (is_stop & (after >= tl.load(min_lengths + slot))))
+            tl.store(ended + slot, tl.where(num_tokens == 0, 1, tl.max(is_last.to(tl.int32), 0)))
 
 
 def commit(plan: DevicePlan, table: DeviceTable, rules: RuleTable, verdicts: Verdicts) -> None:
-    """Append what was committed to the texts, count it, and forget the drafts; see `ops.cuda.steps.commit`.
+    """Append what was committed to the texts, count it, forget the drafts, note what has ended; see `ops.cuda.steps.commit`.
 
     Args:
         plan: slots, tails and ends are read.
-        table: tokens, lengths, computed and draft_sizes are changed.
-        rules: counts are changed.
+        table: tokens, lengths, computed, ended and draft_sizes are changed, of texts that have not ended before.
+        rules: counts are changed; min_length, max_length and stop_ids are read.
         verdicts: of `match`.
     """
-    most_drafted = verdicts.accepted.shape[1]
+    most_drafted, num_stops = verdicts.accepted.shape[1], rules.stop_ids.shape[1]
     _commit[(len(plan.slots),)](
-        *(plan.slots, plan.tails, plan.ends, table.tokens, table.lengths, table.computed, table.draft_sizes),
-        *(rules.counts, verdicts.num_accepted, verdicts.tokens, verdicts.num_tokens),
-        *(table.tokens.shape[1], rules.counts.shape[1], most_drafted),
+        *(plan.slots, plan.tails, plan.ends),
+        *(table.tokens, table.lengths, table.computed, table.ended, table.draft_sizes),
+        *(rules.counts, rules.min_length, rules.max_length, rules.stop_ids),
+        *(verdicts.num_accepted, verdicts.tokens, verdicts.num_tokens),
+        *(table.tokens.shape[1], rules.counts.shape[1], most_drafted, num_stops),
         K_BLOCK=triton.next_power_of_2(most_drafted + 1),
+        STOP_BLOCK=triton.next_power_of_2(num_stops),
         num_warps=1,
     )

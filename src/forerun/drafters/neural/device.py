@@ -1,0 +1,225 @@
+"""Chains that a device drafts after the texts in its table: a network's passes without a word from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listing
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.core.batch import ForwardBatch
+from forerun.core.sequence import Sequence
+from forerun.drafters.base import DraftRequest
+from forerun.drafters.neural.forward import Predictor
+from forerun.drafters.neural.sampling import DraftSampler
+from forerun.drafters.neural.writers import ChainWriter, Writer
+from forerun.kv.cache import KVCache
+from forerun.ops.attention import Attention
+from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.passes import DeviceAttention
+from forerun.ops.cuda.table import DeviceTable, RuleTable, StepRows
+
+
+class ChainFunctions(NamedTuple):
+    """Those of `ops.cuda.chains`, or the kernels of the same names."""
+
+    take_blocks: Callable[..., None]
+    read_texts: Callable[..., None]
+    extend: Callable[..., None]
+
+    @classmethod
+    def choose(cls, device: torch.device) -> ChainFunctions:
+        """The kernels on a GPU, the formulas elsewhere."""
+        if device.type == "cuda":
+            from forerun.ops.cuda.kernels import chains
+        else:
+            from forerun.ops.cuda import chains  # type: ignore[no-redef]
+        return cls.of(chains)
+
+    @classmethod
+    def of(cls, chains: Any) -> ChainFunctions:
+        """Those of a module."""
+        return cls(chains.take_blocks, chains.read_texts, chains.extend)
+
+
+class KnownEntries(Protocol):
+    """Who knows how much of a text a network has read: a `KVLedger`, or nobody where that is the target's own KV."""
+
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether it has heard of a sequence."""
+        ...
+
+    def num_valid(self, sequence: Sequence, block_ids: Listing[int], num_computed: int) -> int:
+        """The number of leading tokens, at most `num_computed`, that the network has read."""
+        ...
+
+    def note(self, sequence: Sequence, block_ids: Listing[int], start: int, end: int) -> None:
+        """Note that the tokens at [start, end) have been read, as those before them had."""
+        ...
+
+
+class TargetsEntries:
+    """What is known where a network's KV is the target's own: it lacks nothing."""
+
+    def knows(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """See `KnownEntries`."""
+        return True
+
+    def num_valid(self, sequence: Sequence, block_ids: Listing[int], num_computed: int) -> int:  # noqa: ARG002
+        """See `KnownEntries`."""
+        return num_computed
+
+    def note(self, sequence: Sequence, block_ids: Listing[int], start: int, end: int) -> None:
+        """See `KnownEntries`."""
+
+
+class ChainNetwork(NamedTuple):
+    """A network and its KV: the target's blocks, `num_blocks`, then scratch blocks, `scratch_per_slot` for each slot."""
+
+    predictor: Predictor
+    attention: Attention
+    cache: KVCache
+    num_blocks: int
+    scratch_per_slot: int
+    max_model_len: int
+    entries: KnownEntries
+    most_unread: (
+        int  # rows of a text that are read again or anew, at most: its last token's, and more where it keeps KV
+    )
+
+
+def device_chains(
+    network: ChainNetwork, writer: Writer, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]
+) -> DeviceChainWriter | None:
+    """Draft on the device what a writer would, where it writes chains and the network needs no host; else None."""
+    if (
+        not isinstance(writer, ChainWriter)
+        or writer.num_runners_up  # a tree
+        or not isinstance(network.attention, DeviceAttention)
+        or not network.predictor.reads_tensors_only
+    ):
+        return None
+    return DeviceChainWriter(network, network.attention, writer.sampler, table, rules, sample)
+
+
+class DeviceChainWriter:
+    """Implements `DeviceChains` with a network whose passes read nothing but tensors on the device.
+
+    A step's drafting reads the tokens that the step committed, and the one before them once more, in a pass of as many rows
+    for each sequence, some of them padding; then each further token takes a pass of one row. So shapes depend on the number
+    of sequences alone.
+    """
+
+    def __init__(
+        self,
+        network: ChainNetwork,
+        attention: DeviceAttention,
+        sampler: DraftSampler,
+        table: DeviceTable,
+        rules: RuleTable,
+        sample: Callable[..., None],
+    ) -> None:
+        self._network = network
+        self._attention = attention
+        self._sampler = sampler
+        self._table = table
+        self._rules = rules
+        self._sample = sample
+        self._functions = ChainFunctions.choose(table.tokens.device)
+        num_slots, num_blocks = table.block_table.shape
+        self._blocks = torch.zeros(
+            (num_slots, num_blocks + network.scratch_per_slot), dtype=torch.int32, device=table.tokens.device
+        )
+        self._reading: set[int] = set()  # seq_ids of texts that the device reads to their end in the step begun last
+
+    def may_draft(self, request: DraftRequest, *, is_pending: bool) -> bool:
+        """See `DeviceChains`: where the network has read all before the step, and rules change no logit."""
+        seq_id = request.sequence.seq_id
+        has_read = seq_id in self._reading if is_pending else self._has_read(request)
+        may = request.max_tokens > 0 and has_read and self._sampler.may_draft_on_device(request)
+        (self._reading.add if may else self._reading.discard)(seq_id)
+        return may
+
+    def _has_read(self, request: DraftRequest) -> bool:
+        """Whether the network has entries of all tokens but the last."""
+        entries, sequence = self._network.entries, request.sequence
+        if not entries.knows(sequence):
+            return False
+        return entries.num_valid(sequence, request.block_ids.tolist(), request.num_computed) == request.num_computed
+
+    def note(self, request: DraftRequest, *, start: int) -> None:
+        """See `DeviceChains`; a sequence that was stopped since is no longer known."""
+        sequence, entries = request.sequence, self._network.entries
+        was_read = min(request.max_depth, self._network.max_model_len - len(sequence)) > 0
+        if was_read and entries.knows(sequence):
+            entries.note(sequence, request.block_ids.tolist(), start, request.num_computed)
+
+    def forget(self, seq_id: int) -> None:
+        """See `DeviceChains`."""
+        self._reading.discard(seq_id)
+
+    def propose(
+        self,
+        slots: Tensor,
+        limits: Tensor,
+        num_computed: Tensor,
+        features: Mapping[str, Tensor],
+        *,
+        most_tokens: int,
+    ) -> None:
+        """See `DeviceChains`."""
+        network, functions, size = self._network, self._functions, self._network.cache.block_size
+        plan = self._plan(slots, limits, num_computed)
+        functions.take_blocks(
+            *(plan, self._table),
+            block_size=size,
+            first_scratch=network.num_blocks,
+            scratch_per_slot=network.scratch_per_slot,
+        )
+        rows, last_rows = self._rows(len(slots) * network.most_unread), torch.empty_like(slots, dtype=torch.int64)
+        slots_before = torch.empty_like(rows.kv_slots)
+        functions.read_texts(plan, self._table, rows, last_rows, slots_before, block_size=size)
+        states = network.predictor.read_states(features, slots_before)
+        for depth in range(most_tokens):
+            drafted, states = self._pass(rows, states, last_rows)
+            rows, last_rows = self._rows(len(slots)), torch.arange(len(slots), device=slots.device)
+            functions.extend(plan, self._table, drafted, rows, depth=depth, block_size=size)
+
+    def _plan(self, slots: Tensor, limits: Tensor, num_computed: Tensor) -> ChainPlan:
+        network = self._network
+        lengths = self._table.lengths[slots.clamp(min=0).long()]
+        starts = torch.maximum(num_computed, lengths - network.most_unread).clamp(min=network.predictor.num_hidden)
+        room = torch.minimum(limits, network.max_model_len - lengths)
+        return ChainPlan(slots=slots, starts=starts.int(), limits=room.int(), blocks=self._blocks)
+
+    def _rows(self, count: int) -> StepRows:
+        return StepRows.empty(count, 0, longest_path=1, device=self._table.tokens.device)
+
+    def _pass(self, rows: StepRows, states: Tensor | None, last_rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Compute the rows of a pass; the tokens [N] after `last_rows` [N], and the states to read them with."""
+        network, num_hidden = self._network, self._network.predictor.num_hidden
+        batch = ForwardBatch(
+            token_ids=rows.tokens.long(),
+            positions=rows.positions.long().clamp(min=num_hidden),  # of padding rows: one that any row may have
+            slot_mapping=rows.kv_slots,
+            sequences=[],
+            block_size=network.cache.block_size,
+            logits_rows=last_rows,
+        )
+        attend = self._attention.begin_step(rows, self._blocks, network.cache, num_hidden=num_hidden)
+        prediction = network.predictor.predict(batch, states, attend)
+        return self._pick(prediction.logits, rows.slots[last_rows], rows.positions[last_rows]), prediction.states
+
+    def _pick(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """The tokens [N] int32 after rows at these positions, by their logits [N, V]."""
+        if self._sampler.takes_likeliest:
+            found = logits.argmax(-1)
+            return (found if self._sampler.target_ids is None else self._sampler.target_ids[found]).int()
+        token_ids, largest = torch.full_like(slots, -1), torch.empty_like(slots, dtype=torch.float32)
+        rows = self._rows(len(slots))
+        rows.slots.copy_(slots)
+        rows.positions.copy_(positions)
+        self._sample(self._sampler.spread(logits).contiguous(), rows, self._rules, token_ids, largest)
+        return token_ids

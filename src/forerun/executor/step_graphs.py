@@ -1,0 +1,231 @@
+"""The device's part of a step in CUDA graphs, one for each of a few numbers of rows: one launch instead of hundreds."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from tqdm import tqdm
+
+from forerun.executor.device_part import PLAN_FIELDS, Ints, StepOutputs, StepTensors
+from forerun.executor.host_copies import to_device
+from forerun.executor.row_masks import RowMasks
+from forerun.models.base import TargetModel
+from forerun.ops.cuda.table import StepRows, Verdicts
+
+logger = logging.getLogger(__name__)
+
+
+BYTES_PER_LOGIT = 16  # of a step's rows: logits, a copy for the rules, what drawing needs
+BYTES_PER_WIDTH = 64  # of a row, for each of its hidden_size values: stream, products, MLP, in fp32
+BYTES_PER_LAYER = 64 << 10  # of a graph, for the launches of a layer; a guess until a GPU has shown what they take
+BYTES_PER_GRAPH = 8 << 20  # likewise for what it takes at all
+
+
+def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
+    """Memory to set aside for CUDA graphs of these numbers of rows, estimated.
+
+    That of the largest step, which all of them share, and their launches.
+    """
+    largest = max(sizes) * (model.hidden_size * BYTES_PER_WIDTH + model.vocab_size * BYTES_PER_LOGIT)
+    return largest + len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
+
+
+class Recorder(Protocol):
+    """Records what a function has a device do, and has it do the same again."""
+
+    def record(self, function: Callable[[], StepOutputs]) -> Recorded:
+        """Call a function, whose outputs are written to the same places by every replay."""
+        ...
+
+
+class Recorded(NamedTuple):
+    """What was recorded: where the outputs lie, and how they are computed again from what the inputs hold then."""
+
+    outputs: StepOutputs
+    replay: Callable[[], None]
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share one pool of memory: what one of them leaves there is void when another one runs."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], StepOutputs]) -> Recorded:
+        """See `Recorder`; the function is called once before, so that its kernels are compiled."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = function()
+        return Recorded(outputs, graph.replay)
+
+
+class StepBuffers:
+    """The tensors of all recorded steps, as long as the largest needs them; smaller ones use their beginnings.
+
+    Args:
+        most_rows: T of the largest step.
+        most_sequences: N of the largest.
+        most_drafted: nodes of the largest draft.
+        vocab_size: width of the logits.
+        device: where they lie.
+    """
+
+    def __init__(
+        self, most_rows: int, most_sequences: int, *, most_drafted: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self._most_sequences = most_sequences
+        self._device = device
+        self._plan = torch.zeros((PLAN_FIELDS, most_sequences), dtype=torch.int32, device=device)
+        self._rows = StepRows.empty(most_rows, most_sequences, longest_path=most_drafted, device=device)
+        self._verdicts = Verdicts.empty(most_sequences, most_drafted, device=device)
+        self._masks = torch.zeros((most_rows, -(-vocab_size // 32)), dtype=torch.int32, device=device)
+        self._has_mask = torch.zeros(most_rows, dtype=torch.int32, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Plan a step of no sequences."""
+        self._plan.fill_(-1)
+
+    def of_size(self, num_rows: int, *, is_masked: bool) -> StepTensors:
+        """The tensors of a step of so many rows, whatever the plan says of them."""
+        num_sequences, rows, verdicts = min(num_rows, self._most_sequences), self._rows, self._verdicts
+        of_rows = {
+            name: getattr(rows, name)[:num_rows]
+            for name in StepRows.__dataclass_fields__
+            if name not in ("first_rows", "first_judged")
+        }
+        firsts = {name: getattr(rows, name)[: num_sequences + 1] for name in ("first_rows", "first_judged")}
+        return StepTensors.of_plan(
+            self._plan[:, :num_sequences],
+            rows=StepRows(**of_rows, **firsts),
+            verdicts=Verdicts(
+                **{name: getattr(verdicts, name)[:num_sequences] for name in Verdicts.__dataclass_fields__}
+            ),
+            masks=self._masks[:num_rows] if is_masked else None,
+            has_mask=self._has_mask[:num_rows] if is_masked else None,
+        )
+
+    def write(self, values: Ints, masks: RowMasks | None) -> None:
+        """Send a plan, [PLAN_FIELDS, n], and the masks of its judged rows."""
+        self.clear()
+        self._plan[:, : values.shape[1]] = to_device(values, self._device)
+        if masks is not None:
+            num_judged = len(masks.masks)
+            self._masks[:num_judged] = to_device(masks.masks, self._device)
+            self._has_mask[:num_judged] = to_device(masks.has_mask, self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """What else than the plan a recorded step depends on."""
+
+    num_rows: int
+    is_masked: bool = False
+    has_trees: bool = False
+    drafts: bool = False  # on the device
+
+
+class StepGraphs:
+    """Steps of up to a number of rows, recorded once for each of a few sizes; rows are padded up to the next.
+
+    Those without masks and trees are recorded by `prepare`, the others when they first come up. Where recording fails, for want
+    of memory or because something cannot be recorded, all steps are eager from then on, which is said once.
+
+    Args:
+        run: computes a step from its tensors; whether there are trees, and whether the device drafts.
+        buffers: of the largest size.
+        sizes: numbers of rows, rising.
+        recorder: makes the graphs.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[StepTensors, bool, bool], StepOutputs],
+        buffers: StepBuffers,
+        sizes: Sequence[int],
+        recorder: Recorder,
+    ) -> None:
+        self._run = run
+        self._buffers = buffers
+        self._sizes = sizes
+        self._recorder = recorder
+        self._recorded: dict[_Variant, Recorded] = {}
+        self._has_trees = (
+            False  # whether any draft was one; from then on all steps may hold some, so that few are recorded
+        )
+        self._has_failed = False
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs that there are."""
+        return len(self._recorded)
+
+    def prepare(self, *, drafts: bool, shows_progress: bool = False) -> None:
+        """Record the usual step of each size, the largest first, so that the others find its memory."""
+        with tqdm(self._sizes[::-1], desc="Recording CUDA graphs", disable=not shows_progress) as sizes:
+            for num_rows in sizes:
+                if self._record(_Variant(num_rows, drafts=drafts)) is None:
+                    return
+
+    def forget(self) -> None:
+        """Record all steps again, since what computes them has changed."""
+        self._recorded.clear()
+
+    def run(
+        self, values: Ints, masks: RowMasks | None, *, num_rows: int, has_trees: bool, drafts: bool
+    ) -> StepOutputs | None:
+        """Compute a step of at most `num_rows` rows by the smallest graph that has room for it; None where none has.
+
+        Args:
+            values: the plan, [PLAN_FIELDS, N].
+            masks: of the judged rows, in order.
+            num_rows: of all sequences together.
+            has_trees: whether a draft may be a tree.
+            drafts: whether the device drafts for a sequence.
+        """
+        at = bisect_left(self._sizes, max(num_rows, values.shape[1]))
+        if at == len(self._sizes) or self._has_failed:
+            return None
+        self._has_trees |= has_trees
+        variant = _Variant(self._sizes[at], masks is not None, self._has_trees, drafts)
+        recorded = self._recorded.get(variant) or self._record(variant)
+        if recorded is None:
+            return None
+        self._buffers.write(values, masks)
+        recorded.replay()
+        return recorded.outputs
+
+    def _record(self, variant: _Variant) -> Recorded | None:
+        """Record a step of no sequences: what it computes depends on the plan that the buffers hold when it is replayed."""
+        step = self._buffers.of_size(variant.num_rows, is_masked=variant.is_masked)
+        self._buffers.clear()
+
+        def function() -> StepOutputs:
+            return replace(
+                self._run(step, variant.has_trees, variant.drafts), logits=None
+            )  # whose memory others may have
+
+        try:
+            recorded = self._recorder.record(function)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            self._has_failed = True
+            self._recorded.clear()
+            logger.warning(
+                "CUDA graphs: a step of %d rows could not be recorded (%s); all steps run eagerly from now on, with the same "
+                "texts; set enforce_eager=True to be rid of this, or lower gpu_memory_utilization",
+                variant.num_rows,
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            return None
+        self._recorded[variant] = recorded
+        return recorded

@@ -1,0 +1,134 @@
+"""Recorded steps: what a graph replays depends on what its tensors hold, never on what the host knew when it was recorded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from forerun import SamplingParams
+from forerun.executor.step_graphs import graph_bytes
+from tests.contract.drafters import CASES
+from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
+from tests.engines import tiny_llm, tiny_target
+from tests.executor.test_device import requests, texts
+from tests.executor.test_device_late import NGRAM, REPEATING, HostReads
+from tests.foreign import few_tokens
+from tests.step_recorder import SIZES, ClosureRecorder
+
+
+def graph_llm(config=None, *, sizes=SIZES, recorder=None, **settings):
+    llm = tiny_llm(config, device_step=True, **settings)
+    recorder = recorder or ClosureRecorder()
+    llm.executor.use_graphs(sizes, recorder)
+    return llm, recorder
+
+
+@pytest.fixture(scope="module")
+def plain_texts():
+    return texts(tiny_llm(enable_prefix_caching=False), 20)
+
+
+def without_logprobs(count):
+    return [replace(one, logprobs=None) for one in requests(count)]
+
+
+@pytest.mark.parametrize(
+    "case", ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
+)
+def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
+    llm, recorder = graph_llm(CASES[case], **TIGHT)
+    outputs = llm.generate(PROMPTS[:8], without_logprobs(8), use_tqdm=False)
+    assert [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs] == plain_texts[:8]
+    assert llm.stats.times.num_replayed_steps == recorder.num_replayed > 0.5 * llm.stats.times.num_steps
+    assert llm.stats.num_failed_drafts == 0
+    assert_nothing_is_held(llm)
+
+
+def test_what_graphs_take_grows_with_the_largest_step_and_with_their_number():
+    model = tiny_target().model
+    assert (
+        256 * model.vocab_size * 4
+        < graph_bytes(model, [256])
+        < graph_bytes(model, [1, 256])
+        < graph_bytes(model, [1, 2, 512])
+    )
+
+
+def test_each_size_is_recorded_at_the_start_and_what_is_rare_when_it_comes():
+    llm, recorder = graph_llm(NGRAM)
+    assert recorder.num_recorded == len(SIZES)
+    llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    assert recorder.num_recorded == len(SIZES)
+    assert recorder.num_replayed > 0
+    trees, recorder = graph_llm(CASES["random-tree"])
+    trees.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    assert recorder.num_recorded > len(SIZES)
+
+
+def test_steps_with_more_rows_and_those_whose_logits_are_read_run_eagerly(plain_texts):
+    llm, recorder = graph_llm(sizes=[1, 2])
+    assert texts(llm, 4) == plain_texts[:4]
+    assert recorder.num_replayed == 0
+    llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    assert recorder.num_replayed == 0
+    llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    assert recorder.num_replayed > 4
+
+
+def test_masks_of_the_host_reach_a_recorded_step():
+    words = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, bad_words=[word]) for i, word in enumerate("aeth")]
+    target = replace(tiny_target(), tokenizer=few_tokens())
+
+    def outputs(llm):
+        return [one.outputs[0].token_ids for one in llm.generate(PROMPTS[:4], words, use_tqdm=False)]
+
+    llm, recorder = graph_llm(NGRAM, target=target)
+    assert outputs(llm) == outputs(tiny_llm(target=target))
+    assert recorder.num_recorded > len(SIZES)
+    assert recorder.num_replayed > 8
+
+
+def test_where_recording_fails_steps_are_eager_and_that_is_said_once(caplog, plain_texts):
+    with caplog.at_level(logging.WARNING):
+        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=3))
+        llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+        assert texts(llm, 4) == plain_texts[:4]
+    assert recorder.num_recorded == 3
+    assert recorder.num_replayed == llm.stats.times.num_replayed_steps == 0
+    [record] = [one for one in caplog.records if "CUDA graphs" in one.message]
+    assert "operation not permitted when stream is capturing" in record.message
+    assert "more lines" not in record.message
+    assert "enforce_eager" in record.message
+
+
+@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
+def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
+    llm, recorder = graph_llm(config)
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)
+    for i, prompt in enumerate(PROMPTS[:3]):
+        llm.engine.add_request(str(i), prompt, sampling)
+    for _ in range(6):
+        llm.engine.step()
+    before = recorder.num_replayed
+    with HostReads() as reads:
+        for _ in range(4):
+            llm.engine.step()
+    assert recorder.num_replayed == before + 4
+    beside = {one for one in reads.readers if not one[0].startswith("forerun/ops/cuda/")}
+    assert beside == {("forerun/executor/device_results.py", "unpack")}
+
+
+def test_a_step_of_no_sequences_changes_nothing():
+    llm, _ = graph_llm(NGRAM)
+    llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    executor = llm.executor
+    table = executor.slots.table
+    before = [getattr(table, name).clone() for name in table.__dataclass_fields__]
+    kept = [stack.clone() for stack in executor.cache.stacks]
+    executor.graphs.run(np.empty((6, 0), dtype=np.int32), None, num_rows=4, has_trees=True, drafts=True)
+    assert all(map(torch.equal, before, [getattr(table, name) for name in table.__dataclass_fields__]))
+    assert all(map(torch.equal, kept, executor.cache.stacks))
