@@ -16,13 +16,14 @@ from forerun.core.batch import Candidates, ForwardBatch, ForwardResult, Sequence
 from forerun.core.step import PlannedSequence
 from forerun.drafters.base import Drafter
 from forerun.drafters.device_chains import DraftsOnDevice
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DeviceLostError
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack
 from forerun.executor.device_slots import DeviceSlots
 from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
+from forerun.ops.cuda.failures import device_failure
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 
 
@@ -234,7 +235,9 @@ class DevicePart:
         limits = asked.rooms(table, self._rules) * (step.verdicts.num_tokens > 0)
         try:
             self.chains.propose(asked.slots, limits, num_computed, self._cache.features, most_tokens=most_asked)
-        except Exception:  # the tokens stand; that there are no drafts costs time only
+        except Exception as error:  # the tokens stand; that there are no drafts costs time only
+            if isinstance(device_failure(error), DeviceLostError):
+                raise
             logger.exception(
                 "drafting on the device failed; from now on the host asks the drafter, the text is not affected"
             )
