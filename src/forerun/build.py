@@ -43,6 +43,7 @@ from forerun.errors import ConfigError
 from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.hidden_states import HiddenStatesExporter
 from forerun.executor.largest_step import ChainDrafter, LargestStep
+from forerun.executor.layer_check import layers_differ
 from forerun.executor.local import LocalExecutor
 from forerun.grammar.cache import GrammarCache
 from forerun.kv.block_pool import BlockPool
@@ -256,8 +257,16 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     """Put the engine's parts together around a loaded target."""
     on_device = steps_on_device(settings.device_step, target, speculative.verifier)
     if on_device:
-        max_length = settings.max_model_len or target.model.max_model_len
-        target = with_layers_on_device(target, max_length=max_length)
+        plain, max_length = target, settings.max_model_len or target.model.max_model_len
+        target = with_layers_on_device(plain, max_length=max_length)
+        reason = None if settings.device_step else layers_differ(plain, target)
+        if reason is not None:
+            logger.warning(
+                "torch computes the steps, not forerun's kernels for GPUs: on this one %s; please report it, with what "
+                "forerun collect-env says",
+                reason,
+            )
+            target, on_device = plain, False
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(
             "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
