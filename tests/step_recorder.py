@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import torch
 
-from forerun.core.batch import Candidates
+from forerun.core.batch import CandidateTensors
 from forerun.executor.step_graphs import Recorded
 
 SIZES = [1, 2, 4, 8, 12, 16, 24, 32]
@@ -37,6 +37,6 @@ def tensors_of(outputs):
     values = [getattr(outputs, field.name) for field in fields(outputs)]
     found = [value for value in values if isinstance(value, torch.Tensor)]
     for value in values:
-        if isinstance(value, Candidates):
+        if isinstance(value, CandidateTensors):
             found += [value.token_ids, value.logits]
     return found
