@@ -175,7 +175,7 @@ def test_a_failed_step_ends_the_requests_in_flight_and_no_others():
     def failing(*args):
         if fails.is_set():
             fails.clear()
-            raise RuntimeError("secret: out of memory at /private/path")
+            raise RuntimeError("secret: no such file /private/path")
         return forward(*args)
 
     llm.executor.forward = failing

@@ -148,7 +148,8 @@ def _show(found: Comparison, console: Console) -> None:
     )
     console.print(_table(f"answers, medians of {found.repeats} interleaved rounds", found, _speeds))
     console.print(_table("drafts", found, _acceptance))
-    console.print(_table("a step of decoding, ms", found, _phases))
+    phases = [phase for phase in PHASES if any(one.milliseconds_per_step.get(phase) for one in found.outcomes)]
+    console.print(_table("a step of decoding, ms", found, lambda one: _phases(one, phases)))
     for outcome in found.outcomes:
         for note in _notes(outcome):
             console.print(f"{outcome.name}, {outcome.kind}: {note}")
@@ -186,9 +187,9 @@ def _acceptance(one: Outcome) -> dict[str, str]:
     }
 
 
-def _phases(one: Outcome) -> dict[str, str]:
+def _phases(one: Outcome, phases: Sequence[str]) -> dict[str, str]:
     times = one.milliseconds_per_step
-    return {phase: f"{times[phase]:.2f}" if times else "-" for phase in PHASES}
+    return {phase: f"{times[phase]:.2f}" if times else "-" for phase in phases}
 
 
 def _notes(outcome: Outcome) -> list[str]:
