@@ -147,7 +147,7 @@ SEAMS = {
 
 @pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
 @pytest.mark.parametrize("make", [host_rows_llm, tiny_llm], ids=["read first", "read late"])
-@pytest.mark.parametrize("case", ["ngram", "suffix-tree", "draft-model"])
+@pytest.mark.parametrize("case", ["ngram", "suffix-tree", pytest.param("draft-model", marks=pytest.mark.slow)])
 def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
     llm = make(CASES[case], device_step=True, **TIGHT)

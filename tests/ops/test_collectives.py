@@ -16,6 +16,10 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def ranks():
     """Three ranks, each to be used by a thread of its own."""
+    return connected()
+
+
+def connected():
     first = TorchCollectives(CPU, rank=0, num_ranks=3)
     group = [first, *(TorchCollectives(CPU, rank=rank, num_ranks=3, port=first.port) for rank in (1, 2))]
     together(group, TorchCollectives.connect)
@@ -49,7 +53,10 @@ def test_all_have_the_values_of_rank_0(ranks):
         assert found.tolist() == [[7] * 3] * 2
 
 
-def test_who_waits_for_a_rank_that_aborts_gets_an_error(ranks):
+def test_who_waits_for_a_rank_that_aborts_gets_an_error(monkeypatch):
+    second = torch.distributed.default_pg_timeout.resolution * 1_000_000
+    monkeypatch.setattr("forerun.ops.collectives.CONNECT_TIME", 5 * second)  # gloo may tell no earlier
+
     def call(rank):
         if rank.rank == 2:
             return rank.abort()
@@ -57,7 +64,7 @@ def test_who_waits_for_a_rank_that_aborts_gets_an_error(ranks):
             rank.gather(torch.zeros(2, 1), [1, 1, 1])
         return rank.abort()
 
-    together(ranks, call)
+    together(connected(), call)
 
 
 def test_a_rank_that_finds_no_rank_0_says_so(monkeypatch):
