@@ -104,7 +104,7 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
-    if settings.device_step and device.type == "cuda":
+    if settings.device_step is not False and device.type == "cuda":
         use_kernel_table(settings, InstalledCuda(), device.index or 0, folder=cache_folder())
     memory, used_before = memory_of(device), 0
     if memory is not None:
@@ -482,7 +482,7 @@ def profile_of(target: LoadedTarget) -> CostProfile:
 def _named_kernels(target: LoadedTarget) -> str:
     if target.kernels is not None:
         return target.kernels.level
-    return "torch" if target.on_device is None else "triton"
+    return "triton" if target.on_device is not None and target.model.device.type == "cuda" else "torch"
 
 
 def _device_name(device: torch.device) -> str:

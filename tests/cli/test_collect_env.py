@@ -55,8 +55,8 @@ def test_gpus_are_told_with_what_would_compute_on_them(tmp_path):
             "device: got 'cuda:2', but Tesla T4 has compute capability 7.5 and 8.0 (Ampere) is the least; take a newer GPU, "
             "or set device='cpu'"
         ),
-        "kernels": "torch; with device_step those of triton 3.7.1",
-        "cuda_graphs": "off",
+        "kernels": "triton 3.7.1 where they can compute the model, else torch",
+        "cuda_graphs": "on where triton's kernels compute, unless enforce_eager",
     }
 
 

@@ -70,3 +70,19 @@ def test_a_table_for_an_engine_without_the_kernels_is_refused(device, monkeypatc
         _ = settings.torch_device
     with pytest.raises(ConfigError, match="must be a file"):
         EngineSettings(model="m", kernel_table=3)
+
+
+@pytest.mark.parametrize("device_step", [None, True])
+def test_a_table_may_be_named_wherever_the_kernels_may_compute(device_step, monkeypatch):
+    monkeypatch.setattr("forerun.config.settings.InstalledCuda", FakeCuda)
+    settings = EngineSettings(model="m", device="cuda", device_step=device_step, kernel_table="table.json")
+    assert settings.torch_device.type == "cuda"
+
+
+def test_a_named_table_is_not_ignored_where_triton_is_missing_or_torch_is_asked_for(monkeypatch):
+    monkeypatch.setattr("forerun.config.settings.InstalledCuda", lambda: FakeCuda(triton=None))
+    with pytest.raises(ConfigError, match="kernel_table: on a GPU it needs triton"):
+        _ = EngineSettings(model="m", device="cuda", kernel_table="table.json").torch_device
+    assert EngineSettings(model="m", device="cuda").torch_device.type == "cuda"
+    with pytest.raises(ConfigError, match="computes without the kernels"):
+        _ = EngineSettings(model="m", device="cuda", device_step=False, kernel_table="table.json").torch_device

@@ -153,9 +153,11 @@ def gpu_facts(system: CudaSystem, *, folder: Path) -> dict[str, str]:
         except ForerunError as error:
             facts[f"cuda:{index} cannot be used"] = str(error)
     if system.num_gpus:
-        triton = "not installed" if system.triton is None else f"triton {system.triton}"
-        facts["kernels"] = f"torch; with device_step those of {triton}"
-        facts["cuda_graphs"] = "off"
+        has_triton = system.triton is not None
+        facts["kernels"] = (
+            f"triton {system.triton} where they can compute the model, else torch" if has_triton else "torch; no triton"
+        )
+        facts["cuda_graphs"] = "on where triton's kernels compute, unless enforce_eager" if has_triton else "off"
     return facts
 
 

@@ -188,8 +188,9 @@ class EngineSettings:
         """
         installed = InstalledCuda()
         device = choose_device(self.device, installed)
-        if device.type == "cuda" and self.device_step:
-            check_triton(installed, needed_by="device_step")
+        may_use_kernels = device.type == "cuda" and self.device_step is not False
+        if may_use_kernels and (self.device_step or self.kernel_table is not None or installed.triton is not None):
+            check_triton(installed, needed_by="device_step" if self.device_step else "kernel_table")
         elif self.kernel_table is not None:
             raise ConfigError(
                 f"kernel_table: got {str(self.kernel_table)!r:.200}, but device {device} computes without the kernels that it is "
