@@ -16,7 +16,7 @@ from forerun.core.batch import Candidates, ForwardBatch, ForwardResult, Sequence
 from forerun.core.step import PlannedSequence
 from forerun.drafters.base import Drafter
 from forerun.drafters.device_chains import DraftsOnDevice
-from forerun.errors import ConfigError, DeviceLostError
+from forerun.errors import DeviceLostError
 from forerun.executor.device_ngrams import AskedDrafts, DeviceNgrams
 from forerun.executor.device_results import pack
 from forerun.executor.device_slots import DeviceSlots
@@ -24,6 +24,7 @@ from forerun.kv.cache import KVCache
 from forerun.models.base import TargetModel
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.cuda.failures import device_failure
+from forerun.ops.cuda.functions import modules_for
 from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 
 
@@ -45,15 +46,7 @@ class DeviceFunctions(NamedTuple):
         Raises:
             ConfigError: triton is not installed.
         """
-        if device.type == "cuda":
-            try:
-                from forerun.ops.cuda.kernels import edits, ngram, sampling, steps
-            except ImportError as error:
-                raise ConfigError(
-                    f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or leave it out"
-                ) from None
-        else:
-            from forerun.ops.cuda import edits, ngram, sampling, steps  # type: ignore[no-redef]
+        edits, ngram, sampling, steps = modules_for(device, "edits", "ngram", "sampling", "steps")
         return cls.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
 
     @classmethod

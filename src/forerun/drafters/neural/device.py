@@ -18,6 +18,7 @@ from forerun.drafters.neural.writers import ChainWriter, Writer
 from forerun.kv.cache import KVCache
 from forerun.ops.attention import Attention
 from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.functions import modules_for
 from forerun.ops.cuda.passes import DeviceAttention
 from forerun.ops.cuda.table import DeviceTable, RuleTable, StepRows
 
@@ -31,11 +32,12 @@ class ChainFunctions(NamedTuple):
 
     @classmethod
     def choose(cls, device: torch.device) -> ChainFunctions:
-        """The kernels on a GPU, the formulas elsewhere."""
-        if device.type == "cuda":
-            from forerun.ops.cuda.kernels import chains
-        else:
-            from forerun.ops.cuda import chains  # type: ignore[no-redef]
+        """The kernels on a GPU, the formulas elsewhere.
+
+        Raises:
+            ConfigError: triton is not installed.
+        """
+        (chains,) = modules_for(device, "chains")
         return cls.of(chains)
 
     @classmethod

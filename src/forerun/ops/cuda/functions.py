@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
 from forerun.errors import ConfigError
+
+
+def modules_for(device: torch.device, *names: str) -> list[Any]:
+    """The modules of these names: the kernels on a GPU, the formulas elsewhere.
+
+    Raises:
+        ConfigError: triton is not installed.
+    """
+    package = "forerun.ops.cuda.kernels" if device.type == "cuda" else "forerun.ops.cuda"
+    try:
+        import_module(package)
+        return [import_module(f"{package}.{name}") for name in names]
+    except ImportError as error:
+        raise ConfigError(
+            f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or set it to False"
+        ) from None
 
 
 class LayerFunctions(NamedTuple):
@@ -32,15 +49,7 @@ class LayerFunctions(NamedTuple):
         Raises:
             ConfigError: triton is not installed.
         """
-        if device.type == "cuda":
-            try:
-                from forerun.ops.cuda.kernels import attention, layers, matmul
-            except ImportError as error:
-                raise ConfigError(
-                    f"device_step: on a GPU it needs triton ({error}); pip install 'forerun[cuda]', or set it to False"
-                ) from None
-        else:
-            from forerun.ops.cuda import attention, layers, matmul  # type: ignore[no-redef]
+        attention, layers, matmul = modules_for(device, "attention", "layers", "matmul")
         return cls.of(attention=attention, layers=layers, matmul=matmul, are_kernels=device.type == "cuda")
 
     @classmethod
