@@ -151,14 +151,50 @@ def test_a_runner_up_that_the_text_takes_counts_as_a_token_of_the_chain(text, ad
     priced, _ = branching()
     (one,) = started(priced)
     for _ in range(20):  # so that what is hoped for no longer counts
-        priced._added.observe(0.0, num_known=2, free_stood=0, stood=0)
+        priced._added.observe(0.0, num_known=2, num_drafted=2, free_stood=0, stood=0)
     before = priced._added.expected(0.0)
     one.output_ids.extend(text)
-    priced._label(_Pending([[7, 8], [9]], NO_DRAFT, 0.0, len(one) - len(text)), one)
+    priced._label(_Pending([[7, 8], [9]], 2, NO_DRAFT, 0.0, len(one) - len(text)), one)
     after = priced._added.expected(0.0)
-    assert [now > then for now, then in zip(after[:2], before[:2], strict=True)] == [
+    assert [now.added > then.added for now, then in zip(after[:2], before[:2], strict=True)] == [
         depth < added for depth in range(2)
     ]
+
+
+@dataclass
+class Ending(Costly):
+    """Drafts one token and no more, whatever is asked for, which takes a call's time for one pass."""
+
+    least_chances: list = field(default_factory=list)
+
+    def propose(self, context):
+        super().propose(context)
+        self.least_chances += [request.min_survival for request in context.requests]
+        return [Draft((7,)) for _ in context.requests]
+
+
+def test_passes_that_a_chain_does_not_take_cost_nothing():
+    clock = Clock()
+    drafter = Ending(clock, 0.001)
+    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock)
+    write(priced, drafter, started(priced), tokens=[7, 5], num_steps=400)
+    of_first, *of_others = priced._added.expected(0.0)
+    assert of_first.added > 0.9
+    assert of_first.drafted > 0.9
+    assert all(one.added < 0.05 and one.drafted < 0.05 for one in of_others)
+    assert priced._row_seconds == pytest.approx(
+        0.001 / (2 + 1 + 16), rel=0.1
+    )  # two tokens to catch up with, one drafted
+
+
+def test_a_chain_may_go_on_as_long_as_it_is_likely_to_be_worth_another_pass():
+    """A pass of 0.001 s is worth 0.2 of the two tokens that 0.010 s bring, which half of what a chain is likely to add must pay."""
+    clock = Clock()
+    drafter = Ending(clock, 0.001)
+    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock)
+    write(priced, drafter, started(priced), tokens=[7, 5], num_steps=200)
+    row = 0.001 / (2 + 1 + 16)
+    assert drafter.least_chances[-1] == pytest.approx((1 + 16) * row * 2 / 0.011 / 0.5, rel=0.1)
 
 
 def test_its_drafts_are_as_deep_as_pays():

@@ -21,7 +21,8 @@ class Draft:
     `source` names the drafter where several take turns. `survival` holds for each node the drafter's
     estimate of the chance that it stands, its whole path from the root included; nodes then come in
     falling order of it, so that every prefix is the best draft of its size. None: the drafter does not
-    know. A draft of length zero is plain decoding.
+    know. `margins` say how far each token of `first_path` was ahead of the next one, as far as the drafter knows
+    (`drafters.margins`). A draft of length zero is plain decoding.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -29,6 +30,7 @@ class Draft:
     probs: Tensor | None = None
     source: str | None = None
     survival: tuple[float, ...] | None = None
+    margins: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -120,6 +122,7 @@ class Draft:
             None if self.probs is None else self.probs[:num_nodes],
             self.source,
             None if self.survival is None else self.survival[:num_nodes],
+            self.margins,
         )
 
     def only(self, nodes: Sequence[int]) -> Draft:
@@ -135,6 +138,7 @@ class Draft:
             None if self.probs is None else self.probs[list(nodes)],
             self.source,
             None if self.survival is None else tuple(self.survival[node] for node in nodes),
+            self.margins,
         )
 
 

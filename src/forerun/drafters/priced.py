@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
@@ -30,6 +30,9 @@ FREE_TOKENS = (0.4, 0.8, 1.2, 2.0, 3.5)
 PASS_ROWS = 16
 """A pass over a few rows takes as long as it would take for so many more: it reads all weights."""
 
+NEXT_STANDS = 0.5
+"""How often a chain's next token stands behind one that does, about: what another pass is worth to a chain that is sure."""
+
 PAID_OFF_OVER = 32
 """The drafts that share the price of what a sequence must catch up with before the first."""
 
@@ -38,29 +41,41 @@ FORGOTTEN_AFTER = 256  # steps without a call: what was learnt of a drafter that
 LONGEST_STEP = 1.0  # seconds; a longer time between two steps is no step
 
 
+class Expected(NamedTuple):
+    """What to expect at one depth of a chain: tokens that it adds there, and the chance that it is drafted so deep."""
+
+    added: float
+    drafted: float
+
+
 class AddedTokens:
     """How many tokens a chain adds to free drafts at each depth: how often it stands there where no free one does.
 
-    Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds.
+    Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds. A chain that
+    ends before the depth that was asked for adds nothing behind its end, and takes no pass there.
     """
 
     def __init__(self, max_depth: int) -> None:
-        self._counts = [[(0.0, 0.0)] * max_depth for _ in range(len(FREE_TOKENS) + 1)]  # added, drafts
+        self._counts = [[(0.0, 0.0, 0.0)] * max_depth for _ in range(len(FREE_TOKENS) + 1)]  # added, drafted, asked for
 
-    def observe(self, free_tokens: float, *, num_known: int, free_stood: int, stood: int) -> None:
-        """Count a draft whose fate is known at the first `num_known` depths, as are those of its free drafts."""
+    def observe(self, free_tokens: float, *, num_known: int, num_drafted: int, free_stood: int, stood: int) -> None:
+        """Count a chain of `num_drafted` tokens, whose fate is known at the first `num_known` depths that were asked for."""
         counts = self._counts[bisect(FREE_TOKENS, free_tokens)]
         for depth in range(min(num_known, len(counts))):
-            added, drafts = counts[depth]
-            counts[depth] = added * DISCOUNT + (free_stood <= depth < stood), drafts * DISCOUNT + 1.0
+            added, drafted, asked = counts[depth]
+            counts[depth] = (
+                added * DISCOUNT + (free_stood <= depth < stood),
+                drafted * DISCOUNT + (depth < num_drafted),
+                asked * DISCOUNT + 1.0,
+            )
 
-    def expected(self, free_tokens: float) -> list[float]:
-        """The tokens that a chain adds at each depth."""
+    def expected(self, free_tokens: float) -> list[Expected]:
+        """What to expect at each depth."""
         hope, least, found = 1.0, 1.0, []
-        for added, drafts in self._counts[bisect(FREE_TOKENS, free_tokens)]:
+        for added, drafted, asked in self._counts[bisect(FREE_TOKENS, free_tokens)]:
             hope *= HOPE
-            least = min(least, (added + hope * HOPE_WEIGHT) / (drafts + HOPE_WEIGHT))
-            found.append(least)
+            least = min(least, (added + hope * HOPE_WEIGHT) / (asked + HOPE_WEIGHT))
+            found.append(Expected(least, (drafted + HOPE_WEIGHT) / (asked + HOPE_WEIGHT)))
         return found
 
 
@@ -69,6 +84,7 @@ class _Pending:
     """A chain whose fate is not known yet, the free draft in its place, and the number of tokens before both."""
 
     levels: list[list[int]]  # at each depth the chain's token, and then its runners-up
+    depth: int  # that was asked for
     free: Draft
     free_tokens: float
     start: int
@@ -79,7 +95,7 @@ class PricedDrafter:
 
     The time is counted in tokens: what the engine writes in a second, measured here between calls. A
     chain says of each depth how often the text agreed with it there and not with the free draft, whether it was verified
-    or not: the text is the label. A sequence that the drafter has not read lately costs a share of the rows that it must
+    or not: the text is the label. A chain that is no longer likely enough for another pass ends. A sequence that the drafter has not read lately costs a share of the rows that it must
     catch up with, too.
 
     Args:
@@ -143,19 +159,24 @@ class PricedDrafter:
                 self._added = AddedTokens(self.max_depth)
             return chains
         self._num_steps_left_out = 0
-        asked = [self._as_deep_as(depth, requests[i]) for i in chosen]
-        num_rows = sum(self._num_rows(requests[i], depth) for i in chosen) + depth * PASS_ROWS
+        least_chance = self._price() * (1 + PASS_ROWS / len(chosen)) / NEXT_STANDS
+        asked = [self._as_deep_as(depth, requests[i], least_chance) for i in chosen]
+        num_rows = sum(self._num_to_read(request) for request in asked)
         started = self._clock()
         answers = self.guarded.propose(asked, features)
-        self._note_time(self._clock() - started, num_rows)
-        for i, answer in zip(chosen, answers, strict=True):
-            sequence = requests[i].sequence
+        seconds = self._clock() - started
+        deepest = 0
+        for i, request, answer in zip(chosen, asked, answers, strict=True):
+            sequence, levels = request.sequence, answer.first_path()
             self._num_read[sequence.seq_id] = len(sequence)
+            num_rows += len(levels)
+            deepest = max(deepest, len(levels))
             chains[i] = answer
-            self._pending[sequence.seq_id] = _Pending(answer.first_path(), free[i], free_tokens[i], len(sequence))
+            self._pending[sequence.seq_id] = _Pending(levels, request.max_depth, free[i], free_tokens[i], len(sequence))
+        self._note_time(seconds, num_rows + deepest * PASS_ROWS)
         return chains
 
-    def _as_deep_as(self, depth: int, request: DraftRequest) -> DraftRequest:
+    def _as_deep_as(self, depth: int, request: DraftRequest, least_chance: float) -> DraftRequest:
         """A request for a chain that is at most so deep, with its runners-up."""
         depth = min(depth, request.max_depth, request.max_tokens)
         return DraftRequest(  # in half the time of `replace`
@@ -165,12 +186,12 @@ class PricedDrafter:
             request.num_computed,
             request.block_ids,
             request.rules,
-            request.min_survival,
+            max(request.min_survival, least_chance),
         )
 
-    def _num_rows(self, request: DraftRequest, depth: int) -> int:
-        """Rows that a draft for the sequence takes: those that it has to catch up with, and those of the draft."""
-        return self._num_to_read(request) + depth
+    def _price(self) -> float:
+        """The tokens that a row's time is worth."""
+        return self._row_seconds * self._tokens_per_second
 
     def _num_to_read(self, request: DraftRequest) -> int:
         sequence = request.sequence
@@ -178,20 +199,24 @@ class PricedDrafter:
 
     def _worth_asking(self, requests: Listing[DraftRequest], free_tokens: Listing[float]) -> tuple[list[int], int]:
         """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most."""
-        price = self._row_seconds * self._tokens_per_second  # tokens that a row's time is worth
+        price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
-        added = [self._added.expected(free) for free in free_tokens]
+        expected = [self._added.expected(free) for free in free_tokens]
         gains = [0.0] * len(requests)
-        shares = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
+        rows = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(1, self.max_depth + 1):
-            worth, paying = 0.0, []
-            for i, share in enumerate(shares):
-                gains[i] += added[i][depth - 1]
-                cost = price * (depth + share)
+            worth, paying, going_on = 0.0, [], 0.0
+            for i, of_sequence in enumerate(expected):
+                added, drafted = of_sequence[depth - 1]
+                gains[i] += added
+                rows[i] += drafted
+                cost = price * rows[i]
                 if gains[i] > cost:
                     worth += gains[i] - cost
                     paying.append(i)
-            worth -= price * depth * PASS_ROWS
+                    going_on += drafted
+            num_passes += min(1.0, going_on)
+            worth -= price * num_passes * PASS_ROWS
             if worth > best[0]:
                 best = worth, paying, depth
         return best[1], best[2]
@@ -216,13 +241,18 @@ class PricedDrafter:
     def _label(self, pending: _Pending, sequence: Sequence) -> None:
         """Follow the text down the chain, to a runner-up where it leaves it, and down the free draft, as far as it goes."""
         text, levels = sequence.tokens_from(pending.start), pending.levels
-        stood = num_known = min(len(levels), len(text))
+        stood = min(len(levels), len(text))
+        num_known = pending.depth if stood == len(levels) else stood
         for depth, (level, token_id) in enumerate(zip(levels, text, strict=False)):
             if token_id != level[0]:
-                stood, num_known = depth + (token_id in level), len(levels)
+                stood, num_known = depth + (token_id in level), pending.depth
                 break
         self._added.observe(
-            pending.free_tokens, num_known=num_known, free_stood=pending.free.num_stood(text), stood=stood
+            pending.free_tokens,
+            num_known=num_known,
+            num_drafted=len(levels),
+            free_stood=pending.free.num_stood(text),
+            stood=stood,
         )
 
     def _note_time(self, seconds: float, num_rows: int) -> None:

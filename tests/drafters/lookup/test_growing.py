@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,10 @@ from forerun.drafters.lookup.algorithms import PlainLookup
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.lookup.growing import grow
 from forerun.drafters.lookup.guesses import COMPUTED, OWN, TABLE, Copy, Place, adjusted, place_at_end, take
+from forerun.drafters.lookup.hit_rates import computed_class
 from forerun.drafters.lookup.live_text import LiveText
 from forerun.drafters.lookup.text_index import BREAK
+from forerun.drafters.margins import margin_class
 from forerun.ops.native.lookup import DraftLimits
 from tests.drafters.texts import sequence
 
@@ -128,6 +132,26 @@ def test_rates_of_computed_tokens_are_learnt_by_depth_from_the_text():
     assert tree.survival[0] > 0.9
     second = Place(text, [2], [2], [Copy(), Copy()], 1).guesses()[0]
     assert drafter.rates.rate(second.guess_class) < 0.1
+
+
+def test_rates_of_computed_tokens_are_learnt_by_their_margins():
+    drafter, text = learnt([1], [])
+    text.reserve(4096)
+    for _ in range(120):
+        text.guess([[2]], [0.1])
+        take(text, [9], drafter.rates)
+        text.guess([[2]], [3.5])
+        take(text, [2], drafter.rates)
+    of_margins = [
+        [
+            computed_class(0, margin_class(margin), copied, agreement)
+            for copied, agreement in product(range(3), range(4))
+        ]
+        for margin in (0.1, 3.5)
+    ]
+    (wrong, of_wrong), (right, of_right) = (drafter.rates.counts[classes, :2].sum(axis=0) for classes in of_margins)
+    assert wrong == 0.0 < 100 < of_wrong
+    assert right == of_right > 100
 
 
 def test_runners_up_come_after_copies_and_before_the_tables_candidates():

@@ -11,10 +11,10 @@ from forerun.drafters.lookup.hit_rates import (
     AFTER_COMPUTED,
     FIRST_RUNNER_UP,
     LENGTHS,
-    MOST_COMPUTED,
     MOST_RUNNERS_UP,
     NUM_CLASSES,
     NUM_COPY_CLASSES,
+    NUM_DEPTHS,
     NUM_LOOK_UP_CLASSES,
     HitRates,
     candidate_class,
@@ -22,6 +22,7 @@ from forerun.drafters.lookup.hit_rates import (
     copy_class,
     runner_up_class,
 )
+from forerun.drafters.margins import NUM_MARGIN_CLASSES, margin_class
 
 
 def test_each_class_has_a_number_of_its_own():
@@ -33,12 +34,25 @@ def test_each_class_has_a_number_of_its_own():
         candidate_class(length, decile / 10 + 0.05, after=after)
         for length, decile, after in product((1, 2), range(10), range(3))
     ]
-    runners_up = [runner_up_class(*one) for one in product(range(MOST_COMPUTED), range(MOST_RUNNERS_UP), range(4))]
-    computed = [computed_class(*place) for place in product(range(MOST_COMPUTED), range(3), range(4))]
+    kinds = range(NUM_DEPTHS), range(NUM_MARGIN_CLASSES)
+    runners_up = [runner_up_class(*one) for one in product(*kinds, range(MOST_RUNNERS_UP), range(4))]
+    computed = [computed_class(*place) for place in product(*kinds, range(3), range(4))]
     assert copies == list(range(NUM_COPY_CLASSES))
     assert tables == list(range(NUM_COPY_CLASSES, NUM_LOOK_UP_CLASSES))
     assert computed == list(range(NUM_LOOK_UP_CLASSES, FIRST_RUNNER_UP))
     assert runners_up == list(range(FIRST_RUNNER_UP, NUM_CLASSES))
+
+
+def test_deep_tokens_share_their_classes():
+    assert computed_class(NUM_DEPTHS, 4, 1, 2) == computed_class(NUM_DEPTHS - 1, 4, 1, 2)
+    assert computed_class(NUM_DEPTHS - 1, 4, 1, 2) != computed_class(NUM_DEPTHS - 2, 4, 1, 2)
+
+
+def test_larger_margins_start_with_higher_rates():
+    rates = HitRates()
+    of_margins = [rates.rate(computed_class(1, margin_class(margin), 2, 3)) for margin in (0.1, 0.7, 1.7, 2.5, 9.0)]
+    assert of_margins == sorted(of_margins)
+    assert of_margins[0] < rates.rate(computed_class(1, margin_class(float("nan")), 2, 3)) < of_margins[-1]
 
 
 def test_longer_matches_start_with_higher_rates():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import numpy as np
@@ -34,7 +35,7 @@ def state_of_text(text: LiveText) -> tuple[object, ...]:
     struct = text.struct
     copies = [(copy.place, copy.match) for copy in struct.copies]
     runners_up = [list(beside) for beside in struct.runners_up]
-    computed = struct.computed[:], runners_up, struct.num_computed, struct.next_computed
+    computed = struct.computed[:], struct.margin_classes[:], runners_up, struct.num_computed, struct.next_computed
     return state_of(text.index), copies, computed, struct.lost_place, struct.num_since, struct.hits, struct.expected
 
 
@@ -108,15 +109,16 @@ class Pair:
         assert plain == compiled
         return plain
 
-    def join(self, levels: list[list[int]], max_tokens: int) -> list[Draft]:
+    def join(self, chain_of_levels: list[tuple[list[int], float]], max_tokens: int) -> list[Draft]:
         """Drafts of all sequences but the first, which gets none, with a chain and its runners-up."""
         requests = [DraftRequest(one, max_tokens, 12) for one in self.running]
+        levels, margins = [level for level, _ in chain_of_levels], tuple(margin for _, margin in chain_of_levels)
         parents: list[int] = []
         above, first = -1, 0
         for level in levels:
             parents += [above] * len(level)
             above, first = first, first + len(level)
-        chain = Draft(tuple(token_id for level in levels for token_id in level), tuple(parents))
+        chain = Draft(tuple(token_id for level in levels for token_id in level), tuple(parents), margins=margins)
         assert chain.first_path() == levels
         chains = [chain if place else Draft() for place in range(len(requests))]
         free = [drafter.propose(DraftContext(requests=requests)) for drafter in self.drafters]
@@ -153,7 +155,13 @@ operations = st.one_of(
     st.tuples(st.just("propose"), st.integers(0, 20), st.integers(0, 12)),
     st.tuples(
         st.just("join"),
-        st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True), max_size=10),
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True),
+                st.floats(0.0, 8.0) | st.just(math.nan),
+            ),
+            max_size=10,
+        ),
         st.integers(0, 20),
     ),
 )
@@ -183,7 +191,10 @@ def test_drafts_and_states_are_equal_along_texts_that_fill_the_ring_of_past_answ
         for _ in range(12):
             pair.commit(phrases[source.integers(12)], source.normal(0, 4, 8).tolist())
             drafted += sum(map(len, pair.propose(16, 12)))
-            pair.join([[token, (token + 1) % 64, (token + 5) % 64] for token in phrases[source.integers(12)][:8]], 16)
+            chain = phrases[source.integers(12)][:8]
+            margins = [float("nan"), *source.uniform(0.0, 6.0, 7)]
+            levels = [[token, (token + 1) % 64, (token + 5) % 64] for token in chain]
+            pair.join(list(zip(levels, margins, strict=False)), 16)
         pair.check_states()
         for _ in range(3):
             pair.stop()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
 from forerun import SamplingParams
+from forerun.drafters.margins import chance_of_margin
 from forerun.drafters.neural import forward
 from forerun.errors import ConfigError
 from forerun.ops.native.chains import ChainText
@@ -162,6 +165,32 @@ def test_runners_up_are_those_of_passes_one_by_one(kind, dtype, quantization, tm
     assert sum(draft.parents is not None and len(draft) == len(BESIDE) for draft in found.values()) > 10
 
 
+@pytest.mark.parametrize("way", [lambda llm: llm, one_by_one], ids=["one call", "one by one"])
+@pytest.mark.parametrize("least", [0.0, 0.3, 1.0])
+def test_a_chain_ends_where_its_margins_say_that_it_hardly_stands(least, way, tmp_path):
+    changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
+    llm = way(chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled", **changes))
+    drafter = engine_of(llm).drafting.drafter
+    propose, seen = drafter.propose, []
+
+    def propose_likely(context):
+        requests = [replace(request, min_survival=least) for request in context.requests]
+        found = propose(replace(context, requests=requests))
+        seen.extend(draft for draft in found if draft.token_ids)
+        return found
+
+    drafter.propose = propose_likely
+    both = [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)]
+    llm.generate(PROMPTS[:2], both, use_tqdm=False)
+    ended = 0
+    for draft in seen:
+        chances = [chance_of_margin(margin) for margin in draft.margins]
+        going_on = [math.prod(chances[: depth + 1]) >= least for depth in range(len(chances))]
+        assert all(going_on[:-1])
+        ended += len(chances) < 3 and not going_on[-1]
+    assert (ended > 5) == (least > 0)
+
+
 def test_runners_up_leave_the_chain_as_it_is(tmp_path):
     changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
     with_them = drafted_trees(chains_llm(tmp_path, torch.bfloat16, **changes), PROMPTS[:6])
@@ -280,4 +309,5 @@ def test_texts_that_do_not_fit_are_refused(change, message, tmp_path):
     text = {"block_ids": blocks, "num_read": 1, "token_ids": [3, 1], "num_drafted": 4} | change
     with nullcontext() if message is None else pytest.raises(ValueError, match=f"draft_chains: {message}"):
         (drafted,) = passes._chains.draft([ChainText(**text)], features, passes._addresses, block_size=4)
-        assert [len(level) for level in drafted] == [1, 1, 1, 1]
+        assert [len(level) for level in drafted.levels] == [1, 1, 1, 1]
+        assert all(math.isnan(margin) for margin in drafted.margins)

@@ -102,7 +102,7 @@ class LookupDrafter:
         """
         joined = [i for i, chain in enumerate(chains) if chain.token_ids]
         for i in joined:
-            self._texts[requests[i].sequence.seq_id].guess(chains[i].first_path())
+            self._texts[requests[i].sequence.seq_id].guess(chains[i].first_path(), chains[i].margins)
         found = list(drafts)
         for i, draft in zip(joined, self._grow([requests[i] for i in joined], computed_by), strict=True):
             found[i] = draft

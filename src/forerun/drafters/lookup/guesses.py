@@ -123,12 +123,18 @@ class Place:
             return token_id
         return BREAK
 
+    @property
+    def margin_class(self) -> int:
+        """That of the computed token."""
+        found: int = self.text.struct.margin_classes[self.next_computed]
+        return found
+
     def runners_up(self, found: Found | None, before: Sequence[Guess]) -> list[Guess]:
         """Those of the computed token that were not guessed before."""
         guesses: list[Guess] = []
         for rank, token_id in enumerate(self.text.struct.runners_up[self.next_computed]):
             if token_id != BREAK and all(guess.token_id != token_id for guess in (*before, *guesses)):
-                guess_class = runner_up_class(self.next_computed, rank, agreement(found, token_id))
+                guess_class = runner_up_class(self.next_computed, self.margin_class, rank, agreement(found, token_id))
                 guesses.append(Guess(token_id, guess_class, COMPUTED))
         return guesses
 
@@ -145,7 +151,7 @@ class Place:
             is_copied = COPIED if computed in self.predicted else COPIED_OTHER
             if all(token_id == BREAK for token_id in self.predicted):
                 is_copied = NOT_COPIED
-            guess_class = computed_class(self.next_computed, is_copied, agreement(found, computed))
+            guess_class = computed_class(self.next_computed, self.margin_class, is_copied, agreement(found, computed))
             guesses.append(Guess(computed, guess_class, COMPUTED))
         first = PAST if self.copies[PAST].match > self.copies[OWN].match else OWN
         for source in (first, 1 - first):

@@ -2,8 +2,9 @@
 
 A guess is told apart by what can be seen before it is verified: a copy by its source, by the length of its match
 and by whether the recycle table says the same; a candidate of the table by the length of its context, by its share of the
-probability that is left, and by what was guessed before it; a computed token by its depth in its draft, and by what copies
-and the table say of it; a runner-up of one by its depth, its rank and what the table says.
+probability that is left, and by what was guessed before it; a computed token by its depth in its draft, by its margin (see
+`drafters.margins`), and by what copies and the table say of it; a runner-up of one by these two, its rank and what the
+table says.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy.typing as npt
 
 from forerun.drafters.confidence import discount
 from forerun.drafters.lookup.text_index import LONGEST_MATCH
+from forerun.drafters.margins import CHANCES, NUM_MARGIN_CLASSES
 from forerun.drafters.recycle_table import GAP_WEIGHTS
-from forerun.ops.native.structs import MOST_COMPUTED, MOST_RUNNERS_UP
+from forerun.ops.native.structs import MOST_RUNNERS_UP
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33)
 """The least match length (tokens) of each bucket."""
@@ -34,16 +36,17 @@ NO_GUESS, AFTER_COPY, AFTER_COMPUTED = range(3)
 COPIED, COPIED_OTHER, NOT_COPIED = range(3)
 """What copies say of a computed token: the same, others, or nothing."""
 
-COMPUTED_PRIOR, RUNNER_UP_PRIOR = 0.5, 0.2
+RUNNER_UP_PRIOR = 0.2
 
+NUM_DEPTHS = 3  # of computed tokens, that are told apart
 NUM_SHARES = 10  # classes of a candidate's share of the probability that is left
 COPY_PRIORS = (1.0, 0.7)  # by source: how much of `1 - discount` a copy is worth at first
 CANDIDATE_PRIORS = {1: 0.6, 2: 0.9}  # by context length: how much of its probability a candidate is worth at first
 
 NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4 * 2
 NUM_LOOK_UP_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 3
-FIRST_RUNNER_UP = NUM_LOOK_UP_CLASSES + MOST_COMPUTED * 3 * 4
-NUM_CLASSES = FIRST_RUNNER_UP + MOST_COMPUTED * MOST_RUNNERS_UP * 4
+FIRST_RUNNER_UP = NUM_LOOK_UP_CLASSES + NUM_DEPTHS * NUM_MARGIN_CLASSES * 3 * 4
+NUM_CLASSES = FIRST_RUNNER_UP + NUM_DEPTHS * NUM_MARGIN_CLASSES * MOST_RUNNERS_UP * 4
 
 PRIOR_WEIGHT = 4.0  # guesses that the prior counts as
 DECAY = 0.999  # of what was counted, per guess of the class
@@ -62,14 +65,18 @@ def candidate_class(context_length: int, share: float, *, after: int) -> int:
     return NUM_COPY_CLASSES + ((context_length - 1) * NUM_SHARES + decile) * 3 + after
 
 
-def computed_class(depth: int, copied: int, agreement: int) -> int:
+def computed_class(depth: int, margin_class: int, copied: int, agreement: int) -> int:
     """The class of a computed token, `depth` (from 0) tokens behind what it was computed for."""
-    return NUM_LOOK_UP_CLASSES + (depth * 3 + copied) * 4 + agreement
+    return NUM_LOOK_UP_CLASSES + (_computed_kind(depth, margin_class) * 3 + copied) * 4 + agreement
 
 
-def runner_up_class(depth: int, rank: int, agreement: int) -> int:
-    """The class of a runner-up, `rank` (from 0) behind the computed token at `depth`."""
-    return FIRST_RUNNER_UP + (depth * MOST_RUNNERS_UP + rank) * 4 + agreement
+def runner_up_class(depth: int, margin_class: int, rank: int, agreement: int) -> int:
+    """The class of a runner-up, `rank` (from 0) behind the computed token at `depth`, whose margin it is."""
+    return FIRST_RUNNER_UP + (_computed_kind(depth, margin_class) * MOST_RUNNERS_UP + rank) * 4 + agreement
+
+
+def _computed_kind(depth: int, margin_class: int) -> int:
+    return min(depth, NUM_DEPTHS - 1) * NUM_MARGIN_CLASSES + margin_class
 
 
 class HitRates:
@@ -92,8 +99,11 @@ class HitRates:
                 for after in (NO_GUESS, AFTER_COPY, AFTER_COMPUTED):
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after=after), share * worth)
-        for guess_class in range(NUM_LOOK_UP_CLASSES, NUM_CLASSES):
-            self._set_prior(guess_class, COMPUTED_PRIOR if guess_class < FIRST_RUNNER_UP else RUNNER_UP_PRIOR)
+        for depth, (margin_class, chance) in product(range(NUM_DEPTHS), enumerate(CHANCES)):
+            for copied, agreement in product(range(3), range(4)):
+                self._set_prior(computed_class(depth, margin_class, copied, agreement), chance)
+            for rank, agreement in product(range(MOST_RUNNERS_UP), range(4)):
+                self._set_prior(runner_up_class(depth, margin_class, rank, agreement), RUNNER_UP_PRIOR)
         self._counts: Any = self.counts.data  # reads single numbers faster than the array
 
     def _set_prior(self, guess_class: int, prior: float) -> None:

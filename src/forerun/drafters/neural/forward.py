@@ -20,7 +20,7 @@ from forerun.models.base import CausalModel, DraftHead
 from forerun.models.decoder import Decoder
 from forerun.ops.attention import Attend, Attention
 from forerun.ops.native.attention import NativeAttention
-from forerun.ops.native.chains import ChainText, NativeChains
+from forerun.ops.native.chains import ChainText, DraftedChain, NativeChains
 
 MAX_TEXT_ROWS = 512
 """Rows of unread text that one sequence has in a pass, at most."""
@@ -183,11 +183,11 @@ class ForwardPasses(Protocol):
         hidden_states: Mapping[str, Tensor],
         *,
         num_runners_up: int,
-    ) -> list[list[list[int]]] | None:
+    ) -> list[DraftedChain] | None:
         """Draft for all sequences in one call, as deep as each may; None where passes are computed one by one.
 
-        For each sequence and depth these are the chain's token, and after it the runners-up: the likeliest tokens for a
-        sequence that `is_greedy`, and those of the target's races for others.
+        A chain's tokens and their runners-up are the likeliest tokens for a sequence that `is_greedy`, and those of the
+        target's races for others.
         """
         ...
 
@@ -265,7 +265,7 @@ class PagedPasses:
         hidden_states: Mapping[str, Tensor],
         *,
         num_runners_up: int,
-    ) -> list[list[list[int]]] | None:
+    ) -> list[DraftedChain] | None:
         """See `ForwardPasses`."""
         if self._chains is None or self._addresses is None or num_runners_up >= MOST_CANDIDATES:
             return None
@@ -280,6 +280,7 @@ class PagedPasses:
                     sequence.depth_of_chain(num_runners_up),
                     None if greedy else sequence.request.rules,
                     sequence.request.sequence.seed,
+                    sequence.request.min_survival,
                 )
             )
         return self._chains.draft(

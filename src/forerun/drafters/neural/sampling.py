@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.random_bits import Stream
+from forerun.core.random_bits import Stream, key_of
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
 from forerun.errors import ConfigError, ForerunError, RequestError
 from forerun.ops.draws import Draw, Drawn
 from forerun.ops.native.sampling import choose_sampler
+from forerun.ops.race import margin
 from forerun.ops.sampling import draw_token, target_probs
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
@@ -45,7 +48,7 @@ class DraftSampler:
         draw = self._draw_coupled if self._method == "coupled" else self._draw_alone
         drawn = iter(draw(logits, positions))
         return [
-            DraftedTokens(best[: position.num_tokens]) if self.is_greedy(position.request) else next(drawn)
+            best.first(position.num_tokens) if self.is_greedy(position.request) else next(drawn)
             for position, best in zip(positions, likeliest, strict=True)
         ]
 
@@ -69,16 +72,18 @@ class DraftSampler:
         rules, num_output = request.rules, len(request.sequence.output_ids)
         return self._method == "coupled" and rules is not None and not rules.changes_logits_at(num_output)
 
-    def _likeliest(self, logits: Tensor, num_tokens: int) -> list[list[int]]:
+    def _likeliest(self, logits: Tensor, num_tokens: int) -> list[DraftedTokens]:
         """The likeliest tokens of each row, the likeliest first."""
+        margins = [math.nan if num_tokens == 1 else math.inf] * len(logits)
         if num_tokens == 1:
             found = logits.argmax(-1, keepdim=True)
         else:
-            found = logits.topk(min(num_tokens, logits.shape[1])).indices
+            values, found = logits.topk(min(num_tokens, logits.shape[1]))
+            if values.shape[1] > 1:
+                margins = (values[:, 0] - values[:, 1]).tolist()
         if self.target_ids is not None:
             found = self.target_ids[found]
-        ids: list[list[int]] = found.tolist()
-        return ids
+        return [DraftedTokens(ids, margin=margin) for ids, margin in zip(found.tolist(), margins, strict=True)]
 
     def _draw_coupled(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
         """The first tokens of the races that the target will run, for each position that is not greedy."""
@@ -94,8 +99,23 @@ class DraftSampler:
         if not draws:
             return []
         count = max(position.num_tokens for position in asked)
-        found = self._sampler.draw(self.spread(logits), draws, count=count)
-        return [_drafted(drawn, position) for drawn, position in zip(found, asked, strict=True)]
+        wide = self.spread(logits)
+        found = self._sampler.draw(wide, draws, count=count)
+        return [
+            self._drafted(drawn, position, wide[draw.row], draw)
+            for drawn, position, draw in zip(found, asked, draws, strict=True)
+        ]
+
+    def _drafted(self, drawn: Drawn, position: DraftPosition, row: Tensor, draw: Draw) -> DraftedTokens:
+        """What a race over `row` [vocab_size] has given for a position."""
+        if isinstance(drawn, RequestError):  # the rules forbid all that can be drafted here
+            return DraftedTokens([])
+        if isinstance(drawn, ForerunError):
+            raise drawn
+        margin = math.nan
+        if position.num_tokens > 1 and self.may_race(position.request):
+            margin = math.inf if len(drawn) == 1 else _margin(row, drawn[:2], draw)
+        return DraftedTokens(drawn[: position.num_tokens], margin=margin)
 
     def _draw_alone(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
         """Tokens with the probabilities that they were drawn from, for each position that is not greedy."""
@@ -141,12 +161,11 @@ class DraftSampler:
         return wide
 
 
-def _drafted(drawn: Drawn, position: DraftPosition) -> DraftedTokens:
-    if isinstance(drawn, RequestError):  # the rules forbid all that can be drafted here
-        return DraftedTokens([])
-    if isinstance(drawn, ForerunError):
-        raise drawn
-    return DraftedTokens(drawn[: position.num_tokens])
+def _margin(row: Tensor, token_ids: list[int], draw: Draw) -> float:
+    """Between the scores of the first two tokens of a race over `row` [vocab_size], whose logits no rule changes."""
+    below = (row[token_ids] - row.max()).numpy(force=True)
+    logits = (below / np.float32(draw.rules.params.temperature)).astype(np.float32)
+    return margin(logits, np.array(token_ids), key=key_of(draw.seed, draw.position, Stream.TARGET, 0))
 
 
 @dataclass(frozen=True, slots=True)

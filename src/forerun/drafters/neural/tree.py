@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,11 +169,17 @@ class DraftedTokens:
     """The tokens drafted for one position, the likeliest or first drawn first.
 
     `probs[i]` [vocab_size] is the distribution that token i was drawn from, given the tokens before it;
-    `probs` is None where the tokens were not drawn.
+    `probs` is None where the tokens were not drawn. `margin` says how far the first is ahead of the second: in logits where they
+    are the likeliest, in scores where they are the first of a race, infinite where there is no second; NaN: it is not known.
     """
 
     token_ids: list[int]
     probs: list[Tensor] | None = None
+    margin: float = math.nan
+
+    def first(self, count: int) -> DraftedTokens:
+        """The first `count` of tokens that were not drawn."""
+        return DraftedTokens(self.token_ids[:count], margin=self.margin)
 
 
 @dataclass(slots=True)

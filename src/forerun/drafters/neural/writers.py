@@ -12,9 +12,11 @@ from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import TargetInfo
+from forerun.drafters.margins import chance_of_margin
 from forerun.drafters.neural.forward import DraftSequence, ForwardPasses, QueryRows
 from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, GrowingTree, StaticTree
+from forerun.ops.native.chains import DraftedChain
 
 
 class DraftNetwork(Protocol):
@@ -60,7 +62,9 @@ class _GrowingChain:
     sequence: DraftSequence
     num_runners_up: int
     levels: list[list[int]] = field(default_factory=list)  # at each depth the chain's token, and then its runners-up
+    margins: list[float] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
+    chance: float = 1.0  # that all of it stands
 
     @property
     def token_ids(self) -> list[int]:
@@ -80,8 +84,11 @@ class _GrowingChain:
         if not drafted.token_ids:
             return False
         self.levels.append(drafted.token_ids)
+        self.margins.append(drafted.margin)
         self.probs += drafted.probs or []
-        return len(self.levels) < self.sequence.depth_of_chain(self.num_runners_up)
+        self.chance *= chance_of_margin(drafted.margin)
+        is_likely = self.chance >= self.sequence.request.min_survival
+        return is_likely and len(self.levels) < self.sequence.depth_of_chain(self.num_runners_up)
 
     def rows(self, state: Tensor | None) -> QueryRows:
         """The row of the last token, to be read with `state` [width]."""
@@ -94,13 +101,16 @@ class _GrowingChain:
         )
 
     def draft(self) -> Draft:
-        return _as_draft(self.levels, self.sequence.max_tokens, torch.stack(self.probs) if self.probs else None)
+        chain = DraftedChain(self.levels, self.margins)
+        return _as_draft(chain, self.sequence.max_tokens, torch.stack(self.probs) if self.probs else None)
 
 
 class ChainWriter:
     """Writes one token after the other: one forward pass each, or all in one call where the network can.
 
-    Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after.
+    Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after. Then it
+    is known how far it is ahead of them, and a chain ends behind a token by which its chance falls below the request's
+    `min_survival`.
     """
 
     def __init__(self, sampler: DraftSampler, *, depth: int, num_runners_up: int = 0) -> None:
@@ -150,25 +160,25 @@ class ChainWriter:
         drafted = passes.draft_chains(growing, is_greedy, hidden_states, num_runners_up=self.num_runners_up)
         if drafted is None:
             return None
-        levels = iter(drafted)
+        chains = iter(drafted)
         return [
-            _as_draft(next(levels), sequence.max_tokens) if sequence.wants_draft else NO_DRAFT for sequence in sequences
+            _as_draft(next(chains), sequence.max_tokens) if sequence.wants_draft else NO_DRAFT for sequence in sequences
         ]
 
 
-def _as_draft(levels: Listing[list[int]], max_tokens: int, probs: Tensor | None = None) -> Draft:
-    """The first `max_tokens` nodes of a chain whose levels hold its token, and then runners-up, if there are any."""
-    if all(len(level) == 1 for level in levels):
-        return Draft(tuple(level[0] for level in levels), None, probs)
+def _as_draft(chain: DraftedChain, max_tokens: int, probs: Tensor | None = None) -> Draft:
+    """The first `max_tokens` nodes of a chain and its runners-up, if there are any."""
+    if all(len(level) == 1 for level in chain.levels):
+        return Draft(tuple(level[0] for level in chain.levels), None, probs)
     token_ids: list[int] = []
     parents: list[int] = []
     above = -1
-    for level in levels:
+    for level in chain.levels:
         first = len(token_ids)
         token_ids += level
         parents += [above] * len(level)
         above = first
-    return Draft(tuple(token_ids), tuple(parents), probs).first(max_tokens)
+    return Draft(tuple(token_ids), tuple(parents), probs, margins=tuple(chain.margins)).first(max_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import pointer
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -64,7 +65,8 @@ class ChainText:
 
     `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
     `block_ids` (int32) has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
-    the target will run by `rules` with the noise of `seed`.
+    the target will run by `rules` with the noise of `seed`. Behind a token by which the chain's chance to stand, as far as its
+    margins tell, falls below `least_chance` nothing more is drafted.
     """
 
     block_ids: array[int]
@@ -73,6 +75,19 @@ class ChainText:
     num_drafted: int
     rules: SamplingRules | None = None
     seed: int = 0
+    least_chance: float = 0.0
+
+
+class DraftedChain(NamedTuple):
+    """A chain that was drafted after a text.
+
+    `levels` has at each depth the chain's token, and then its runners-up: the next likeliest tokens, or the next ones of the
+    race. `margins` say how far each token is ahead of its first runner-up, in logits or in scores of the race: NaN where none
+    was asked for, infinite where there is none.
+    """
+
+    levels: list[list[int]]
+    margins: list[float]
 
 
 class NativeChains:
@@ -114,12 +129,10 @@ class NativeChains:
         *,
         block_size: int,
         num_runners_up: int = 0,
-    ) -> list[list[list[int]]]:
+    ) -> list[DraftedChain]:
         """Draft a chain after each text; the cache gets entries of all its tokens but the last.
 
-        Returns:
-            For each text and depth the chain's token, and then its runners-up: the next likeliest tokens, or the next ones of
-            the race. A chain ends early where nothing can be drafted.
+        A chain ends early where nothing can be drafted, or hardly anything would stand.
 
         Args:
             texts: each with at least one token.
@@ -133,14 +146,14 @@ class NativeChains:
         """
         # arrays of the standard library: after a pass of the target, NumPy's own calls come from memory
         most, most_places = 0, 0
-        words, token_ids = array("Q"), array("q")
-        for text in texts:
+        words, token_ids, chances = array("Q"), array("q"), array("d", [text.least_chance for text in texts])
+        bits_of_chances = memoryview(chances).cast("B").cast("Q")
+        for text, least_chance in zip(texts, bits_of_chances, strict=True):
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
             settings = 0 if text.rules is None else settings_address(text.rules)
             blocks = text.block_ids
-            words.extend(
-                (address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted, text.seed & MASK, settings)
-            )
+            words.extend((address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted))
+            words.extend((text.seed & MASK, settings, least_chance))
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)
@@ -148,16 +161,21 @@ class NativeChains:
             self._hidden_states = hidden_states
             self._feature_addresses = array("q", [hidden_states[name].data_ptr() for name in self._parts.features])
         width = 1 + num_runners_up
-        drafted = array("q", bytes(8 * most * width * len(texts)))
+        drafted, margins = array("q", bytes(8 * most * width * len(texts))), array("f", bytes(4 * most * len(texts)))
         tables = self._rotations.of_first(most_places)
         keys, values = cache.arrays(0)
         self._kernels.draft_chains(
             *(self._struct, tables.structs, tables.num_tables, address_of(words), len(texts), block_size),
             *(address_of(token_ids), address_of(self._feature_addresses), cache.storage, keys, values),
-            *(most, width, address_of(drafted)),
+            *(most, width, address_of(drafted), address_of(margins)),
         )
         levels = [drafted[first : first + width].tolist() for first in range(0, len(drafted), width)]
-        return [_until_none(levels[row * most : row * most + text.num_drafted]) for row, text in enumerate(texts)]
+        chains = []
+        for row, text in enumerate(texts):
+            first = row * most
+            of_text = _until_none(levels[first : first + text.num_drafted])
+            chains.append(DraftedChain(of_text, margins[first : first + len(of_text)].tolist()))
+        return chains
 
 
 def _until_none(levels: list[list[int]]) -> list[list[int]]:

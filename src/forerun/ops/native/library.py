@@ -78,7 +78,7 @@ PROTOTYPES: dict[str, list[type]] = {
     ],
     "draft_chains": [
         *(POINTER(DraftHeadStruct), c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
-        *(c_int32, c_void_p, c_void_p, c_int64, c_int64, c_void_p),
+        *(c_int32, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
     ],
     "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],

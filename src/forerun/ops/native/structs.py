@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 12
+INTERFACE_VERSION = 13
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -155,6 +155,7 @@ class LiveTextStruct(Structure):
         ("expected", c_double),
         ("computed", c_int32 * MOST_COMPUTED),
         ("runners_up", c_int32 * MOST_RUNNERS_UP * MOST_COMPUTED),
+        ("margin_classes", c_int32 * MOST_COMPUTED),
         ("num_computed", c_int64),
         ("next_computed", c_int64),
     ]
@@ -220,7 +221,7 @@ class RotationTableStruct(Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64), ("num_positions", c_int64)]
 
 
-DRAFT_TEXT_WORDS = 7
+DRAFT_TEXT_WORDS = 8
 """Words of 64 bits of a `DraftText` of csrc/chain.h."""
 
 

@@ -5,6 +5,8 @@
 // token j is the text's, of the head's own output once it is drafted. Place 0 has no entry, and place j the position j - 1.
 #pragma once
 
+#include <limits>
+
 #include "inputs.h"
 #include "product.h"
 #include "sampling.h"
@@ -31,6 +33,20 @@ struct DraftHead {
     int32_t feeds_normed;  // the next state is the output after the norm
 };
 
+// How far a token is ahead of the next one, in logits or in scores of the race, tells how likely it stands: a margin's class is
+// how many of these it reaches. The twin is drafters/margins.py.
+constexpr float kMarginLimits[] = {0.25f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.5f};
+constexpr double kChancesOfMargins[] = {0.2, 0.25, 0.33, 0.45, 0.6, 0.7, 0.8, 0.95};
+constexpr double kChanceWithoutMargin = 0.5;
+
+// The chance of a token behind one that stands; a margin that is no number is not known.
+inline double chance_of_margin(float margin) {
+    if (std::isnan(margin)) return kChanceWithoutMargin;
+    int reached = 0;
+    for (const float limit : kMarginLimits) reached += margin >= limit;
+    return kChancesOfMargins[reached];
+}
+
 // A text with entries of its places below `num_read`, and its tokens at the `num_unread` places that follow.
 struct DraftText {
     const int32_t* blocks;  // of all places that are read or drafted
@@ -40,6 +56,7 @@ struct DraftText {
     int64_t num_drafted;
     uint64_t seed;                     // of the race
     const SamplingSettings* settings;  // of the race, or null: the likeliest tokens are drafted
+    double least_chance;               // of a chain, for more to be drafted behind it
 
     int64_t end() const { return num_read + num_unread; }
     int64_t slot(int64_t place, int64_t block_size) const {
@@ -56,6 +73,7 @@ struct ChainSpace {
     std::vector<int64_t> slots, token_ids, positions;
     std::vector<Sequence> sequences;
     std::vector<int64_t> growing;  // texts whose chains go on
+    std::vector<double> chances;   // of each text's chain
 };
 
 // Drafts chains; `Stored` is what keys, values, features and a product's rows are stored in.
@@ -70,9 +88,13 @@ class ChainCall {
           width_(head.layers[0]->width), beside_(head.layers[0]->beside_width) {}
 
     // drafted [num_texts, most_drafted, num_places]: at each depth the chain's token and its runners-up, -1 where there are fewer;
-    // as many depths as a text asks for, or up to the first whose token is -1.
-    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, int64_t most_drafted, int num_places) {
+    // as many depths as a text asks for, or up to the first whose token is -1, which also stands behind a chain that is not
+    // likely enough to go on. margins [num_texts, most_drafted]: how far the token is ahead of its first runner-up, NaN where
+    // none is asked for, infinite where there is none.
+    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, float* margins, int64_t most_drafted, int num_places) {
         num_places_ = num_places;
+        std::fill_n(drafted, num_texts * most_drafted * num_places, -1);
+        own_.chances.assign(num_texts, 1.0);
         const int64_t stride = most_drafted * num_places;
         own_.growing.clear();
         for (int64_t i = 0; i < num_texts; ++i)
@@ -84,7 +106,7 @@ class ChainCall {
             else
                 add_drafted(depth, drafted, stride);
             compute();
-            choose(depth, drafted, stride);
+            choose(depth, drafted, stride, margins + depth, most_drafted);
             keep_growing(depth + 1, drafted, stride);
         }
     }
@@ -172,8 +194,8 @@ class ChainCall {
                 .run();
     }
 
-    // The next token of each growing chain and its runners-up, by the outputs at its last row.
-    void choose(int64_t depth, int64_t* drafted, int64_t stride) {
+    // The next token of each growing chain, its runners-up and its margin, by the outputs at its last row.
+    void choose(int64_t depth, int64_t* drafted, int64_t stride, float* margins, int64_t most_drafted) {
         const auto num_chains = static_cast<int64_t>(own_.growing.size());
         float* normed = Workspace::grown(own_.normed, num_chains * width_);
         bool is_race = false;
@@ -188,14 +210,28 @@ class ChainCall {
                                                          head_.num_outputs, head_.finished, num_places_, logits);
         for (int64_t chain = 0; chain < num_chains; ++chain) {
             const DraftText& text = texts_[own_.growing[chain]];
-            int64_t* ids = drafted + own_.growing[chain] * stride + depth * num_places_;
+            const int64_t number = own_.growing[chain];
+            int64_t* ids = drafted + number * stride + depth * num_places_;
+            float& margin = margins[number * most_drafted];
             if (text.settings) {
                 race(text, depth, logits + chain * head_.num_outputs, lists[chain].value(0), ids);
-                continue;
+                const auto& runners = own_.sampling.runners;
+                margin = margin_of(ids, [&] { return static_cast<float>(runners[0].score - runners[1].score); });
+            } else {
+                const CandidateList& list = lists[chain];
+                for (int place = 0; place < num_places_; ++place)
+                    ids[place] = place < list.size() ? target_id(list.id(place)) : -1;
+                margin = margin_of(ids, [&] { return list.value(0) - list.value(1); });
             }
-            for (int place = 0; place < num_places_; ++place)
-                ids[place] = place < lists[chain].size() ? target_id(lists[chain].id(place)) : -1;
+            own_.chances[number] *= chance_of_margin(margin);
         }
+    }
+
+    // Between the first two tokens of a place, where there are two.
+    template <class Between>
+    float margin_of(const int64_t* ids, const Between& between) const {
+        if (num_places_ == 1 || ids[0] < 0) return std::numeric_limits<float>::quiet_NaN();
+        return ids[1] < 0 ? std::numeric_limits<float>::infinity() : between();
     }
 
     int64_t target_id(int64_t output) const { return head_.target_ids ? head_.target_ids[output] : output; }
@@ -223,6 +259,7 @@ class ChainCall {
         for (size_t chain = 0; chain < own_.growing.size(); ++chain) {
             const int64_t text = own_.growing[chain];
             if (texts_[text].num_drafted <= length || drafted[text * stride + (length - 1) * num_places_] < 0) continue;
+            if (own_.chances[text] < texts_[text].least_chance) continue;
             state_rows_.push_back(head_.feeds_normed ? static_cast<int64_t>(chain) : last_row(static_cast<int64_t>(chain)));
             own_.growing[kept++] = text;
         }

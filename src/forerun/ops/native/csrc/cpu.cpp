@@ -25,7 +25,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 12;
+constexpr int32_t kInterfaceVersion = 13;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
@@ -496,12 +496,12 @@ EXPORT int32_t forerun_sharded_head(const Exchange* exchange, const Weight* weig
 }
 
 // Drafts a chain after each text, all passes of the head in one call, to drafted [num_texts, most_drafted, num_places]: at each
-// depth the chain's token and then its runners-up, -1 where there are none;
-// layer i of the head writes to keys[i] and values[i], features[i] [slots, feature_width] holds `storage` as they do.
+// depth the chain's token and then its runners-up, -1 where there are none, and margins [num_texts, most_drafted], see
+// `ChainCall::run`; layer i of the head writes to keys[i] and values[i], features[i] [slots, feature_width] holds `storage` as they do.
 EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* tables, int64_t num_tables,
                                     const DraftText* texts, int64_t num_texts, int64_t block_size, const int64_t* token_ids,
                                     const void* const* features, int32_t storage, void* const* keys, void* const* values,
-                                    int64_t most_drafted, int64_t num_places, int64_t* drafted) {
+                                    int64_t most_drafted, int64_t num_places, int64_t* drafted, float* margins) {
     return guarded([&] {
         check_storage(storage);
         check_head(*head, storage);
@@ -516,7 +516,7 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
         with_stored(storage, [&]<class Stored>(Stored) {
             ChainCall<Stored>(*process->team, process->space, process->chains, *head, tables, num_tables, texts, block_size,
                               features, keys, values)
-                .run(num_texts, token_ids, drafted, most_drafted, static_cast<int>(num_places));
+                .run(num_texts, token_ids, drafted, margins, most_drafted, static_cast<int>(num_places));
         });
     });
 }
