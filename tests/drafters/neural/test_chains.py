@@ -144,6 +144,27 @@ def test_tokens_that_are_drawn_are_those_of_passes_one_by_one(rules, kind, dtype
     assert sum(map(len, found.values())) > 60
 
 
+@every_format
+def test_a_vocabulary_in_any_order_is_drafted_with_in_one_call(dtype, quantization, tmp_path):
+    target = native_target(dtype)
+    content, tensors = heads_eagle.eagle3(target)
+    in_order = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    shuffled = torch.randperm(len(in_order), generator=torch.Generator().manual_seed(1))
+    tensors["d2t"] = in_order[shuffled] - torch.arange(len(in_order))
+    heads_eagle.save(tmp_path, content, tensors)
+    config = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": K, "quantization": quantization}
+    config["draft_sample_method"] = "coupled"
+    of_each = [
+        SamplingParams(**({"seed": seed, "max_tokens": 12, "ignore_eos": True} | changes))
+        for seed, changes in enumerate([{"temperature": 0}, *RULES.values()])
+    ]
+    found, expected = (
+        drafts(way(tiny_llm(config, target=target)), PROMPTS[: len(of_each)], of_each) for way in (lambda llm: llm, one_by_one)
+    )
+    assert found == expected
+    assert sum(map(len, found.values())) > 60
+
+
 BESIDE = [[0], [1], [2], [0, 0], [0, 1], [0, 2], [0, 0, 0], [0, 0, 1], [0, 0, 2]]  # two runners-up beside each token
 
 

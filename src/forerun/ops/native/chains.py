@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import pointer
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +95,7 @@ class NativeChains:
 
     def __init__(self, kernels: Kernels, parts: ChainHeadParts) -> None:
         self._kernels = kernels
+        parts = _in_order(parts)
         self._parts = parts  # keeps the tensors alive whose addresses are in the struct
         norms = [norm.weight for norm in parts.feature_norms]
         self._feature_norm = None if not norms else np.concatenate([weight.numpy() for weight in norms])
@@ -176,6 +177,15 @@ class NativeChains:
             of_text = _until_none(levels[first : first + text.num_drafted])
             chains.append(DraftedChain(of_text, margins[first : first + len(of_text)].tolist()))
         return chains
+
+
+def _in_order(parts: ChainHeadParts) -> ChainHeadParts:
+    """The same head with its outputs in the order of the target's tokens, in which races among equals are decided."""
+    ids = parts.target_ids
+    if ids is None or bool((ids[1:] > ids[:-1]).all()):
+        return parts
+    order = ids.argsort()
+    return replace(parts, vocabulary=parts.vocabulary.select(order), target_ids=ids[order].contiguous())
 
 
 def _until_none(levels: list[list[int]]) -> list[list[int]]:

@@ -26,7 +26,7 @@ struct DraftHead {
     int64_t num_layers;
     const float* output_norm;
     const Weight* vocabulary;
-    const int64_t* target_ids;  // the target's token of each output, or null: the same
+    const int64_t* target_ids;  // the target's token of each output, ascending, or null: the same
     int64_t num_outputs;
     float norm_eps;
     Finishing finished;
@@ -67,7 +67,6 @@ struct DraftText {
 // What a call of `ChainCall` keeps between its passes.
 struct ChainSpace {
     std::vector<float> hidden, outputs, normed, logits;
-    std::vector<float> spread;  // a row of the target's vocabulary, all out between two uses
     SamplingScratch sampling;
     RotatedRows rotated;
     std::vector<int64_t> slots, token_ids, positions;
@@ -238,18 +237,10 @@ class ChainCall {
 
     // The first tokens of the race that the target will run at this place, -1 where there are fewer or the logits are no numbers.
     void race(const DraftText& text, int64_t depth, const float* logits, float largest, int64_t* ids) {
-        const Draw draw{0, text.seed, static_cast<uint64_t>(text.end() + depth), text.settings, nullptr};
-        const int64_t vocab_size = head_.target_ids ? head_.embedding.num_tokens : head_.num_outputs;
-        own_.sampling.grow(vocab_size, num_places_, false, text.settings->truncates());
-        if (!head_.target_ids) {
-            draw_from_row(logits, vocab_size, draw, num_places_, &largest, own_.sampling, ids);
-            return;
-        }
-        std::vector<float>& spread = own_.spread;
-        if (spread.size() < static_cast<size_t>(vocab_size)) spread.resize(vocab_size, kOut);
-        for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = logits[i];
-        draw_from_row(spread.data(), vocab_size, draw, num_places_, &largest, own_.sampling, ids);
-        for (int64_t i = 0; i < head_.num_outputs; ++i) spread[head_.target_ids[i]] = kOut;
+        const auto position = static_cast<uint64_t>(text.end() + depth);
+        own_.sampling.grow(head_.num_outputs, num_places_, false, text.settings->truncates());
+        RowSampler(logits, head_.num_outputs, *text.settings, row_key(text.seed, position), own_.sampling, head_.target_ids)
+            .draw(num_places_, ids, &largest);
     }
 
     // Leaves out the chains that have ended, and notes which row's state each other one goes on from.

@@ -198,8 +198,10 @@ inline void edit_row(const float* row, int64_t vocab_size, const RowEdits& edits
 // Draws from one row after its edits.
 class RowSampler {
   public:
-    RowSampler(const float* row, int64_t vocab_size, const SamplingSettings& settings, uint64_t key, SamplingScratch& scratch)
-        : row_(row), vocab_size_(vocab_size), settings_(settings), key_(key), scratch_(scratch) {}
+    // names [vocab_size]: the tokens whose noise the logits get, ascending, where the row holds a part of a vocabulary; or null.
+    RowSampler(const float* row, int64_t vocab_size, const SamplingSettings& settings, uint64_t key, SamplingScratch& scratch,
+               const int64_t* names = nullptr)
+        : row_(row), vocab_size_(vocab_size), settings_(settings), key_(key), scratch_(scratch), names_(names) {}
 
     // The first `count` tokens of the race to `ids`, -1 where there are fewer. Returns the largest logit; if it is not finite,
     // NaN where there is any, nothing is drawn. `known_largest`: it, if the caller knows, or null.
@@ -211,18 +213,20 @@ class RowSampler {
             find_largest();
         if (!std::isfinite(largest_)) return largest_;
         if (settings_.temperature == 0.0f) {
-            ids[0] = first_of_largest();
+            ids[0] = name_of(first_of_largest());
             return largest_;
         }
         count_ = static_cast<size_t>(count);
         truncate();
         race();
-        for (size_t i = 0; i < scratch_.runners.size(); ++i) ids[i] = scratch_.runners[i].id;
+        for (size_t i = 0; i < scratch_.runners.size(); ++i) ids[i] = name_of(scratch_.runners[i].id);
         return largest_;
     }
 
   private:
     // --- the row ---
+
+    int64_t name_of(int64_t id) const { return names_ ? names_[id] : id; }
 
     int64_t num_blocks() const { return (vocab_size_ + kBlock - 1) / kBlock; }
 
@@ -450,8 +454,8 @@ class RowSampler {
         const F16 slope = splat(kLevels / settings_.temperature), largest = splat(largest_);
         float levels[kChunk];
         for (int64_t first = 0; first < vocab_size_; first += kChunk) {
-            for (int64_t i = 0; i < kChunk; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(first + i)));
             const int64_t end = std::min(vocab_size_, first + kChunk);
+            find_levels(first, end, levels);
             for (int64_t id = first; id < end; id += kLanes) {
                 const F16 logits = load_logits(id);
                 // A token that is out has the limit -inf or NaN.
@@ -466,9 +470,19 @@ class RowSampler {
         }
     }
 
+    // Of the tokens from `first` to `end`; what lies behind these is out, whatever its level.
+    void find_levels(int64_t first, int64_t end, float (&levels)[kChunk]) const {
+        if (!names_) {
+            for (int64_t i = 0; i < kChunk; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(first + i)));
+            return;
+        }
+        for (int64_t i = 0; i < end - first; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(names_[first + i])));
+        std::fill(levels + (end - first), levels + kChunk, 0.0f);
+    }
+
     void race_kept() {
         for (const Kept& one : scratch_.kept) {
-            const bool is_late = level_of(leading_bits(key_, static_cast<uint64_t>(one.id))) > one.logit * kLevels + bound_;
+            const bool is_late = level_of(leading_bits(key_, static_cast<uint64_t>(name_of(one.id)))) > one.logit * kLevels + bound_;
             if (!is_late || !(is_full() || count_ == 1)) run(one);
         }
     }
@@ -476,7 +490,7 @@ class RowSampler {
     // Puts a token among the first `count` where its score is high enough; of equal ones the lowest id comes first.
     void run(const Kept& token) {
         if (!is_likelier(token, end_)) return;
-        const Runner runner{race_score(token.logit, noise_bits(key_, static_cast<uint64_t>(token.id))), token.id, token.logit};
+        const Runner runner{race_score(token.logit, noise_bits(key_, static_cast<uint64_t>(name_of(token.id)))), token.id, token.logit};
         const auto is_ahead = [](const Runner& one, const Runner& other) {
             return one.score > other.score || (one.score == other.score && one.id < other.id);
         };
@@ -493,6 +507,7 @@ class RowSampler {
     const SamplingSettings& settings_;
     const uint64_t key_;
     SamplingScratch& scratch_;
+    const int64_t* const names_;
     size_t count_ = 1;
     bool is_gathered_ = false;  // whether all tokens that may be drawn are in scratch_.kept
     int64_t nucleus_ = 0;       // what a nucleus weighs
