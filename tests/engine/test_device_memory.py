@@ -31,6 +31,53 @@ def texts(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+class Late:
+    """A result that nobody knows of until it is read: there was no memory for it."""
+
+    def result(self):
+        raise StepError("device memory: a step did not fit")
+
+
+def limited_late(engine, most_rows):
+    """As `limited`, but the step is refused when its result is read."""
+    refused, execute = [], engine.parts.executor.execute
+
+    def executing(plan):
+        num_rows = len(plan.rows.token_ids)
+        if num_rows > most_rows:
+            refused.append(num_rows)
+            return Late()
+        return execute(plan)
+
+    engine.parts.executor.execute = executing
+    return refused
+
+
+@pytest.mark.parametrize("rates", [None, (0.9, 0.8)])
+def test_a_step_that_is_found_not_to_fit_when_its_result_is_read_costs_its_largest_request_alone(rates):
+    expected = texts(run(simulated_engine(rates=rates), PROMPTS, PARAMS))
+    engine = simulated_engine(rates=rates)
+    refused = limited_late(engine, most_rows=20)
+    outputs = run(engine, PROMPTS, PARAMS)
+    assert refused == [64, 34]
+    assert [output.error is not None for output in outputs] == [True, False, False, True]
+    assert texts(outputs)[1:3] == expected[1:3]
+    assert_nothing_is_held(engine)
+
+
+def test_a_step_whose_requests_were_aborted_ends_nobody_when_it_is_found_not_to_fit():
+    engine = simulated_engine(delay=1)
+    refused = limited_late(engine, most_rows=20)
+    engine.add_request("long", PROMPTS[0], PARAMS)
+    engine.step()
+    assert refused == [30]
+    engine.abort("long")
+    engine.step()
+    (output,) = run(engine, PROMPTS[1:2], PARAMS)
+    assert output.error is None
+    assert_nothing_is_held(engine)
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("rates", [None, (0.9, 0.8)])
 def test_the_largest_requests_end_one_by_one_until_the_step_fits(delay, rates):

@@ -263,7 +263,12 @@ class Engine:
             )
             return output
         flight = self._flights[0]
-        result = self._result(flight)
+        try:
+            result = self._result(flight)
+        except StepError as error:
+            self._forget_plan()
+            self._fail(flight.plan, error, output)
+            return output
         self._flights.popleft()
         times = result.times
         times.schedule = flight.plan_seconds
@@ -427,7 +432,10 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
         """End the request of a plan that did not fit with the most rows, of as many that with the longest context."""
-        largest = max(plan.sequences, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
+        running = [planned for planned in plan.sequences if planned.seq_id in self._generations]
+        if not running:
+            return  # those that filled the step were aborted meanwhile
+        largest = max(running, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
         generation = self._generations[largest.seq_id]
         logger.warning("request %s ends, as its step did not fit: %s", generation.request_id, error)
         generation.finish("error", str(error))
