@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 
-from forerun.drafters.margins import CHANCES, MARGIN_LIMITS, NUM_MARGIN_CLASSES, UNKNOWN, chance_of_margin, margin_class
+from forerun.drafters.margins import (
+    MARGIN_LIMITS,
+    NUM_MARGIN_CLASSES,
+    PRIOR_CHANCES,
+    UNKNOWN,
+    ChancesOfMargins,
+    EarlyStop,
+    margin_class,
+)
 
 
-def test_each_class_of_margins_has_a_chance_that_rises_with_them():
-    assert len(CHANCES) == NUM_MARGIN_CLASSES == len(MARGIN_LIMITS) + 2
-    of_known = CHANCES[:UNKNOWN]
+def test_each_class_of_margins_begins_with_a_chance_that_rises_with_them():
+    assert len(PRIOR_CHANCES) == NUM_MARGIN_CLASSES == len(MARGIN_LIMITS) + 2
+    of_known = PRIOR_CHANCES[:UNKNOWN]
     assert list(of_known) == sorted(of_known)
-    assert all(0.0 < chance < 1.0 for chance in CHANCES)
+    assert all(0.0 < chance < 1.0 for chance in PRIOR_CHANCES)
 
 
 @pytest.mark.parametrize(
@@ -21,4 +30,27 @@ def test_each_class_of_margins_has_a_chance_that_rises_with_them():
 )
 def test_a_limit_belongs_to_the_class_above_it(margin, found):
     assert margin_class(margin) == found
-    assert chance_of_margin(margin) == CHANCES[found]
+
+
+def test_chances_come_to_what_is_counted_each_class_apart():
+    chances = ChancesOfMargins()
+    for i in range(600):
+        chances.observe(0.1, stood=i % 4 != 0)
+        chances.observe(9.0, stood=False)
+    assert chances.chances[0] == pytest.approx(0.75, abs=0.05)
+    assert chances.chances[7] < 0.05
+    assert list(chances.chances[1:7]) == list(PRIOR_CHANCES[1:7])
+
+
+def test_the_mean_is_over_all_tokens_those_without_a_known_margin_too():
+    chances = ChancesOfMargins()
+    for _ in range(2000):
+        chances.observe(math.nan, stood=True)
+    assert chances.mean > 0.8
+    assert len(chances.chances) == UNKNOWN
+
+
+def test_a_token_without_a_known_margin_ends_no_chain():
+    stop = EarlyStop(0.5, array("d", PRIOR_CHANCES[:UNKNOWN]))
+    assert stop.chance_of(math.nan) == 1.0
+    assert stop.chance_of(0.3) == PRIOR_CHANCES[1]

@@ -154,7 +154,7 @@ def test_a_runner_up_that_the_text_takes_counts_as_a_token_of_the_chain(text, ad
         priced._added.observe(0.0, num_known=2, num_drafted=2, free_stood=0, stood=0)
     before = priced._added.expected(0.0)
     one.output_ids.extend(text)
-    priced._label(_Pending([[7, 8], [9]], 2, NO_DRAFT, 0.0, len(one) - len(text)), one)
+    priced._label(_Pending([[7, 8], [9]], (0.3, 0.3), 2, NO_DRAFT, 0.0, len(one) - len(text)), one)
     after = priced._added.expected(0.0)
     assert [now.added > then.added for now, then in zip(after[:2], before[:2], strict=True)] == [
         depth < added for depth in range(2)
@@ -169,7 +169,7 @@ class Ending(Costly):
 
     def propose(self, context):
         super().propose(context)
-        self.least_chances += [request.min_survival for request in context.requests]
+        self.least_chances += [request.early_stop.least_chance for request in context.requests]
         return [Draft((7,)) for _ in context.requests]
 
 
@@ -187,14 +187,67 @@ def test_passes_that_a_chain_does_not_take_cost_nothing():
     )  # two tokens to catch up with, one drafted
 
 
-def test_a_chain_may_go_on_as_long_as_it_is_likely_to_be_worth_another_pass():
-    """A pass of 0.001 s is worth 0.2 of the two tokens that 0.010 s bring, which half of what a chain is likely to add must pay."""
+def test_a_chain_goes_on_while_its_chance_times_what_a_next_token_brings_pays_for_a_pass():
+    """17 rows, of which 19 take 0.001 s, are worth so many of the two tokens that a step brings in 0.011 s."""
     clock = Clock()
     drafter = Ending(clock, 0.001)
     priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock)
     write(priced, drafter, started(priced), tokens=[7, 5], num_steps=200)
-    row = 0.001 / (2 + 1 + 16)
-    assert drafter.least_chances[-1] == pytest.approx((1 + 16) * row * 2 / 0.011 / 0.5, rel=0.1)
+    pass_price = (1 + 16) * 0.001 / (2 + 1 + 16) * 2 / 0.011
+    assert drafter.least_chances[-1] == pytest.approx(pass_price / priced._chances.mean, rel=0.1)
+    assert priced._chances.mean > 0.8  # of the first tokens, which all stand
+
+
+class Sure(Costly):
+    """Drafts one token with a runner-up, then two more where it may, which cost a pass each; margins say how it will go."""
+
+    def propose(self, context):
+        self.asked.append([request.max_depth for request in context.requests])
+        self.clock.now += self.seconds
+        return [Draft((7, 6), (-1, -1), margins=(0.1,)) for _ in context.requests]
+
+
+def test_chains_whose_margins_are_known_are_asked_for_as_deep_as_they_may_be():
+    """What ends them is their margins, so that deep ones are found again when they pay."""
+    clock = Clock()
+    drafter = Sure(clock, 0.0005)
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    priced = PricedDrafter("model", guarded, max_depth=4, num_runners_up=1, clock=clock)
+    write(priced, drafter, started(priced), tokens=[7, 5], num_steps=300)
+    assert drafter.asked[-1] == [4]
+    assert priced._chances.chances[0] > 0.9  # margins of 0.1 mean much here
+
+
+def test_a_drafter_that_ends_its_chains_is_asked_where_chains_of_full_length_would_not_pay():
+    """Each adds a token to a step of two; four passes of 0.004 s would take longer than a step."""
+    clock = Clock()
+    drafter = Sure(clock, 0.004)
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    priced = PricedDrafter("model", guarded, max_depth=4, num_runners_up=1, clock=clock)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 5], num_steps=100)
+    drafter.asked.clear()
+    write(priced, drafter, sequences, tokens=[7, 5], num_steps=20)
+    assert len(drafter.asked) == 20
+
+
+def test_answers_that_are_empty_do_not_make_the_drafter_seem_slow():
+    clock = Clock()
+    drafter = Silent(clock, 0.001)
+    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock)
+    (one,) = started(priced)
+    write(priced, drafter, [one], tokens=[7, 7], num_steps=3)
+    assert priced._row_seconds < 0.001 / 16
+    priced.propose([DraftRequest(one, 8, 8)], [NO_DRAFT], {})  # the text has not grown
+    priced.propose([DraftRequest(one, 8, 8)], [NO_DRAFT], {})
+
+
+class Silent(Costly):
+    """Takes its time and drafts nothing."""
+
+    def propose(self, context):
+        super().propose(context)
+        return [NO_DRAFT for _ in context.requests]
 
 
 def test_its_drafts_are_as_deep_as_pays():

@@ -21,8 +21,9 @@ class Draft:
     `source` names the drafter where several take turns. `survival` holds for each node the drafter's
     estimate of the chance that it stands, its whole path from the root included; nodes then come in
     falling order of it, so that every prefix is the best draft of its size. None: the drafter does not
-    know. `margins` say how far each token of `first_path` was ahead of the next one, as far as the drafter knows
-    (`drafters.margins`). A draft of length zero is plain decoding.
+    know. `margins` say how far each token of `first_path` is ahead of its first runner-up, in logits or in scores of
+    the target's race: NaN where the drafter does not know, infinite where there is no runner-up (`drafters.margins`). A draft of
+    length zero is plain decoding.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.numbers import Numbers, as_numpy
+from forerun.drafters.margins import EarlyStop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,7 @@ class DraftRequest:
 
     The target's KV of its first `num_computed` tokens lies in the blocks `block_ids` (a view that is
     valid during the call). That is all of them but the last committed token. `rules` are its sampling
-    rules; a request without rules is greedy.
+    rules; a request without rules is greedy. `early_stop` says where a chain ends, where it is not to be as long as it may.
     """
 
     sequence: Sequence
@@ -163,6 +164,7 @@ class DraftRequest:
     block_ids: npt.NDArray[np.int32] = field(default_factory=NO_BLOCKS.view)
     rules: SamplingRules | None = None
     min_survival: float = 0.0
+    early_stop: EarlyStop | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

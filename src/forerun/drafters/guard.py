@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
+from dataclasses import replace
 from operator import le, lt
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -131,7 +132,7 @@ class GuardedDrafter:
             check_draft(draft, vocab_size=self._vocab_size)
             cut = cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
             if cut.source is None and self.source is not None and cut.token_ids:
-                return Draft(cut.token_ids, cut.parents, cut.probs, self.source, cut.survival)
+                return replace(cut, source=self.source)
             return cut
         except Exception as error:
             self._note_failure(error)
@@ -166,6 +167,10 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         raise DraftError(
             f"survival {draft.survival!r:.80}; must be {len(draft)} chances from 1 down to 0, none above the one before"
         )
+    if draft.margins is not None and not (
+        isinstance(draft.margins, tuple) and all(isinstance(margin, float) for margin in draft.margins)
+    ):
+        raise DraftError(f"margins {draft.margins!r:.80}; must be a tuple of numbers, or None")
     if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
         raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
 

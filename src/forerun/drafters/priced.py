@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.margins import ChancesOfMargins, EarlyStop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +32,6 @@ FREE_TOKENS = (0.4, 0.8, 1.2, 2.0, 3.5)
 PASS_ROWS = 16
 """A pass over a few rows takes as long as it would take for so many more: it reads all weights."""
 
-NEXT_STANDS = 0.5
-"""How often a chain's next token stands behind one that does, about: what another pass is worth to a chain that is sure."""
-
 PAID_OFF_OVER = 32
 """The drafts that share the price of what a sequence must catch up with before the first."""
 
@@ -42,7 +41,7 @@ LONGEST_STEP = 1.0  # seconds; a longer time between two steps is no step
 
 
 class Expected(NamedTuple):
-    """What to expect at one depth of a chain: tokens that it adds there, and the chance that it is drafted so deep."""
+    """What to expect of a chain at one depth: the tokens that it adds there, and the chance that it is drafted so deep."""
 
     added: float
     drafted: float
@@ -51,8 +50,8 @@ class Expected(NamedTuple):
 class AddedTokens:
     """How many tokens a chain adds to free drafts at each depth: how often it stands there where no free one does.
 
-    Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds. A chain that
-    ends before the depth that was asked for adds nothing behind its end, and takes no pass there.
+    Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds. A chain
+    that ends before the depth that was asked for adds nothing behind its end, and takes no pass there.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -84,7 +83,8 @@ class _Pending:
     """A chain whose fate is not known yet, the free draft in its place, and the number of tokens before both."""
 
     levels: list[list[int]]  # at each depth the chain's token, and then its runners-up
-    depth: int  # that was asked for
+    margins: tuple[float, ...]  # of its tokens
+    asked_depth: int
     free: Draft
     free_tokens: float
     start: int
@@ -95,8 +95,9 @@ class PricedDrafter:
 
     The time is counted in tokens: what the engine writes in a second, measured here between calls. A
     chain says of each depth how often the text agreed with it there and not with the free draft, whether it was verified
-    or not: the text is the label. A chain that is no longer likely enough for another pass ends. A sequence that the drafter has not read lately costs a share of the rows that it must
-    catch up with, too.
+    or not: the text is the label. A chain ends where it is no longer likely enough for another pass to pay: by its tokens'
+    margins, of which the text tells what they mean. A sequence that the drafter has not read lately costs a share of the
+    rows that it must catch up with, too.
 
     Args:
         name: what statistics call the drafter.
@@ -121,6 +122,8 @@ class PricedDrafter:
         self._tokens_per_level = 1 + num_runners_up
         self._clock = clock
         self._added = AddedTokens(max_depth)
+        self._chances = ChancesOfMargins()
+        self._knows_margins = num_runners_up > 0
         self._pending: dict[int, _Pending] = {}
         self._num_read: dict[int, int] = {}
         self._row_seconds = 0.0  # running; 0: not known
@@ -156,27 +159,33 @@ class PricedDrafter:
         if not chosen:
             self._num_steps_left_out += 1
             if self._num_steps_left_out == FORGOTTEN_AFTER:
-                self._added = AddedTokens(self.max_depth)
+                self._added, self._knows_margins = AddedTokens(self.max_depth), self._tokens_per_level > 1
             return chains
         self._num_steps_left_out = 0
-        least_chance = self._price() * (1 + PASS_ROWS / len(chosen)) / NEXT_STANDS
-        asked = [self._as_deep_as(depth, requests[i], least_chance) for i in chosen]
+        pass_price = self._price() * (1 + PASS_ROWS / len(chosen))
+        stop = EarlyStop(pass_price / self._chances.mean, self._chances.chances)
+        asked = [self._as_deep_as(depth, requests[i], stop) for i in chosen]
         num_rows = sum(self._num_to_read(request) for request in asked)
         started = self._clock()
         answers = self.guarded.propose(asked, features)
         seconds = self._clock() - started
-        deepest = 0
+        deepest, knows_margins = 1, False
         for i, request, answer in zip(chosen, asked, answers, strict=True):
             sequence, levels = request.sequence, answer.first_path()
             self._num_read[sequence.seq_id] = len(sequence)
             num_rows += len(levels)
             deepest = max(deepest, len(levels))
             chains[i] = answer
-            self._pending[sequence.seq_id] = _Pending(levels, request.max_depth, free[i], free_tokens[i], len(sequence))
+            margins = answer.margins or (math.nan,) * len(levels)
+            knows_margins |= not all(map(math.isnan, margins))
+            self._pending[sequence.seq_id] = _Pending(
+                levels, margins, request.max_depth, free[i], free_tokens[i], len(sequence)
+            )
+        self._knows_margins = knows_margins
         self._note_time(seconds, num_rows + deepest * PASS_ROWS)
         return chains
 
-    def _as_deep_as(self, depth: int, request: DraftRequest, least_chance: float) -> DraftRequest:
+    def _as_deep_as(self, depth: int, request: DraftRequest, stop: EarlyStop) -> DraftRequest:
         """A request for a chain that is at most so deep, with its runners-up."""
         depth = min(depth, request.max_depth, request.max_tokens)
         return DraftRequest(  # in half the time of `replace`
@@ -186,7 +195,8 @@ class PricedDrafter:
             request.num_computed,
             request.block_ids,
             request.rules,
-            max(request.min_survival, least_chance),
+            request.min_survival,
+            stop,
         )
 
     def _price(self) -> float:
@@ -198,24 +208,29 @@ class PricedDrafter:
         return len(sequence) - self._num_read.get(sequence.seq_id, 0)
 
     def _worth_asking(self, requests: Listing[DraftRequest], free_tokens: Listing[float]) -> tuple[list[int], int]:
-        """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most."""
+        """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most.
+
+        Chains whose margins are known end by themselves, so that they are asked for as deep as they may be.
+        """
         price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
         expected = [self._added.expected(free) for free in free_tokens]
         gains = [0.0] * len(requests)
         rows = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(1, self.max_depth + 1):
-            worth, paying, going_on = 0.0, [], 0.0
+            worth, paying, num_drafted = 0.0, [], 0.0
             for i, of_sequence in enumerate(expected):
                 added, drafted = of_sequence[depth - 1]
                 gains[i] += added
                 rows[i] += drafted
+                num_drafted += drafted
                 cost = price * rows[i]
                 if gains[i] > cost:
                     worth += gains[i] - cost
                     paying.append(i)
-                    going_on += drafted
-            num_passes += min(1.0, going_on)
+            num_passes += min(1.0, num_drafted)
+            if self._knows_margins and depth < self.max_depth:
+                continue
             worth -= price * num_passes * PASS_ROWS
             if worth > best[0]:
                 best = worth, paying, depth
@@ -242,10 +257,11 @@ class PricedDrafter:
         """Follow the text down the chain, to a runner-up where it leaves it, and down the free draft, as far as it goes."""
         text, levels = sequence.tokens_from(pending.start), pending.levels
         stood = min(len(levels), len(text))
-        num_known = pending.depth if stood == len(levels) else stood
-        for depth, (level, token_id) in enumerate(zip(levels, text, strict=False)):
+        num_known = pending.asked_depth if stood == len(levels) else stood
+        for depth, (level, margin, token_id) in enumerate(zip(levels, pending.margins, text, strict=False)):
+            self._chances.observe(margin, stood=token_id == level[0])
             if token_id != level[0]:
-                stood, num_known = depth + (token_id in level), pending.depth
+                stood, num_known = depth + (token_id in level), pending.asked_depth
                 break
         self._added.observe(
             pending.free_tokens,

@@ -81,7 +81,7 @@ class DraftHead(Protocol):
     dtype: torch.dtype
     device: torch.device
     max_model_len: int  # tokens, as its own configuration allows
-    target_ids: Tensor | None  # the target's token of each logit, [V] int64 ascending; None if V is its vocabulary
+    target_ids: Tensor | None  # the target's token of each logit, [V] int64; None if V is its vocabulary
     chains: NativeChains | None  # drafts the same tokens greedily in one call; None where the kernels cannot
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:

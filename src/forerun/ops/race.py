@@ -50,7 +50,7 @@ def score(logits: Float32s, uniform: Float64s) -> Float64s:
     return logits - log(exponential(uniform))
 
 
-def margin(logits: Float32s, token_ids: npt.NDArray[np.int64], *, key: int) -> float:
+def lead(logits: Float32s, token_ids: npt.NDArray[np.int64], *, key: int) -> float:
     """How far the first of two tokens is ahead of the second: the difference of their scores, in fp32."""
     first, second = score(logits, uniforms(key, token_ids))
     return float(np.float32(first - second))

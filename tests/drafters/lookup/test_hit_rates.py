@@ -14,7 +14,7 @@ from forerun.drafters.lookup.hit_rates import (
     MOST_RUNNERS_UP,
     NUM_CLASSES,
     NUM_COPY_CLASSES,
-    NUM_DEPTHS,
+    NUM_DEPTH_CLASSES,
     NUM_LOOK_UP_CLASSES,
     HitRates,
     candidate_class,
@@ -34,7 +34,7 @@ def test_each_class_has_a_number_of_its_own():
         candidate_class(length, decile / 10 + 0.05, after=after)
         for length, decile, after in product((1, 2), range(10), range(3))
     ]
-    kinds = range(NUM_DEPTHS), range(NUM_MARGIN_CLASSES)
+    kinds = range(NUM_DEPTH_CLASSES), range(NUM_MARGIN_CLASSES)
     runners_up = [runner_up_class(*one) for one in product(*kinds, range(MOST_RUNNERS_UP), range(4))]
     computed = [computed_class(*place) for place in product(*kinds, range(3), range(4))]
     assert copies == list(range(NUM_COPY_CLASSES))
@@ -44,8 +44,8 @@ def test_each_class_has_a_number_of_its_own():
 
 
 def test_deep_tokens_share_their_classes():
-    assert computed_class(NUM_DEPTHS, 4, 1, 2) == computed_class(NUM_DEPTHS - 1, 4, 1, 2)
-    assert computed_class(NUM_DEPTHS - 1, 4, 1, 2) != computed_class(NUM_DEPTHS - 2, 4, 1, 2)
+    assert computed_class(NUM_DEPTH_CLASSES, 4, 1, 2) == computed_class(NUM_DEPTH_CLASSES - 1, 4, 1, 2)
+    assert computed_class(NUM_DEPTH_CLASSES - 1, 4, 1, 2) != computed_class(NUM_DEPTH_CLASSES - 2, 4, 1, 2)
 
 
 def test_larger_margins_start_with_higher_rates():

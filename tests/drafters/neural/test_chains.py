@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.drafters.margins import chance_of_margin
+from forerun.drafters.margins import PRIOR_CHANCES, UNKNOWN, EarlyStop, margin_class
 from forerun.drafters.neural import forward
 from forerun.errors import ConfigError
 from forerun.ops.native.chains import ChainText
@@ -121,6 +121,7 @@ RULES = {
     "plain": {},
     "nucleus": {"top_p": 0.7, "temperature": 1.3},
     "few": {"top_k": 5, "min_p": 0.05},
+    "more than a head drafts": {"top_k": 100},
     "ends not yet": {"min_tokens": 4},
     "penalised": {"repetition_penalty": 1.3},
 }
@@ -145,12 +146,13 @@ def test_tokens_that_are_drawn_are_those_of_passes_one_by_one(rules, kind, dtype
 
 
 @every_format
-def test_a_vocabulary_in_any_order_is_drafted_with_in_one_call(dtype, quantization, tmp_path):
+def test_a_vocabulary_in_any_order_is_drafted_with_pass_by_pass(dtype, quantization, tmp_path):
     target = native_target(dtype)
     content, tensors = heads_eagle.eagle3(target)
     in_order = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
     shuffled = torch.randperm(len(in_order), generator=torch.Generator().manual_seed(1))
     tensors["d2t"] = in_order[shuffled] - torch.arange(len(in_order))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][shuffled].contiguous()
     heads_eagle.save(tmp_path, content, tensors)
     config = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": K, "quantization": quantization}
     config["draft_sample_method"] = "coupled"
@@ -158,10 +160,11 @@ def test_a_vocabulary_in_any_order_is_drafted_with_in_one_call(dtype, quantizati
         SamplingParams(**({"seed": seed, "max_tokens": 12, "ignore_eos": True} | changes))
         for seed, changes in enumerate([{"temperature": 0}, *RULES.values()])
     ]
-    found, expected = (
-        drafts(way(tiny_llm(config, target=target)), PROMPTS[: len(of_each)], of_each) for way in (lambda llm: llm, one_by_one)
-    )
-    assert found == expected
+    shuffled_llm = tiny_llm(config, target=target)
+    assert passes_of(shuffled_llm)._chains is None
+    found = drafts(shuffled_llm, PROMPTS[: len(of_each)], of_each)
+    in_order_llm = chains_llm(tmp_path / "in order", dtype, quantization, draft_sample_method="coupled")
+    assert found == drafts(in_order_llm, PROMPTS[: len(of_each)], of_each)
     assert sum(map(len, found.values())) > 60
 
 
@@ -186,30 +189,65 @@ def test_runners_up_are_those_of_passes_one_by_one(kind, dtype, quantization, tm
     assert sum(draft.parents is not None and len(draft) == len(BESIDE) for draft in found.values()) > 10
 
 
-@pytest.mark.parametrize("way", [lambda llm: llm, one_by_one], ids=["one call", "one by one"])
-@pytest.mark.parametrize("least", [0.0, 0.3, 1.0])
-def test_a_chain_ends_where_its_margins_say_that_it_hardly_stands(least, way, tmp_path):
-    changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
-    llm = way(chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled", **changes))
+CHANCES = array("d", PRIOR_CHANCES[:UNKNOWN])
+
+
+def stopping(llm, least):
+    """The same engine, whose requests have such an early stop (of several sequences each another one); what was drafted, and how deep it might have been."""
     drafter = engine_of(llm).drafting.drafter
-    propose, seen = drafter.propose, []
+    propose, seen = drafter.propose, {}
 
     def propose_likely(context):
-        requests = [replace(request, min_survival=least) for request in context.requests]
+        requests = [
+            replace(request, early_stop=EarlyStop(least[request.sequence.seq_id % len(least)], CHANCES))
+            for request in context.requests
+        ]
         found = propose(replace(context, requests=requests))
-        seen.extend(draft for draft in found if draft.token_ids)
+        for request, draft in zip(requests, found, strict=True):
+            if draft.token_ids:
+                deepest = min(3, request.max_depth, -(-request.max_tokens // 3))
+                seen[tuple(request.sequence.tokens_from(0))] = draft, request.early_stop.least_chance, deepest
         return found
 
     drafter.propose = propose_likely
-    both = [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)]
-    llm.generate(PROMPTS[:2], both, use_tqdm=False)
-    ended = 0
-    for draft in seen:
-        chances = [chance_of_margin(margin) for margin in draft.margins]
-        going_on = [math.prod(chances[: depth + 1]) >= least for depth in range(len(chances))]
-        assert all(going_on[:-1])
-        ended += len(chances) < 3 and not going_on[-1]
-    assert (ended > 5) == (least > 0)
+    return seen
+
+
+BOTH = [GREEDY, SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 1.0])
+def test_a_chain_ends_just_where_its_margins_say_that_it_hardly_stands(least, tmp_path):
+    changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE)}
+    llm = chains_llm(tmp_path, torch.bfloat16, draft_sample_method="coupled", **changes)
+    seen = stopping(llm, [least])
+    llm.generate(PROMPTS[:2], BOTH, use_tqdm=False)
+    num_ended = 0
+    for draft, _, deepest in seen.values():
+        chances = [CHANCES[margin_class(margin)] for margin in draft.margins]
+        goes_on = [math.prod(chances[: depth + 1]) >= least for depth in range(len(chances))]
+        assert all(goes_on[:-1])
+        assert goes_on[-1] == (len(chances) == deepest) or len(chances) == deepest
+        num_ended += len(chances) < deepest
+    assert (num_ended > 5) == (least > 0)
+
+
+def test_chains_of_one_call_end_each_where_they_do_one_by_one(tmp_path):
+    changes = {"draft_tree": BESIDE, "num_speculative_tokens": len(BESIDE), "draft_sample_method": "coupled"}
+    llms = [way(chains_llm(tmp_path, torch.bfloat16, **changes)) for way in (lambda llm: llm, one_by_one)]
+    at_once, one_after_the_other = (stopping(llm, [0.0, 0.1, 0.3, 1.0]) for llm in llms)
+    for llm in llms:
+        llm.generate(PROMPTS[:8], BOTH * 4, use_tqdm=False)
+    assert at_once == one_after_the_other
+    assert len({len(draft) for draft, _, _ in at_once.values()}) > 2
+
+
+@pytest.mark.parametrize("way", [lambda llm: llm, one_by_one], ids=["one call", "one by one"])
+def test_no_chain_ends_early_whose_margins_are_not_known(way, tmp_path):
+    llm = way(chains_llm(tmp_path, torch.bfloat16))
+    seen = stopping(llm, [1.0])
+    llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    assert max(len(draft) for draft, _, _ in seen.values()) == K
 
 
 def test_runners_up_leave_the_chain_as_it_is(tmp_path):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from forerun.drafters.confidence import discount
 from forerun.drafters.lookup.text_index import LONGEST_MATCH
-from forerun.drafters.margins import CHANCES, NUM_MARGIN_CLASSES
+from forerun.drafters.margins import NUM_MARGIN_CLASSES, PRIOR_CHANCES
 from forerun.drafters.recycle_table import GAP_WEIGHTS
 from forerun.ops.native.structs import MOST_RUNNERS_UP
 
@@ -38,15 +38,15 @@ COPIED, COPIED_OTHER, NOT_COPIED = range(3)
 
 RUNNER_UP_PRIOR = 0.2
 
-NUM_DEPTHS = 3  # of computed tokens, that are told apart
+NUM_DEPTH_CLASSES = 3  # of computed tokens
 NUM_SHARES = 10  # classes of a candidate's share of the probability that is left
 COPY_PRIORS = (1.0, 0.7)  # by source: how much of `1 - discount` a copy is worth at first
 CANDIDATE_PRIORS = {1: 0.6, 2: 0.9}  # by context length: how much of its probability a candidate is worth at first
 
 NUM_COPY_CLASSES = 2 * len(LENGTHS) * 4 * 2
 NUM_LOOK_UP_CLASSES = NUM_COPY_CLASSES + 2 * NUM_SHARES * 3
-FIRST_RUNNER_UP = NUM_LOOK_UP_CLASSES + NUM_DEPTHS * NUM_MARGIN_CLASSES * 3 * 4
-NUM_CLASSES = FIRST_RUNNER_UP + NUM_DEPTHS * NUM_MARGIN_CLASSES * MOST_RUNNERS_UP * 4
+FIRST_RUNNER_UP = NUM_LOOK_UP_CLASSES + NUM_DEPTH_CLASSES * NUM_MARGIN_CLASSES * 3 * 4
+NUM_CLASSES = FIRST_RUNNER_UP + NUM_DEPTH_CLASSES * NUM_MARGIN_CLASSES * MOST_RUNNERS_UP * 4
 
 PRIOR_WEIGHT = 4.0  # guesses that the prior counts as
 DECAY = 0.999  # of what was counted, per guess of the class
@@ -67,16 +67,16 @@ def candidate_class(context_length: int, share: float, *, after: int) -> int:
 
 def computed_class(depth: int, margin_class: int, copied: int, agreement: int) -> int:
     """The class of a computed token, `depth` (from 0) tokens behind what it was computed for."""
-    return NUM_LOOK_UP_CLASSES + (_computed_kind(depth, margin_class) * 3 + copied) * 4 + agreement
+    return NUM_LOOK_UP_CLASSES + (_depth_and_margin(depth, margin_class) * 3 + copied) * 4 + agreement
 
 
 def runner_up_class(depth: int, margin_class: int, rank: int, agreement: int) -> int:
     """The class of a runner-up, `rank` (from 0) behind the computed token at `depth`, whose margin it is."""
-    return FIRST_RUNNER_UP + (_computed_kind(depth, margin_class) * MOST_RUNNERS_UP + rank) * 4 + agreement
+    return FIRST_RUNNER_UP + (_depth_and_margin(depth, margin_class) * MOST_RUNNERS_UP + rank) * 4 + agreement
 
 
-def _computed_kind(depth: int, margin_class: int) -> int:
-    return min(depth, NUM_DEPTHS - 1) * NUM_MARGIN_CLASSES + margin_class
+def _depth_and_margin(depth: int, margin_class: int) -> int:
+    return min(depth, NUM_DEPTH_CLASSES - 1) * NUM_MARGIN_CLASSES + margin_class
 
 
 class HitRates:
@@ -99,7 +99,7 @@ class HitRates:
                 for after in (NO_GUESS, AFTER_COPY, AFTER_COMPUTED):
                     share = (decile + 0.5) / NUM_SHARES
                     self._set_prior(candidate_class(context_length, share, after=after), share * worth)
-        for depth, (margin_class, chance) in product(range(NUM_DEPTHS), enumerate(CHANCES)):
+        for depth, (margin_class, chance) in product(range(NUM_DEPTH_CLASSES), enumerate(PRIOR_CHANCES)):
             for copied, agreement in product(range(3), range(4)):
                 self._set_prior(computed_class(depth, margin_class, copied, agreement), chance)
             for rank, agreement in product(range(MOST_RUNNERS_UP), range(4)):

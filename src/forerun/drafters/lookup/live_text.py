@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Listing
 from ctypes import addressof
 
 from forerun.core.sequence import Sequence
 from forerun.drafters.lookup.text_index import BREAK, LONGEST_MATCH, TextIndex
-from forerun.drafters.margins import UNKNOWN, margin_class
+from forerun.drafters.margins import margin_class
 from forerun.drafters.recycle_table import SaltContexts
 from forerun.ops.native.structs import MOST_COMPUTED, MOST_RUNNERS_UP, LiveTextStruct
 
@@ -24,8 +25,8 @@ class LiveText:
     before it: a copy is followed while it predicts right. `struct.lost_place` is where the last long copy of the own text
     went wrong (0: none is looked for), and `struct.num_since` how many tokens were written after the first other one. `struct.hits` and `struct.expected` count, discounted, how
     many guesses were right and how many the rates of all sequences had led to expect. `struct.computed` holds a chain that
-    was computed for the text, `struct.margin_classes` and `struct.runners_up` how far ahead each of its tokens was and of what,
-    `num_computed` counts its tokens, and `next_computed` says which of them is next at the text's end.
+    was computed for the text, `struct.margin_classes` and `struct.runners_up` how far ahead each of its tokens was and of
+    what, `num_computed` counts its tokens, and `next_computed` says which of them is next at the text's end.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -50,11 +51,12 @@ class LiveText:
     def guess(self, levels: Listing[Listing[int]], margins: Listing[float] | None = None) -> None:
         """Guess at a chain, too, which was computed for the text as it is: at each depth its token and then runners-up.
 
-        `margins` are those of its tokens, if they are known.
+        `margins` are those of its tokens, as far as they are known.
         """
         struct, count = self.struct, min(len(levels), MOST_COMPUTED)
         for depth, level in enumerate(levels[:count]):
-            struct.margin_classes[depth] = UNKNOWN if margins is None else margin_class(margins[depth])
+            margin = math.nan if margins is None or depth >= len(margins) else margins[depth]
+            struct.margin_classes[depth] = margin_class(margin)
             struct.computed[depth] = level[0]
             beside = list(level[1 : 1 + MOST_RUNNERS_UP])
             struct.runners_up[depth][:] = beside + [BREAK] * (MOST_RUNNERS_UP - len(beside))

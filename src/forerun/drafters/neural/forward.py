@@ -272,6 +272,7 @@ class PagedPasses:
         texts = []
         for sequence, greedy in zip(sequences, is_greedy, strict=True):
             self._read_all_but_last(sequence, hidden_states)
+            stop = sequence.request.early_stop
             texts.append(
                 ChainText(
                     sequence.block_table,
@@ -280,7 +281,8 @@ class PagedPasses:
                     sequence.depth_of_chain(num_runners_up),
                     None if greedy else sequence.request.rules,
                     sequence.request.sequence.seed,
-                    sequence.request.min_survival,
+                    0.0 if stop is None else stop.least_chance,
+                    None if stop is None else stop.chances,
                 )
             )
         return self._chains.draft(

@@ -17,7 +17,7 @@ from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTr
 from forerun.errors import ConfigError, ForerunError, RequestError
 from forerun.ops.draws import Draw, Drawn
 from forerun.ops.native.sampling import choose_sampler
-from forerun.ops.race import margin
+from forerun.ops.race import lead
 from forerun.ops.sampling import draw_token, target_probs
 
 SAMPLE_METHODS = ("greedy", "probabilistic", "coupled")
@@ -101,21 +101,32 @@ class DraftSampler:
         count = max(position.num_tokens for position in asked)
         wide = self.spread(logits)
         found = self._sampler.draw(wide, draws, count=count)
-        return [
-            self._drafted(drawn, position, wide[draw.row], draw)
-            for drawn, position, draw in zip(found, asked, draws, strict=True)
-        ]
+        margins = self._margins(wide, asked, draws, found)
+        return [_drafted(*one) for one in zip(found, asked, margins, strict=True)]
 
-    def _drafted(self, drawn: Drawn, position: DraftPosition, row: Tensor, draw: Draw) -> DraftedTokens:
-        """What a race over `row` [vocab_size] has given for a position."""
-        if isinstance(drawn, RequestError):  # the rules forbid all that can be drafted here
-            return DraftedTokens([])
-        if isinstance(drawn, ForerunError):
-            raise drawn
-        margin = math.nan
-        if position.num_tokens > 1 and self.may_race(position.request):
-            margin = math.inf if len(drawn) == 1 else _margin(row, drawn[:2], draw)
-        return DraftedTokens(drawn[: position.num_tokens], margin=margin)
+    def _margins(
+        self, logits: Tensor, positions: Listing[DraftPosition], draws: Listing[Draw], found: Listing[Drawn]
+    ) -> list[float]:
+        """Between the first two of the tokens `found` for each position, where more than one was asked for and no rule changes logits."""
+        margins = [math.nan] * len(positions)
+        both: list[tuple[int, list[int]]] = []  # positions and the tokens to compare
+        for i, (position, drawn) in enumerate(zip(positions, found, strict=True)):
+            if position.num_tokens == 1 or not isinstance(drawn, list) or not self.may_race(position.request):
+                continue
+            if len(drawn) > 1:
+                both.append((i, drawn[:2]))
+            else:
+                margins[i] = math.inf
+        if not both:
+            return margins
+        rows = logits[[draws[i].row for i, _ in both]]
+        token_ids = torch.tensor([pair for _, pair in both], device=logits.device)
+        below = (rows.gather(1, token_ids) - rows.amax(1, keepdim=True)).numpy(force=True)
+        for (i, pair), of_pair in zip(both, below, strict=True):
+            draw = draws[i]
+            key = key_of(draw.seed, draw.position, Stream.TARGET, 0)
+            margins[i] = lead(of_pair / np.float32(draw.rules.params.temperature), np.array(pair), key=key)
+        return margins
 
     def _draw_alone(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
         """Tokens with the probabilities that they were drawn from, for each position that is not greedy."""
@@ -161,11 +172,12 @@ class DraftSampler:
         return wide
 
 
-def _margin(row: Tensor, token_ids: list[int], draw: Draw) -> float:
-    """Between the scores of the first two tokens of a race over `row` [vocab_size], whose logits no rule changes."""
-    below = (row[token_ids] - row.max()).numpy(force=True)
-    logits = (below / np.float32(draw.rules.params.temperature)).astype(np.float32)
-    return margin(logits, np.array(token_ids), key=key_of(draw.seed, draw.position, Stream.TARGET, 0))
+def _drafted(drawn: Drawn, position: DraftPosition, margin: float) -> DraftedTokens:
+    if isinstance(drawn, RequestError):  # the rules forbid all that can be drafted here
+        return DraftedTokens([])
+    if isinstance(drawn, ForerunError):
+        raise drawn
+    return DraftedTokens(drawn[: position.num_tokens], margin=margin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,8 +169,9 @@ class DraftedTokens:
     """The tokens drafted for one position, the likeliest or first drawn first.
 
     `probs[i]` [vocab_size] is the distribution that token i was drawn from, given the tokens before it;
-    `probs` is None where the tokens were not drawn. `margin` says how far the first is ahead of the second: in logits where they
-    are the likeliest, in scores where they are the first of a race, infinite where there is no second; NaN: it is not known.
+    `probs` is None where the tokens were not drawn. `margin` says how far the first is ahead of the second: in logits
+    where they are the likeliest, in scores where they are the first of a race, infinite where there is no second; NaN: it
+    is not known.
     """
 
     token_ids: list[int]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import TargetInfo
-from forerun.drafters.margins import chance_of_margin
 from forerun.drafters.neural.forward import DraftSequence, ForwardPasses, QueryRows
 from forerun.drafters.neural.sampling import DraftSampler, DraftSampling
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, GrowingTree, StaticTree
@@ -86,9 +85,12 @@ class _GrowingChain:
         self.levels.append(drafted.token_ids)
         self.margins.append(drafted.margin)
         self.probs += drafted.probs or []
-        self.chance *= chance_of_margin(drafted.margin)
-        is_likely = self.chance >= self.sequence.request.min_survival
-        return is_likely and len(self.levels) < self.sequence.depth_of_chain(self.num_runners_up)
+        stop = self.sequence.request.early_stop
+        if stop is not None:
+            self.chance *= stop.chance_of(drafted.margin)
+            if self.chance < stop.least_chance:
+                return False
+        return len(self.levels) < self.sequence.depth_of_chain(self.num_runners_up)
 
     def rows(self, state: Tensor | None) -> QueryRows:
         """The row of the last token, to be read with `state` [width]."""
@@ -108,9 +110,8 @@ class _GrowingChain:
 class ChainWriter:
     """Writes one token after the other: one forward pass each, or all in one call where the network can.
 
-    Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after. Then it
-    is known how far it is ahead of them, and a chain ends behind a token by which its chance falls below the request's
-    `min_survival`.
+    Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after. Its margin
+    over the first of them is then known, and a chain ends where the request's `early_stop` says so.
     """
 
     def __init__(self, sampler: DraftSampler, *, depth: int, num_runners_up: int = 0) -> None:

@@ -205,6 +205,7 @@ class Eagle3Head:
             or not isinstance(self._norm, NativeRMSNorm)
             or len(native_norms) != len(norms)
             or not isinstance(self._fc, (PackedLinear, type(None)))
+            or not _is_ascending(self.target_ids)  # as races among equals are decided by the target's order
             or (self._norm_all is not None and self._norm_each)
             or (scale != 1.0 and (head.scale != 1.0 or head.soft_cap is not None))
         ):
@@ -319,3 +320,7 @@ def _num_trained(content: Mapping[str, Any]) -> int | None:
     proposals = (content.get("speculators_config") or {}).get("proposal_methods") or [{}]
     found: int | None = proposals[0].get("speculative_tokens")
     return found
+
+
+def _is_ascending(target_ids: Tensor | None) -> bool:
+    return target_ids is None or bool((target_ids[1:] > target_ids[:-1]).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import pointer
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class ChainHeadParts:
         vocabulary: a product with the outputs' weights.
         logit_factor: times the product; a soft cap of `logit_cap` follows (0: none).
         logit_cap: see `logit_factor`.
-        target_ids: the target's token of each output, [V] int64, or None if they are the same.
+        target_ids: the target's token of each output, [V] int64 ascending, or None if they are the same.
         feeds_normed: a drafted token is read with the output after the norm, instead of before it.
     """
 
@@ -65,8 +65,8 @@ class ChainText:
 
     `token_ids` are its tokens at the places from there on. `num_drafted` tokens are drafted after them;
     `block_ids` (int32) has blocks for the places of all but the last. They are the likeliest ones, or those that win the races which
-    the target will run by `rules` with the noise of `seed`. Behind a token by which the chain's chance to stand, as far as its
-    margins tell, falls below `least_chance` nothing more is drafted.
+    the target will run by `rules` with the noise of `seed`. A chain ends behind a token by which the product of the `chances` of
+    its tokens, by the classes of their margins, falls below `least_chance`.
     """
 
     block_ids: array[int]
@@ -76,6 +76,7 @@ class ChainText:
     rules: SamplingRules | None = None
     seed: int = 0
     least_chance: float = 0.0
+    chances: array[float] | None = None
 
 
 class DraftedChain(NamedTuple):
@@ -95,7 +96,6 @@ class NativeChains:
 
     def __init__(self, kernels: Kernels, parts: ChainHeadParts) -> None:
         self._kernels = kernels
-        parts = _in_order(parts)
         self._parts = parts  # keeps the tensors alive whose addresses are in the struct
         norms = [norm.weight for norm in parts.feature_norms]
         self._feature_norm = None if not norms else np.concatenate([weight.numpy() for weight in norms])
@@ -147,14 +147,15 @@ class NativeChains:
         """
         # arrays of the standard library: after a pass of the target, NumPy's own calls come from memory
         most, most_places = 0, 0
-        words, token_ids, chances = array("Q"), array("q"), array("d", [text.least_chance for text in texts])
-        bits_of_chances = memoryview(chances).cast("B").cast("Q")
+        words, token_ids, least_chances = array("Q"), array("q"), array("d", [text.least_chance for text in texts])
+        bits_of_chances = memoryview(least_chances).cast("B").cast("Q")
         for text, least_chance in zip(texts, bits_of_chances, strict=True):
             num_unread, num_drafted = len(text.token_ids), text.num_drafted
             settings = 0 if text.rules is None else settings_address(text.rules)
             blocks = text.block_ids
             words.extend((address_of(blocks), len(blocks), text.num_read, num_unread, num_drafted))
-            words.extend((text.seed & MASK, settings, least_chance))
+            chances_at = 0 if text.chances is None else address_of(text.chances)
+            words.extend((text.seed & MASK, settings, least_chance, chances_at))
             token_ids.extend(text.token_ids)
             most = max(most, num_drafted)
             most_places = max(most_places, text.num_read + num_unread + num_drafted)
@@ -177,15 +178,6 @@ class NativeChains:
             of_text = _until_none(levels[first : first + text.num_drafted])
             chains.append(DraftedChain(of_text, margins[first : first + len(of_text)].tolist()))
         return chains
-
-
-def _in_order(parts: ChainHeadParts) -> ChainHeadParts:
-    """The same head with its outputs in the order of the target's tokens, in which races among equals are decided."""
-    ids = parts.target_ids
-    if ids is None or bool((ids[1:] > ids[:-1]).all()):
-        return parts
-    order = ids.argsort()
-    return replace(parts, vocabulary=parts.vocabulary.select(order), target_ids=ids[order].contiguous())
 
 
 def _until_none(levels: list[list[int]]) -> list[list[int]]:

@@ -221,7 +221,7 @@ class RotationTableStruct(Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64), ("num_positions", c_int64)]
 
 
-DRAFT_TEXT_WORDS = 8
+DRAFT_TEXT_WORDS = 9
 """Words of 64 bits of a `DraftText` of csrc/chain.h."""
 
 

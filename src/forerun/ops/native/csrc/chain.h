@@ -33,18 +33,14 @@ struct DraftHead {
     int32_t feeds_normed;  // the next state is the output after the norm
 };
 
-// How far a token is ahead of the next one, in logits or in scores of the race, tells how likely it stands: a margin's class is
-// how many of these it reaches. The twin is drafters/margins.py.
+// How far a token is ahead of its first runner-up, in logits or in scores of the race, tells how likely it stands: a margin's
+// class is how many of these limits it reaches. The twin is drafters/margins.py.
 constexpr float kMarginLimits[] = {0.25f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.5f};
-constexpr double kChancesOfMargins[] = {0.2, 0.25, 0.33, 0.45, 0.6, 0.7, 0.8, 0.95};
-constexpr double kChanceWithoutMargin = 0.5;
 
-// The chance of a token behind one that stands; a margin that is no number is not known.
-inline double chance_of_margin(float margin) {
-    if (std::isnan(margin)) return kChanceWithoutMargin;
+inline int margin_class(float margin) {
     int reached = 0;
     for (const float limit : kMarginLimits) reached += margin >= limit;
-    return kChancesOfMargins[reached];
+    return reached;
 }
 
 // A text with entries of its places below `num_read`, and its tokens at the `num_unread` places that follow.
@@ -57,6 +53,7 @@ struct DraftText {
     uint64_t seed;                     // of the race
     const SamplingSettings* settings;  // of the race, or null: the likeliest tokens are drafted
     double least_chance;               // of a chain, for more to be drafted behind it
+    const double* chances;             // of a token behind one that stands, by the class of its margin; null: no chain ends early
 
     int64_t end() const { return num_read + num_unread; }
     int64_t slot(int64_t place, int64_t block_size) const {
@@ -87,10 +84,11 @@ class ChainCall {
           width_(head.layers[0]->width), beside_(head.layers[0]->beside_width) {}
 
     // drafted [num_texts, most_drafted, num_places]: at each depth the chain's token and its runners-up, -1 where there are fewer;
-    // as many depths as a text asks for, or up to the first whose token is -1, which also stands behind a chain that is not
-    // likely enough to go on. margins [num_texts, most_drafted]: how far the token is ahead of its first runner-up, NaN where
-    // none is asked for, infinite where there is none.
-    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, float* margins, int64_t most_drafted, int num_places) {
+    // as many depths as a text asks for, or up to the first whose token is -1. That stands where nothing can be drafted, and
+    // behind a chain that is not likely enough to go on. margins [num_texts, most_drafted]: how far the token is ahead of its
+    // first runner-up, NaN where none is asked for, infinite where there is none.
+    void run(int64_t num_texts, const int64_t* token_ids, int64_t* drafted, float* margins, int64_t most_drafted,
+             int num_places) {
         num_places_ = num_places;
         std::fill_n(drafted, num_texts * most_drafted * num_places, -1);
         own_.chances.assign(num_texts, 1.0);
@@ -222,7 +220,7 @@ class ChainCall {
                     ids[place] = place < list.size() ? target_id(list.id(place)) : -1;
                 margin = margin_of(ids, [&] { return list.value(0) - list.value(1); });
             }
-            own_.chances[number] *= chance_of_margin(margin);
+            if (text.chances && !std::isnan(margin)) own_.chances[number] *= text.chances[margin_class(margin)];
         }
     }
 

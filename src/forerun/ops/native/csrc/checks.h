@@ -229,9 +229,11 @@ inline void check_head(const DraftHead& head, int32_t storage) {
             "the embeddings are not those of the head's tokens");
     check_storage(embedding.storage);
     if (head.target_ids)
-        for (int64_t i = 0; i < head.num_outputs; ++i)
+        for (int64_t i = 0; i < head.num_outputs; ++i) {
             require(head.target_ids[i] >= 0 && head.target_ids[i] < embedding.num_tokens,
                     "the head predicts a token that has no embedding");
+            require(i == 0 || head.target_ids[i] > head.target_ids[i - 1], "the head's tokens are not in ascending order");
+        }
     else
         require(head.num_outputs <= embedding.num_tokens, "the head predicts a token that has no embedding");
 }

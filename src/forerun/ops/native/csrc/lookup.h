@@ -21,8 +21,8 @@ struct Copy {
 
 constexpr int64_t kMostComputed = 8;  // tokens of a computed chain that guesses are made of
 constexpr int64_t kMostRunnersUp = 3;  // beside each of them
-constexpr int64_t kMargins = 9;          // classes of a computed token's margin; the last: it is not known
-constexpr int64_t kDepths = 3;           // of computed tokens, that are told apart
+constexpr int64_t kMarginClasses = 9;  // of a computed token's margin; the last: it is not known
+constexpr int64_t kDepthClasses = 3;   // of computed tokens
 constexpr int64_t kLeft = -1;         // in place of the computed token that is next: the path has left them
 
 struct LiveText {
@@ -53,8 +53,8 @@ constexpr int64_t kLeastLost = 4, kLongestEdit = 8, kLongestInsertion = 12;
 constexpr int64_t kBuckets = 12, kShares = 10;
 constexpr int64_t kCopyClasses = 2 * kBuckets * 4 * 2;
 constexpr int64_t kLookUpClasses = kCopyClasses + 2 * kShares * 3;
-constexpr int64_t kRunnerUpClasses = kLookUpClasses + kDepths * kMargins * 3 * 4;  // where they begin
-constexpr int64_t kClasses = kRunnerUpClasses + kDepths * kMargins * kMostRunnersUp * 4;
+constexpr int64_t kRunnerUpClasses = kLookUpClasses + kDepthClasses * kMarginClasses * 3 * 4;  // where they begin
+constexpr int64_t kClasses = kRunnerUpClasses + kDepthClasses * kMarginClasses * kMostRunnersUp * 4;
 
 // The rates of all classes of guesses.
 struct HitRates {
@@ -193,9 +193,9 @@ struct Place {
         return token_id == text.computed_at(next_computed) ? next_computed + 1 : kLeft;
     }
 
-    // Of what is computed for this place: how deep it is, as far as depths are told apart, and its margin.
-    int64_t computed_kind() const {
-        return std::min(next_computed, kDepths - 1) * kMargins + text.margin_classes[next_computed];
+    // Of what is computed for this place.
+    int64_t depth_and_margin() const {
+        return std::min(next_computed, kDepthClasses - 1) * kMarginClasses + text.margin_classes[next_computed];
     }
 
     Copied copied(int32_t token_id) const {
@@ -209,7 +209,8 @@ struct Place {
         const int32_t computed = text.computed_at(next_computed);
         const bool is_computed = computed != kBreak;
         if (is_computed) {
-            const int64_t guess_class = kLookUpClasses + (computed_kind() * 3 + copied(computed)) * 4 + found.agreement(computed);
+            const int64_t of_copies = depth_and_margin() * 3 + copied(computed);
+            const int64_t guess_class = kLookUpClasses + of_copies * 4 + found.agreement(computed);
             guesses.add(computed, guess_class, kComputed);
         }
         const int32_t first = copies[kPastAnswers].match > copies[kOwnText].match ? kPastAnswers : kOwnText;
@@ -223,7 +224,8 @@ struct Place {
         for (int64_t rank = 0; is_computed && rank < kMostRunnersUp; ++rank) {
             const int32_t token_id = text.runners_up[next_computed][rank];
             if (token_id == kBreak || guesses.has(token_id)) continue;
-            const int64_t guess_class = kRunnerUpClasses + (computed_kind() * kMostRunnersUp + rank) * 4 + found.agreement(token_id);
+            const int64_t of_rank = depth_and_margin() * kMostRunnersUp + rank;
+            const int64_t guess_class = kRunnerUpClasses + of_rank * 4 + found.agreement(token_id);
             guesses.add(token_id, guess_class, kComputed);
         }
         const Before before = is_computed ? kAfterComputed : guesses.count ? kAfterCopy : kNoGuess;

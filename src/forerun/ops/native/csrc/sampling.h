@@ -198,10 +198,10 @@ inline void edit_row(const float* row, int64_t vocab_size, const RowEdits& edits
 // Draws from one row after its edits.
 class RowSampler {
   public:
-    // names [vocab_size]: the tokens whose noise the logits get, ascending, where the row holds a part of a vocabulary; or null.
+    // token_ids [vocab_size]: those of the row's logits, ascending, where it holds a part of a vocabulary; or null.
     RowSampler(const float* row, int64_t vocab_size, const SamplingSettings& settings, uint64_t key, SamplingScratch& scratch,
-               const int64_t* names = nullptr)
-        : row_(row), vocab_size_(vocab_size), settings_(settings), key_(key), scratch_(scratch), names_(names) {}
+               const int64_t* token_ids = nullptr)
+        : row_(row), vocab_size_(vocab_size), settings_(settings), key_(key), scratch_(scratch), token_ids_(token_ids) {}
 
     // The first `count` tokens of the race to `ids`, -1 where there are fewer. Returns the largest logit; if it is not finite,
     // NaN where there is any, nothing is drawn. `known_largest`: it, if the caller knows, or null.
@@ -213,20 +213,21 @@ class RowSampler {
             find_largest();
         if (!std::isfinite(largest_)) return largest_;
         if (settings_.temperature == 0.0f) {
-            ids[0] = name_of(first_of_largest());
+            ids[0] = token_at(first_of_largest());
             return largest_;
         }
         count_ = static_cast<size_t>(count);
         truncate();
         race();
-        for (size_t i = 0; i < scratch_.runners.size(); ++i) ids[i] = name_of(scratch_.runners[i].id);
+        for (size_t i = 0; i < scratch_.runners.size(); ++i) ids[i] = token_at(scratch_.runners[i].id);
         return largest_;
     }
 
   private:
     // --- the row ---
 
-    int64_t name_of(int64_t id) const { return names_ ? names_[id] : id; }
+    int64_t token_at(int64_t place) const { return token_ids_ ? token_ids_[place] : place; }
+    uint64_t leading_bits_at(int64_t place) const { return leading_bits(key_, static_cast<uint64_t>(token_at(place))); }
 
     int64_t num_blocks() const { return (vocab_size_ + kBlock - 1) / kBlock; }
 
@@ -472,17 +473,18 @@ class RowSampler {
 
     // Of the tokens from `first` to `end`; what lies behind these is out, whatever its level.
     void find_levels(int64_t first, int64_t end, float (&levels)[kChunk]) const {
-        if (!names_) {
+        if (!token_ids_) {
             for (int64_t i = 0; i < kChunk; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(first + i)));
             return;
         }
-        for (int64_t i = 0; i < end - first; ++i) levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(names_[first + i])));
+        for (int64_t i = 0; i < end - first; ++i)
+            levels[i] = level_of(leading_bits(key_, static_cast<uint64_t>(token_ids_[first + i])));
         std::fill(levels + (end - first), levels + kChunk, 0.0f);
     }
 
     void race_kept() {
         for (const Kept& one : scratch_.kept) {
-            const bool is_late = level_of(leading_bits(key_, static_cast<uint64_t>(name_of(one.id)))) > one.logit * kLevels + bound_;
+            const bool is_late = level_of(leading_bits_at(one.id)) > one.logit * kLevels + bound_;
             if (!is_late || !(is_full() || count_ == 1)) run(one);
         }
     }
@@ -490,7 +492,8 @@ class RowSampler {
     // Puts a token among the first `count` where its score is high enough; of equal ones the lowest id comes first.
     void run(const Kept& token) {
         if (!is_likelier(token, end_)) return;
-        const Runner runner{race_score(token.logit, noise_bits(key_, static_cast<uint64_t>(name_of(token.id)))), token.id, token.logit};
+        const uint64_t noise = noise_bits(key_, static_cast<uint64_t>(token_at(token.id)));
+        const Runner runner{race_score(token.logit, noise), token.id, token.logit};
         const auto is_ahead = [](const Runner& one, const Runner& other) {
             return one.score > other.score || (one.score == other.score && one.id < other.id);
         };
@@ -507,7 +510,7 @@ class RowSampler {
     const SamplingSettings& settings_;
     const uint64_t key_;
     SamplingScratch& scratch_;
-    const int64_t* const names_;
+    const int64_t* const token_ids_;
     size_t count_ = 1;
     bool is_gathered_ = false;  // whether all tokens that may be drawn are in scratch_.kept
     int64_t nucleus_ = 0;       // what a nucleus weighs
