@@ -12,15 +12,27 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[1] * 30, [2] * 5, [3] * 9, [4] * 20]
 
 
-def limited(engine, most_rows):
-    """The engine with an executor that refuses steps of more rows; a list that gets the rows of those refused."""
+def refuse():
+    """A step for which there is no memory when it begins."""
+    raise StepError("device memory: a step did not fit")
+
+
+class Late:
+    """The result of a step of which nobody knows until it is read that there was no memory for it."""
+
+    def result(self):
+        refuse()
+
+
+def limited(engine, most_rows, answer=refuse):
+    """Let an engine's executor answer steps of more rows with `answer`; a list that gets the rows of those steps."""
     refused, execute = [], engine.parts.executor.execute
 
     def executing(plan):
         num_rows = len(plan.rows.token_ids)
         if num_rows > most_rows:
             refused.append(num_rows)
-            raise StepError("device memory: a step did not fit")
+            return answer()
         return execute(plan)
 
     engine.parts.executor.execute = executing
@@ -31,43 +43,9 @@ def texts(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-class Late:
-    """A result that nobody knows of until it is read: there was no memory for it."""
-
-    def result(self):
-        raise StepError("device memory: a step did not fit")
-
-
-def limited_late(engine, most_rows):
-    """As `limited`, but the step is refused when its result is read."""
-    refused, execute = [], engine.parts.executor.execute
-
-    def executing(plan):
-        num_rows = len(plan.rows.token_ids)
-        if num_rows > most_rows:
-            refused.append(num_rows)
-            return Late()
-        return execute(plan)
-
-    engine.parts.executor.execute = executing
-    return refused
-
-
-@pytest.mark.parametrize("rates", [None, (0.9, 0.8)])
-def test_a_step_that_is_found_not_to_fit_when_its_result_is_read_costs_its_largest_request_alone(rates):
-    expected = texts(run(simulated_engine(rates=rates), PROMPTS, PARAMS))
-    engine = simulated_engine(rates=rates)
-    refused = limited_late(engine, most_rows=20)
-    outputs = run(engine, PROMPTS, PARAMS)
-    assert refused == [64, 34]
-    assert [output.error is not None for output in outputs] == [True, False, False, True]
-    assert texts(outputs)[1:3] == expected[1:3]
-    assert_nothing_is_held(engine)
-
-
 def test_a_step_whose_requests_were_aborted_ends_nobody_when_it_is_found_not_to_fit():
     engine = simulated_engine(delay=1)
-    refused = limited_late(engine, most_rows=20)
+    refused = limited(engine, most_rows=20, answer=Late)
     engine.add_request("long", PROMPTS[0], PARAMS)
     engine.step()
     assert refused == [30]
@@ -78,12 +56,13 @@ def test_a_step_whose_requests_were_aborted_ends_nobody_when_it_is_found_not_to_
     assert_nothing_is_held(engine)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(("delay", "answer"), [(0, refuse), (1, refuse), (0, Late)])
 @pytest.mark.parametrize("rates", [None, (0.9, 0.8)])
-def test_the_largest_requests_end_one_by_one_until_the_step_fits(delay, rates):
+def test_the_largest_requests_end_one_by_one_until_the_step_fits(delay, answer, rates):
+    """Also where that is found when the result is read."""
     expected = texts(run(simulated_engine(rates=rates, delay=delay), PROMPTS, PARAMS))
     engine = simulated_engine(rates=rates, delay=delay)
-    refused = limited(engine, most_rows=20)
+    refused = limited(engine, most_rows=20, answer=answer)
     outputs = run(engine, PROMPTS, PARAMS)
     assert refused == [64, 34]
     assert [output.error is not None for output in outputs] == [True, False, False, True]

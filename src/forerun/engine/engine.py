@@ -432,12 +432,14 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: StepError, output: StepOutput) -> None:
         """End the request of a plan that did not fit with the most rows, of as many that with the longest context."""
-        of_plan = {planned.seq_id: self._generations.get(planned.seq_id) for planned in plan.sequences}
-        running = [one for one in plan.sequences if (found := of_plan[one.seq_id]) is not None and not found.finished]
+        running = [
+            (planned, generation)
+            for planned in plan.sequences
+            if (generation := self._generations.get(planned.seq_id)) is not None and not generation.finished
+        ]
         if not running:
             return  # those that filled the step have ended meanwhile
-        largest = max(running, key=lambda planned: (planned.num_tail + planned.num_draft, planned.start))
-        generation = self._generations[largest.seq_id]
+        _, generation = max(running, key=lambda one: (one[0].num_tail + one[0].num_draft, one[0].start))
         logger.warning("request %s ends, as its step did not fit: %s", generation.request_id, error)
         generation.finish("error", str(error))
         generation.error_kind = error.kind
