@@ -1,10 +1,12 @@
-"""Measures the quality of number formats: perplexity of a text, and greedy agreement with bf16.
+"""Measures the quality of number formats: perplexity of a text, right choices of its continuation, and agreement with bf16.
 
 Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--files FILE,FILE]
          [--output-json FILE]
      python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8    # does it run?
 
-The text's first tokens are cut into windows, each scored alone. Prompts are answered greedily: the first
+The text's first tokens are cut into windows, each scored alone. Questions have four answers, as MMLU's have, of which the model
+takes the likeliest: which of four pieces of the text goes on where another one ends; the three wrong ones are from elsewhere in
+it. Prompts are answered greedily: the first
 "turns" of a file of JSON lines as MT-Bench and Spec-Bench have them, or else forerun's built-in ones.
 `--group-sizes` adds int8 weights with a scale per that number of inputs, which the kernels do not support:
 such weights are rounded at load and computed in fp32. `--files` adds the same model in other files, such as GGUF files that
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -45,6 +48,11 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
 WINDOW = 512
+QUESTION, ANSWER, NUM_ANSWERS = (
+    32,
+    16,
+    4,
+)  # tokens of the piece that is to go on, and of each of the pieces to choose from
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class Samples:
 
     windows: list[list[int]]
     prompts: list[list[int]]
+    questions: list[list[list[int]]]  # each with its answers behind it, the right one first
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +70,12 @@ class Measured:
 
     `losses[i]` is the mean negative log-likelihood (nats) of window i, and `texts[i]` the greedy answer to
     prompt i. `num_judged` counts the tokens of the reference's answers, `agreed` those of them that are the
-    most likely in this format too, given the reference's text before them.
+    most likely in this format too, given the reference's text before them. `right` says of each question whether the
+    likeliest answer is the right one.
     """
 
     losses: list[float]
+    right: list[bool]
     texts: list[list[int]]
     agreed: int
     num_judged: int
@@ -79,6 +90,8 @@ class Quality:
     perplexity: float
     perplexity_ratio: float  # to the reference's
     perplexity_ratio_error: float  # one standard error, over windows
+    accuracy: float  # share of the questions answered right
+    num_changed: int  # questions that one of the two answers right, and the other does not
     agreement: float  # share of the reference's tokens that are the most likely here
     median_common_prefix: float  # tokens
     num_identical: int  # answers equal from start to end
@@ -97,10 +110,17 @@ def measure(llm: LLM, samples: Samples, *, reference: Sequence[Sequence[int]] | 
     ]
     return Measured(
         losses=[-statistics.fmean(logprob for logprob, _ in scored) for scored in score(llm, samples.windows)],
+        right=[is_right(llm, question) for question in samples.questions],
         texts=answers,
         agreed=ranks.count(1),
         num_judged=len(ranks),
     )
+
+
+def is_right(llm: LLM, question: Sequence[list[int]]) -> bool:
+    """Whether the first of a question's texts has the likeliest answer."""
+    chances = [math.fsum(logprob for logprob, _ in scored[-ANSWER:]) for scored in score(llm, [*question])]
+    return chances[0] > max(chances[1:])
 
 
 def score(llm: LLM, texts: list[list[int]]) -> Iterator[list[tuple[float, int | None]]]:
@@ -124,6 +144,8 @@ def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Qu
         perplexity=math.exp(statistics.fmean(found.losses)),
         perplexity_ratio=ratio,
         perplexity_ratio_error=ratio * statistics.stdev(differences) / math.sqrt(len(differences)),
+        accuracy=statistics.fmean(found.right),
+        num_changed=sum(one != other for one, other in zip(found.right, reference.right, strict=True)),
         agreement=found.agreed / found.num_judged,
         median_common_prefix=statistics.median(prefixes),
         num_identical=sum(text == other for text, other in zip(found.texts, reference.texts, strict=True)),
@@ -139,7 +161,8 @@ def common_prefix(text: Sequence[int], other: Sequence[int]) -> int:
 def read_samples(arguments: argparse.Namespace) -> Samples:
     """Windows of the text and prompts as conversations, in the model's tokens."""
     tokenizer = load_tokenizer(resolve_model(arguments.model))
-    ids = tokenizer.encode(arguments.text.read_text(encoding="utf-8"))[: arguments.num_tokens]
+    text = tokenizer.encode(arguments.text.read_text(encoding="utf-8"))
+    ids = text[: arguments.num_tokens]
     if arguments.prompts is None:
         messages = [message for workload in WORKLOADS.values() for message in workload]
     else:
@@ -148,7 +171,28 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
     if len(windows) < 2:
         raise SystemExit(f"--text: got {len(ids)} tokens; must be {2 * WINDOW} or more; give a longer text")
     prompts = [[{"role": "user", "content": message}] for message in messages[: arguments.num_prompts]]
-    return Samples(windows=windows, prompts=[tokenizer.apply_chat_template(prompt) for prompt in prompts])
+    return Samples(
+        windows=windows,
+        prompts=[tokenizer.apply_chat_template(prompt) for prompt in prompts],
+        questions=read_questions(text[arguments.num_tokens :], arguments.num_questions),
+    )
+
+
+def read_questions(ids: Sequence[int], count: int) -> list[list[list[int]]]:
+    """Questions from a text of these tokens, spread over it; the same text gives the same ones."""
+    length = QUESTION + ANSWER
+    pieces = [list(ids[start : start + length]) for start in range(0, len(ids) - length + 1, length)]
+    if len(pieces) < max(count, NUM_ANSWERS):
+        raise SystemExit(
+            f"--num-questions: got {count}; the text behind --num-tokens has {len(pieces)} pieces of {length} tokens, and must "
+            f"have as many, and {NUM_ANSWERS} or more; ask for fewer or give a longer text"
+        )
+    chance = random.Random(0)
+    questions = []
+    for at in sorted(chance.sample(range(len(pieces)), count)):
+        others = chance.sample([i for i in range(len(pieces)) if i != at], NUM_ANSWERS - 1)
+        questions.append([pieces[at][:QUESTION] + pieces[i][QUESTION:] for i in (at, *others)])
+    return questions
 
 
 def load(model: str, name: str) -> LLM:
@@ -162,12 +206,17 @@ def load(model: str, name: str) -> LLM:
 
 def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> None:
     """Print a table."""
-    table = Table("format", "perplexity", f"to {REFERENCE}", "agreement", "common prefix, median", "answers identical")
+    table = Table(
+        *("format", "perplexity", f"to {REFERENCE}", "right choices", f"not as {REFERENCE}"),
+        *("agreement", "common prefix, median", "answers identical"),
+    )
     for row in qualities:
         table.add_row(
             row.name,
             f"{row.perplexity:.4f}",
             f"{row.perplexity_ratio - 1:+.3%} ± {row.perplexity_ratio_error:.3%}",
+            f"{row.accuracy:.1%}",
+            f"{row.num_changed}/{len(samples.questions)}",
             f"{row.agreement:.2%}",
             f"{row.median_common_prefix:g}",
             f"{row.num_identical}/{len(samples.prompts)}",
@@ -181,6 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--num-tokens", type=int, default=8192)
+    parser.add_argument("--num-questions", type=int, default=300, help="with four answers each")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--num-prompts", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -220,6 +270,7 @@ def main() -> None:
             "text": arguments.text.name,
             "num_windows": len(samples.windows),
             "window": WINDOW,
+            "num_questions": len(samples.questions),
             "num_prompts": len(samples.prompts),
             "num_judged": found[REFERENCE].num_judged,
             "results": [asdict(row) for row in qualities],

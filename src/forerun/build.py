@@ -258,7 +258,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
     on_device = steps_on_device(settings.device_step, target, speculative.verifier)
     if on_device:
         plain, max_length = target, settings.max_model_len or target.model.max_model_len
-        target = with_layers_on_device(plain, max_length=max_length)
+        target = with_layers_on_device(plain, max_length=max_length, matmul=settings.device_matmul)
         reason = None if settings.device_step else layers_differ(plain, target)
         if reason is not None:
             logger.warning(
@@ -267,6 +267,11 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
                 reason,
             )
             target, on_device = plain, False
+    if settings.device_matmul != "kernels" and not on_device:
+        raise ConfigError(
+            f"device_matmul: got {settings.device_matmul!r}, but the steps are not computed on the device; set device_step=True, "
+            "or leave it out"
+        )
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(
             "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
@@ -496,6 +501,8 @@ def _describe_executor(settings: EngineSettings, target: LoadedTarget, *, on_dev
         kernels = f"native kernels, {target.kernels.level}"
     elif on_device and device.type == "cuda":
         kernels = "triton" if target.on_device is not None else "torch, and triton beside the layers"
+        if settings.device_matmul == "torch":
+            kernels += ", products by torch"
     name = "device" if on_device else "local"
     if settings.tensor_parallel_size > 1:
         name += f", {settings.tensor_parallel_size} processes"

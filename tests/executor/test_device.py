@@ -329,6 +329,31 @@ def test_auto_drafts_by_default_where_no_draft_can_change_a_bit(device_step, met
     assert llm.has_device_layers == bool(device_step)
 
 
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "eagle3"])
+def test_products_by_torch_give_the_same_texts_in_fp32(case, plain_texts):
+    llm = tiny_llm(CASES[case], device_step=True, device_matmul="torch", **TIGHT | {"num_gpu_blocks_override": 33})
+    assert texts(llm, 6) == plain_texts[:6]
+    assert_nothing_is_held(llm)
+
+
+def test_where_torch_multiplies_nothing_is_drafted_by_default():
+    speculative = resolve_speculative("default", None)
+    settings = EngineSettings(
+        model="tiny", device_step=True, device_matmul="torch", max_model_len=128, num_gpu_blocks_override=64
+    )
+    llm = LLM.from_target(tiny_target(), settings, speculative)
+    assert llm.has_device_layers
+    assert not llm.is_batch_invariant
+    assert llm.speculative.method == "none"
+
+
+def test_who_multiplies_is_refused_where_it_has_no_meaning():
+    with pytest.raises(ConfigError, match=r"device_matmul: got 'torch', but the steps are not computed on the device"):
+        tiny_llm(device_matmul="torch")
+    with pytest.raises(ConfigError, match="device_matmul: got 'cublas'; may be kernels, torch"):
+        tiny_llm(device_step=True, device_matmul="cublas")
+
+
 def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
     longer = CASES["ngram"] | {"prompt_lookup_max": 33}
     llm = tiny_llm(longer, device_step=True)

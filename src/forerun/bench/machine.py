@@ -29,7 +29,8 @@ def describe_kernels(llm: LLM) -> str:
     import torch
 
     if llm.has_device_layers:
-        return "Triton kernels" if llm.device.type == "cuda" else "formulas of the Triton kernels"
+        products = ", products by torch" if llm.settings.device_matmul == "torch" else ""
+        return ("Triton kernels" if llm.device.type == "cuda" else "formulas of the Triton kernels") + products
     if llm.kernels is None:
         threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
         return f"torch{threads}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
@@ -126,6 +126,9 @@ class EngineOptions:
     device_step: bool | None = None
     """Compute layers, draw, match and commit tokens on the device; no logits come to the host. By default so on a GPU whose
     kernels can compute the model."""
+    device_matmul: Literal["kernels", "torch"] = "kernels"
+    """What multiplies in such a step: forerun's kernels, or torch (cuBLAS on a GPU), with which drafts may change texts at
+    near-ties."""
     enforce_eager: bool = False
     """On a GPU, launch every step kernel by kernel, without CUDA graphs."""
     cudagraph_capture_sizes: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None

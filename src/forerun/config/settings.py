@@ -25,6 +25,7 @@ DTYPES = {
 GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LOAD_FORMATS = ("auto", "dummy")
 ACTIVATION_DTYPES = ("auto", "int8")
+DEVICE_MATMULS = ("kernels", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,9 @@ class EngineSettings:
     processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
     rules and drafts lie in tables on the device, which computes layers, draws and matches tokens itself, so that no logits
     come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
-    GPU where its kernels can compute the model, else False. cudagraph_capture_sizes: numbers of rows for which such a step
+    GPU where its kernels can compute the model, else False. device_matmul: "torch" has such a step multiply by torch, cuBLAS on
+    a GPU, in place of forerun's kernels; then a row's bits may depend on the rows beside it, and drafts may change texts at
+    near-ties. cudagraph_capture_sizes: numbers of rows for which such a step
     is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
     kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels;
     None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
@@ -79,6 +82,7 @@ class EngineSettings:
     pools_folder: str | PathLike[str] | None = None
     tensor_parallel_size: int = 1
     device_step: bool | None = None
+    device_matmul: str = "kernels"
     kernel_table: str | PathLike[str] | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: Sequence[int] | None = None
@@ -108,6 +112,8 @@ class EngineSettings:
                 f"tensor_parallel_size: got {self.tensor_parallel_size}; with device_step=True it must be 1, as other processes "
                 "keep KV where the step cannot move it; leave one of them out"
             )
+        if self.device_matmul not in DEVICE_MATMULS:
+            raise ConfigError(f"device_matmul: got {self.device_matmul!r:.80}; may be {', '.join(DEVICE_MATMULS)}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"

@@ -75,7 +75,7 @@ class DeviceParts:
             rotaries={
                 rope: self.rotary(Rotary(rope, dtype=torch.float32, device=model.device)) for rope in model.ropes
             },
-            is_batch_invariant=True,
+            is_batch_invariant=self.functions.are_batch_invariant,
         )
         return Decoder(config, parts, dtype=model.dtype, device=model.device)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forerun.errors import ConfigError
+from forerun.ops.cuda import torch_matmul
 
 
 def modules_for(device: torch.device, *names: str) -> list[Any]:
@@ -28,7 +29,7 @@ def modules_for(device: torch.device, *names: str) -> list[Any]:
 
 
 class LayerFunctions(NamedTuple):
-    """Those of `layers`, `matmul` and `attention`, all of one kind."""
+    """Those of `layers`, `matmul` and `attention`."""
 
     embed: Callable[..., None]
     rms_norm: Callable[..., None]
@@ -41,23 +42,31 @@ class LayerFunctions(NamedTuple):
     gated_linear: Callable[..., None]
     attend: Callable[..., None]
     are_kernels: bool
+    are_batch_invariant: bool  # no bit of a row depends on the rows beside it
 
     @classmethod
-    def choose(cls, device: torch.device) -> LayerFunctions:
+    def choose(cls, device: torch.device, *, matmul: str = "kernels") -> LayerFunctions:
         """The kernels on a GPU, the formulas elsewhere.
+
+        Args:
+            device: that of the weights.
+            matmul: "torch" has torch compute the products (`ops.cuda.torch_matmul`).
 
         Raises:
             ConfigError: triton is not installed.
         """
-        attention, layers, matmul = modules_for(device, "attention", "layers", "matmul")
-        return cls.of(attention=attention, layers=layers, matmul=matmul, are_kernels=device.type == "cuda")
+        attention, layers, products = modules_for(device, "attention", "layers", "matmul")
+        if matmul == "torch":
+            products = torch_matmul
+        return cls.of(attention=attention, layers=layers, matmul=products, are_kernels=device.type == "cuda")
 
     @classmethod
     def of(cls, *, attention: Any, layers: Any, matmul: Any, are_kernels: bool) -> LayerFunctions:
-        """Those of three modules of one kind."""
+        """Those of three modules, the first two of one kind."""
         return cls(
             *(layers.embed, layers.rms_norm, layers.add_normed, layers.rotate_and_write, layers.keep),
             *(matmul.linear, matmul.capped_linear, matmul.add_linear, matmul.gated_linear),
             attention.attend,
             are_kernels,
+            matmul is not torch_matmul,
         )
