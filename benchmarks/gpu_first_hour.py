@@ -96,13 +96,14 @@ def multiply(
 ) -> Any:
     """The kernel under `forerun.ops.cuda.kernels.matmul`, with any tiles; returns what was compiled."""
     num_rows, num_inputs = x.shape
-    grid = (triton.cdiv(len(weight), tiles.outputs), tiles.splits, triton.cdiv(num_rows, tile_rows))
+    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(len(weight), tiles.outputs), tiles.splits)
     return matmul._multiply[grid](
         *(x, weight, parts, num_rows, len(weight), num_inputs),
         PART=triton.cdiv(triton.cdiv(num_inputs, tiles.inputs), tiles.splits) * tiles.inputs,
         TILE_ROWS=tile_rows,
         TILE_OUTPUTS=tiles.outputs,
         STEP=tiles.inputs,
+        EVICTION="evict_first" if num_rows <= tile_rows else "",
         num_warps=warps,
         num_stages=stages,
     )

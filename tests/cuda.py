@@ -38,7 +38,7 @@ def _mend_interpreter():
 
     def widened(handle):
         if handle.dtype.scalar != interpreter.tl.bfloat16:
-            return handle.data
+            return handle.data.astype(np.float32) if handle.data.dtype == np.float16 else handle.data
         return (handle.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
     def create_dot(self, a, b, total, *options):

@@ -487,7 +487,9 @@ def profile_of(target: LoadedTarget) -> CostProfile:
 def _named_kernels(target: LoadedTarget) -> str:
     if target.kernels is not None:
         return target.kernels.level
-    return "triton" if target.on_device is not None and target.model.device.type == "cuda" else "torch"
+    if target.on_device is None or target.model.device.type != "cuda":
+        return "torch"
+    return "triton" if target.model.is_batch_invariant else "triton, products by torch"
 
 
 def _device_name(device: torch.device) -> str:

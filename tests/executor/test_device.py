@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -20,10 +22,13 @@ from forerun.core.sequence import Sequence
 from forerun.core.step import SequenceSpec
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
+from forerun.executor import local
 from forerun.executor.device import DeviceExecutor
 from forerun.executor.device_part import DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
+from forerun.executor.host_copies import as_current
 from forerun.models.loader import load_model
+from forerun.ops.cuda import steps
 from tests.contract.drafters import CASES, oracle
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits
@@ -413,5 +418,49 @@ def test_a_draft_that_the_table_holds_is_not_sent_again_even_where_the_plan_cuts
     slots.know_text(holder, num_computed=2, draft=Draft((5, 6)))
     for sent, found in (((5, 6), 0), ((5,), 0), ((), 0), ((5, 4), 2), ((5,), 2)):
         slots.place(1, start=2, draft=Draft(sent))
+        tell(slots)
         assert slots.table.draft_sizes[0] == found
     assert slots.table.draft_tokens[0].tolist() == [5, 4]
+
+
+def tell(slots):
+    """Have the device write what the host has noted."""
+    steps.place(torch.from_numpy(np.ascontiguousarray(slots.changes())), slots.table)
+    slots.changes_are_sent()
+
+
+def test_blocks_that_the_table_holds_are_not_sent_again():
+    slots, one = slots_of(1), sequence(1, [7])
+    slots.take([one])
+    for blocks, num_changes in (([3], 1), ([3], 0), ([3, 9], 1), ([4, 9], 1), ([4, 9, 2], 1)):
+        slots.place_blocks(1, np.array(blocks, dtype=np.int32))
+        assert slots.changes().shape == (4, num_changes)
+        tell(slots)
+        assert slots.table.block_table[0, : len(blocks)].tolist() == blocks
+
+
+def test_what_was_noted_of_who_had_a_slot_before_is_not_sent():
+    slots = slots_of(1)
+    slots.take([sequence(1, [7])])
+    slots.place_blocks(1, np.array([3, 9], dtype=np.int32))
+    slots.place(1, start=2, draft=Draft((5, 6)))
+    slots.release(1)
+    slots.take([sequence(2, [8])])
+    slots.place_blocks(2, np.array([6], dtype=np.int32))
+    tell(slots)
+    assert slots.table.block_table[0, :2].tolist() == [6, 0]
+    assert slots.table.draft_sizes[0] == 0
+
+
+def test_steps_are_computed_with_their_gpu_as_the_threads_current_one(monkeypatch):
+    seen = []
+    monkeypatch.setattr(local, "as_current", lambda device: seen.append(device) or nullcontext())
+    llm = tiny_llm(device_step=True, **TINY)
+    llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)  # as a whole
+    in_a_whole = len(seen)
+    llm.engine.add_request("one", PROMPTS[0], GREEDY)
+    llm.engine.step()
+    assert in_a_whole > 0
+    assert len(seen) > in_a_whole
+    assert set(seen) == {torch.device("cpu")}
+    assert isinstance(as_current(torch.device("cuda:1")), torch.cuda.device)

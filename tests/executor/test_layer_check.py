@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams, build
+from forerun.errors import DeviceLostError
 from forerun.executor.device_choice import with_layers_on_device
 from forerun.executor.layer_check import layers_differ
 from forerun.executor.local import LocalExecutor
@@ -57,6 +58,17 @@ def test_layers_that_fail_do_not():
     assert layers_differ(plain, dataclasses.replace(target, attention=Failing())) == (
         "they fail (ptxas fatal: no such instruction)"
     )
+
+
+def test_a_device_that_is_lost_meanwhile_is_lost_for_torch_too():
+    plain, target = on_device()
+
+    class Lost:
+        def begin(self, batch, cache):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(DeviceLostError):
+        layers_differ(plain, dataclasses.replace(target, attention=Lost()))
 
 
 @pytest.mark.parametrize("is_faulty", [False, True])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from forerun import SamplingParams
+from forerun.errors import DeviceLostError
 from forerun.executor.step_graphs import graph_bytes
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
@@ -66,7 +66,8 @@ def test_each_size_is_recorded_at_the_start_and_what_is_rare_when_it_comes():
     assert recorder.num_replayed > 0
     trees, recorder = graph_llm(CASES["random-tree"])
     trees.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
-    assert recorder.num_recorded > len(SIZES)
+    assert recorder.num_recorded == len(SIZES), "a drafter of the host may draft trees, which is known at the start"
+    assert recorder.num_replayed > 0
 
 
 def test_steps_with_more_rows_and_those_whose_logits_are_read_run_eagerly(plain_texts):
@@ -105,6 +106,28 @@ def test_where_recording_fails_steps_are_eager_and_that_is_said_once(caplog, pla
     assert "enforce_eager" in record.message
 
 
+def test_where_what_is_rare_cannot_be_recorded_the_usual_steps_are_graphs_still(caplog):
+    target = replace(tiny_target(), tokenizer=few_tokens())
+    words = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, bad_words=[word]) for i, word in enumerate("aeth")]
+    with caplog.at_level(logging.WARNING):
+        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=len(SIZES) + 1), target=target)
+        outputs = llm.generate(PROMPTS[:4], words, use_tqdm=False)
+        num_masked = recorder.num_replayed
+        llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    expected = tiny_llm(target=target).generate(PROMPTS[:4], words, use_tqdm=False)
+    assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in expected]
+    assert recorder.num_replayed > num_masked
+    assert len([one for one in caplog.records if "CUDA graphs" in one.message]) == 1
+
+
+def test_a_device_that_is_lost_while_graphs_are_recorded_is_lost(monkeypatch):
+    recorder = ClosureRecorder()
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(recorder, "record", lambda function: (_ for _ in ()).throw(lost))
+    with pytest.raises(DeviceLostError):
+        graph_llm(recorder=recorder)
+
+
 @pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)
@@ -129,6 +152,7 @@ def test_a_step_of_no_sequences_changes_nothing():
     table = executor.slots.table
     before = [getattr(table, name).clone() for name in table.__dataclass_fields__]
     kept = [stack.clone() for stack in executor.cache.stacks]
-    executor.graphs.run(np.empty((6, 0), dtype=np.int32), None, num_rows=4, has_trees=True, drafts=True)
+    nobody = torch.empty((6, 0), dtype=torch.int32)
+    executor.graphs.ready(nobody, None, num_rows=4, has_trees=True, drafts=True).replay()
     assert all(map(torch.equal, before, [getattr(table, name) for name in table.__dataclass_fields__]))
     assert all(map(torch.equal, kept, executor.cache.stacks))

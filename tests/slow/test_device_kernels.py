@@ -45,7 +45,7 @@ def kernels(monkeypatch):
         functions = DeviceFunctions.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
         monkeypatch.setattr(DeviceFunctions, "choose", lambda device: functions)
         of_layers = LayerFunctions.of(attention=attention, layers=layers, matmul=matmul, are_kernels=True)
-        monkeypatch.setattr(LayerFunctions, "choose", lambda device: of_layers)
+        monkeypatch.setattr(LayerFunctions, "choose", lambda device, *, matmul: of_layers)
         of_chains = ChainFunctions.of(chains)
         monkeypatch.setattr(ChainFunctions, "choose", lambda device: of_chains)
         for name, value in FEW_PROGRAMS.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from forerun.core.batch import CandidateTensors
 from forerun.core.draft import Draft
@@ -128,7 +129,8 @@ class DeviceExecutor(LocalExecutor):
             vocab_size=self.model.vocab_size,
             device=self.model.device,
         )
-        self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder)
+        has_trees = self.slots.table.draft_tokens.shape[1] > 1 and not self.part.drafts  # the device drafts chains
+        self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder, has_trees=has_trees)
         started, before = time.perf_counter(), free_bytes(self.model.device)
         with self._computing():
             self.graphs.prepare(drafts=self.part.drafts, shows_progress=sys.stderr.isatty())
@@ -222,13 +224,19 @@ class DeviceExecutor(LocalExecutor):
             for one, state in zip(sequences, states, strict=True)
         )
         holders = self.slots.forget_texts([planned.seq_id for planned in sequences])
-        built, span = time.perf_counter(), StepSpan(self.model.device)
-        outputs = None
+        built, on_device = time.perf_counter(), self._send(values)
+        recorded = None
         if self.graphs is not None and not reads_logits:
-            outputs = self.graphs.run(values, masks, num_rows=num_rows, has_trees=has_trees, drafts=most_asked > 0)
-        is_replayed = outputs is not None
-        if outputs is None:
-            tensors = self._tensors(values, masks, sequences, num_rows=num_rows)
+            recorded = self.graphs.ready(
+                on_device, masks, num_rows=num_rows, has_trees=has_trees, drafts=most_asked > 0
+            )
+        if recorded is not None:
+            span = StepSpan(self.model.device)
+            recorded.replay()
+            outputs = recorded.outputs
+        else:
+            tensors = self._tensors(on_device, masks, sequences, num_rows=num_rows)
+            span = StepSpan(self.model.device)
             outputs = self.part.run(tensors, host, has_trees=has_trees, most_asked=most_asked)
         span.end()
         copy = LateCopy(outputs.packed[: len(sequences)])
@@ -249,7 +257,10 @@ class DeviceExecutor(LocalExecutor):
             copy=copy,
             outputs=outputs,
             times=StepTimes(
-                build=built - started, launch=launched - built, num_steps=1, num_replayed_steps=int(is_replayed)
+                build=built - started,
+                launch=launched - built,
+                num_steps=1,
+                num_replayed_steps=int(recorded is not None),
             ),
             span=span,
             before=None if before is None or before[0].isdisjoint(seq_ids) else before[1],
@@ -261,15 +272,24 @@ class DeviceExecutor(LocalExecutor):
         most_asked = self.slots.table.draft_tokens.shape[1] if drafts and self.part.drafts else 0
         return self.part.run(step, None, has_trees=has_trees, most_asked=most_asked)
 
+    def _send(self, plan: Ints) -> Tensor:
+        """Send a plan, and with it what the host has changed in the table, which is written there; returns the plan on the device."""
+        changes = self.slots.changes()
+        sent = to_device(np.concatenate([plan.ravel(), changes.ravel()]), self.model.device)
+        if changes.size:
+            self.part.compute.place(sent[plan.size :].view(4, -1), self.slots.table)
+        self.slots.changes_are_sent()
+        return sent[: plan.size].view(plan.shape)
+
     def _tensors(
-        self, values: Ints, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int
+        self, plan: Tensor, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int
     ) -> StepTensors:
         """New tensors of a step that is not recorded, as long as it needs them."""
         device, most_drafted = self.model.device, self.slots.table.draft_tokens.shape[1]
         num_judged = sum(1 + one.num_draft for one in sequences if one.reaches_end and one.num_tail)
         rows = StepRows.empty(num_rows, len(sequences), longest_path=most_drafted, device=device, num_judged=num_judged)
         return StepTensors.of_plan(
-            to_device(values, device),
+            plan,
             rows=rows,
             verdicts=Verdicts.empty(len(sequences), most_drafted, device=device),
             masks=None if masks is None else to_device(masks.masks, device),

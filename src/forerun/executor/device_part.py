@@ -31,6 +31,7 @@ from forerun.ops.cuda.table import DevicePlan, StepRows, Verdicts
 class DeviceFunctions(NamedTuple):
     """The parts of a step beside the layers: by formula (`ops.cuda`), or as Triton kernels (`ops.cuda.kernels`)."""
 
+    place: Callable[..., None]
     prepare: Callable[..., None]
     edit: Callable[..., None]
     sample: Callable[..., None]
@@ -52,7 +53,10 @@ class DeviceFunctions(NamedTuple):
     @classmethod
     def of(cls, *, edits: Any, ngram: Any, sampling: Any, steps: Any) -> DeviceFunctions:
         """Those of four modules of one kind."""
-        return cls(steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit, ngram.propose)
+        return cls(
+            *(steps.place, steps.prepare, edits.edit, sampling.sample, steps.match, steps.move, steps.commit),
+            ngram.propose,
+        )
 
 
 @runtime_checkable

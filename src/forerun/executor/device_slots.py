@@ -19,6 +19,11 @@ from forerun.errors import RequestError
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import packed
 from forerun.ops.cuda.table import (
+    BLOCK_TABLE,
+    COMPUTED,
+    DRAFT_PARENTS,
+    DRAFT_SIZES,
+    DRAFT_TOKENS,
     HAS_ALLOWED,
     HAS_BIAS,
     HAS_MIN_LENGTH,
@@ -29,6 +34,8 @@ from forerun.ops.cuda.table import (
 from forerun.ops.penalties import penalises
 from forerun.ops.sampling import GREEDY_BELOW
 from forerun.ops.truncation import floor_of
+
+Ints = npt.NDArray[np.int32]
 
 MOST_STOP_IDS = 64
 MOST_BIASES = 320  # OpenAI allows 300
@@ -109,6 +116,7 @@ class DeviceSlots:
         self._free = list(range(num_slots))
         self._slot_of: dict[int, int] = {}  # seq_id -> slot, those that ran longest ago first
         self._holders: dict[int, Holder] = {}  # by seq_id
+        self._changes: dict[tuple[int, int, int], int] = {}  # (of what, slot, column): the value that is to be sent
 
     @property
     def num_free(self) -> int:
@@ -136,26 +144,36 @@ class DeviceSlots:
         return holder is not None and holder.sequence is sequence and holder.num_tokens == len(sequence)
 
     def place_blocks(self, seq_id: int, blocks: npt.NDArray[np.int32]) -> None:
-        """Tell the device which blocks a sequence has."""
-        holder, table = self._holders[seq_id], self.table
-        blocks = blocks[: table.block_table.shape[1]]
+        """Note which blocks a sequence has, for the device to be told."""
+        holder = self._holders[seq_id]
+        blocks = blocks[: self.table.block_table.shape[1]]
         if not np.array_equal(holder.blocks, blocks):
-            table.block_table[self._slot_of[seq_id], : len(blocks)] = self._ints(blocks)
+            slot, num_known = self._slot_of[seq_id], min(len(holder.blocks), len(blocks))
+            new = [*np.flatnonzero(holder.blocks[:num_known] != blocks[:num_known]), *range(num_known, len(blocks))]
+            self._changes.update(((BLOCK_TABLE, slot, int(at)), int(blocks[at])) for at in new)
             holder.blocks = blocks.copy()
 
     def place(self, seq_id: int, *, start: int, draft: Draft) -> None:
-        """Tell the device where a sequence's rows begin, and its draft, where it does not know better."""
-        slot, holder, table = self._slot_of[seq_id], self._holders[seq_id], self.table
+        """Note where a sequence's rows begin, and its draft, for the device to be told where it does not know better."""
+        slot, holder, changes = self._slot_of[seq_id], self._holders[seq_id], self._changes
         if holder.num_computed != start:
-            table.computed[slot] = holder.num_computed = start
+            changes[COMPUTED, slot, 0] = holder.num_computed = start
         num_nodes = len(draft)
         held = holder.draft.first(num_nodes)  # a step verifies no more of it than the plan says
         if (held.token_ids, held.parents) != (draft.token_ids, draft.parents):
-            table.draft_sizes[slot] = num_nodes
-            table.draft_tokens[slot, :num_nodes] = self._ints(draft.token_ids)
+            changes[DRAFT_SIZES, slot, 0] = num_nodes
             parents = range(-1, num_nodes - 1) if draft.parents is None else draft.parents
-            table.draft_parents[slot, :num_nodes] = self._ints(parents)
+            for node, (token_id, parent) in enumerate(zip(draft.token_ids, parents, strict=True)):
+                changes[DRAFT_TOKENS, slot, node], changes[DRAFT_PARENTS, slot, node] = token_id, parent
             holder.draft = draft if draft.probs is None else replace(draft, probs=None)
+
+    def changes(self) -> Ints:
+        """What was noted and not sent yet, as `ops.cuda.steps.place` takes it: [4, n]."""
+        return np.array([(*at, value) for at, value in self._changes.items()], dtype=np.int32).reshape(-1, 4).T
+
+    def changes_are_sent(self) -> None:
+        """After the device was told `changes`."""
+        self._changes.clear()
 
     def forget_texts(self, seq_ids: Listing[int]) -> list[Holder]:
         """Before the device changes these sequences: were it interrupted, their texts would be written again."""
@@ -183,6 +201,8 @@ class DeviceSlots:
 
     def _write(self, slot: int, sequence: Sequence, spec: SequenceSpec) -> None:
         table, rules, sampling = self.table, self.rules, spec.sampling
+        for at in [at for at in self._changes if at[1] == slot]:  # of who had the slot before
+            del self._changes[at]
         table.tokens[slot, : len(sequence)] = self._ints(sequence.tokens_from(0))
         table.lengths[slot] = len(sequence)
         table.ended[slot] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def as_current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU this thread's current one, on which triton launches and events are recorded; nothing for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def free_bytes(device: torch.device) -> int:

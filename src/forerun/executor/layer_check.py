@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
-from forerun.errors import one_line
+from forerun.errors import DeviceLostError, one_line
+from forerun.executor.host_copies import as_current
 from forerun.models.base import LoadedTarget
+from forerun.ops.cuda.failures import device_failure
 
 NUM_ROWS = 24  # of one text: more than a tile of 16 rows, and more than a block of places
 BLOCK_SIZE = 16
@@ -25,8 +27,12 @@ def layers_differ(plain: LoadedTarget, on_device: LoadedTarget) -> str | None:
         on_device: the same with layers and attention by `ops.cuda`.
     """
     try:
-        expected, found = _logits(plain), _logits(on_device)
+        with as_current(plain.model.device):
+            expected, found = _logits(plain), _logits(on_device)
     except Exception as error:  # whatever a compiler or a driver says
+        failure = device_failure(error)
+        if isinstance(failure, DeviceLostError):  # with which torch could not compute either
+            raise failure from error
         return f"they fail ({one_line(error)})"
     expected, found = (logits - logits.mean(-1, keepdim=True) for logits in (expected, found))
     difference = float((found - expected).norm() / expected.norm())

@@ -37,6 +37,7 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.errors import ConfigError, DeviceLostError
 from forerun.executor.batch import BatchBuilder
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.host_copies import as_current
 from forerun.executor.moved_blocks import read_blocks, write_blocks
 from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
@@ -228,7 +229,7 @@ class LocalExecutor:
             if get_ident() in self._inside:
                 yield
             else:
-                with self._no_autograd, self._torch_threads:
+                with as_current(self.model.device), self._no_autograd, self._torch_threads:
                     yield
         except RuntimeError as error:
             failure = device_failure(error)
@@ -240,12 +241,12 @@ class LocalExecutor:
 
     @contextmanager
     def as_in_a_step(self) -> Iterator[None]:
-        """See `Executor`; also for passes and drafts outside of a step: no autograd, and torch's threads."""
+        """See `Executor`; also for passes and drafts outside of a step: no autograd, torch's threads, the GPU as the current one."""
         thread = get_ident()
         is_outermost = thread not in self._inside
         self._inside.add(thread)
         try:
-            with torch.inference_mode(), self._torch_threads:
+            with as_current(self.model.device), torch.inference_mode(), self._torch_threads:
                 yield
         finally:
             if is_outermost:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from forerun.executor.device_part import PLAN_FIELDS, Ints, StepOutputs, StepTensors
+from forerun.errors import DeviceLostError, one_line
+from forerun.executor.device_part import PLAN_FIELDS, StepOutputs, StepTensors
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import RowMasks
 from forerun.models.base import TargetModel
+from forerun.ops.cuda.failures import device_failure
 from forerun.ops.cuda.table import StepRows, Verdicts
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ BYTES_PER_LOGIT = 16  # of a step's rows: logits, a copy for the rules, what dra
 BYTES_PER_WIDTH = 64  # of a row, for each of its hidden_size values: stream, products, MLP, in fp32
 BYTES_PER_LAYER = 64 << 10  # of a graph, for the launches of a layer; a guess until a GPU has shown what they take
 BYTES_PER_GRAPH = 8 << 20  # likewise for what it takes at all
+KINDS = 2  # of steps of a size: the usual ones, and those that are recorded when they come up
 
 
 def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
@@ -32,7 +36,7 @@ def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
     That of the largest step, which all of them share, and their launches.
     """
     largest = max(sizes) * (model.hidden_size * BYTES_PER_WIDTH + model.vocab_size * BYTES_PER_LOGIT)
-    return largest + len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
+    return largest + KINDS * len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
 
 
 class Recorder(Protocol):
@@ -115,10 +119,10 @@ class StepBuffers:
             has_mask=self._has_mask[:num_rows] if is_masked else None,
         )
 
-    def write(self, values: Ints, masks: RowMasks | None) -> None:
-        """Send a plan, [PLAN_FIELDS, n], and the masks of its judged rows."""
+    def write(self, plan: Tensor, masks: RowMasks | None) -> None:
+        """Write a plan, [PLAN_FIELDS, n], and send the masks of its judged rows."""
         self.clear()
-        self._plan[:, : values.shape[1]] = to_device(values, self._device)
+        self._plan[:, : plan.shape[1]] = plan
         if masks is not None:
             num_judged = len(masks.masks)
             self._masks[:num_judged] = to_device(masks.masks, self._device)
@@ -138,14 +142,16 @@ class _Variant:
 class StepGraphs:
     """Steps of up to a number of rows, recorded once for each of a few sizes; rows are padded up to the next.
 
-    Those without masks and trees are recorded by `prepare`, the others when they first come up. Where recording fails, for want
-    of memory or because something cannot be recorded, all steps are eager from then on, which is said once.
+    The usual ones are recorded by `prepare`, those with masks of grammars, and those in which the device does not draft though it
+    can, when they first come up. Where recording fails, for want of memory or because something cannot be recorded, steps of
+    that size and kind are eager from then on, which is said once; where the first of all fails, no other is tried.
 
     Args:
         run: computes a step from its tensors; whether there are trees, and whether the device drafts.
         buffers: of the largest size.
         sizes: numbers of rows, rising.
         recorder: makes the graphs.
+        has_trees: whether drafts may be trees.
     """
 
     def __init__(
@@ -154,56 +160,61 @@ class StepGraphs:
         buffers: StepBuffers,
         sizes: Sequence[int],
         recorder: Recorder,
+        *,
+        has_trees: bool,
     ) -> None:
         self._run = run
         self._buffers = buffers
         self._sizes = sizes
         self._recorder = recorder
-        self._recorded: dict[_Variant, Recorded] = {}
-        self._has_trees = (
-            False  # whether any draft was one; from then on all steps may hold some, so that few are recorded
-        )
-        self._has_failed = False
+        self._recorded: dict[_Variant, Recorded | None] = {}  # None: it cannot be recorded
+        self._has_trees = has_trees  # and of all steps from the first on, so that few are recorded
+        self._has_warned = False
 
     @property
     def num_recorded(self) -> int:
         """Graphs that there are."""
-        return len(self._recorded)
+        return sum(recorded is not None for recorded in self._recorded.values())
 
     def prepare(self, *, drafts: bool, shows_progress: bool = False) -> None:
         """Record the usual step of each size, the largest first, so that the others find its memory."""
         with tqdm(self._sizes[::-1], desc="Recording CUDA graphs", disable=not shows_progress) as sizes:
             for num_rows in sizes:
-                if self._record(_Variant(num_rows, drafts=drafts)) is None:
+                if self._graph_of(_Variant(num_rows, has_trees=self._has_trees, drafts=drafts)) is None:
+                    self._sizes = []  # what the largest lacks, or cannot do, others would, too
+                    self._recorded.clear()
                     return
 
     def forget(self) -> None:
         """Record all steps again, since what computes them has changed."""
         self._recorded.clear()
 
-    def run(
-        self, values: Ints, masks: RowMasks | None, *, num_rows: int, has_trees: bool, drafts: bool
-    ) -> StepOutputs | None:
-        """Compute a step of at most `num_rows` rows by the smallest graph that has room for it; None where none has.
+    def ready(
+        self, plan: Tensor, masks: RowMasks | None, *, num_rows: int, has_trees: bool, drafts: bool
+    ) -> Recorded | None:
+        """Write a step of at most `num_rows` rows to the buffers of the smallest graph that has room for it; None where none has.
 
         Args:
-            values: the plan, [PLAN_FIELDS, N].
+            plan: [PLAN_FIELDS, N] on the device, see `plan_values`.
             masks: of the judged rows, in order.
             num_rows: of all sequences together.
             has_trees: whether a draft may be a tree.
             drafts: whether the device drafts for a sequence.
         """
-        at = bisect_left(self._sizes, max(num_rows, values.shape[1]))
-        if at == len(self._sizes) or self._has_failed:
+        at = bisect_left(self._sizes, max(num_rows, plan.shape[1]))
+        if at == len(self._sizes):
             return None
         self._has_trees |= has_trees
-        variant = _Variant(self._sizes[at], masks is not None, self._has_trees, drafts)
-        recorded = self._recorded.get(variant) or self._record(variant)
-        if recorded is None:
-            return None
-        self._buffers.write(values, masks)
-        recorded.replay()
-        return recorded.outputs
+        recorded = self._graph_of(_Variant(self._sizes[at], masks is not None, self._has_trees, drafts))
+        if recorded is not None:
+            self._buffers.write(plan, masks)
+        return recorded
+
+    def _graph_of(self, variant: _Variant) -> Recorded | None:
+        """The graph of such steps, recorded now if it was not before; None where that has failed."""
+        if variant not in self._recorded:
+            self._recorded[variant] = self._record(variant)
+        return self._recorded[variant]
 
     def _record(self, variant: _Variant) -> Recorded | None:
         """Record a step of no sequences: what it computes depends on the plan that the buffers hold when it is replayed."""
@@ -216,16 +227,16 @@ class StepGraphs:
             )  # whose memory others may have
 
         try:
-            recorded = self._recorder.record(function)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            self._has_failed = True
-            self._recorded.clear()
-            logger.warning(
-                "CUDA graphs: a step of %d rows could not be recorded (%s); all steps run eagerly from now on, with the same "
-                "texts; set enforce_eager=True to be rid of this, or lower gpu_memory_utilization",
-                variant.num_rows,
-                str(error).splitlines()[0] if str(error) else type(error).__name__,
-            )
+            return self._recorder.record(function)
+        except Exception as error:  # torch's, triton's, a driver's
+            if isinstance(device_failure(error), DeviceLostError):
+                raise
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "CUDA graphs: a step of %d rows could not be recorded (%s); such steps run eagerly from now on, with the same "
+                    "texts; set enforce_eager=True to be rid of this, or lower gpu_memory_utilization",
+                    variant.num_rows,
+                    one_line(error),
+                )
             return None
-        self._recorded[variant] = recorded
-        return recorded

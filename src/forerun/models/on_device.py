@@ -81,7 +81,7 @@ class DeviceParts:
 
     def attention(self) -> DeviceAttention:
         """Attention over any cache."""
-        return DeviceAttention(self.functions, max_length=self.max_length)
+        return DeviceAttention(self.functions)
 
     def embedding(self, table: Tensor, scale: float = 1.0) -> DeviceEmbedding:
         """An embedding; its scale is rounded to the table's dtype, as Gemma's is."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +24,13 @@ DIM = 16
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     """So that short texts have several chunks, and these several blocks."""
-    monkeypatch.setattr(kernels, "LEAST_CHUNK", 16)
-    monkeypatch.setattr(kernels, "MOST_CHUNKS", 4)
+    monkeypatch.setattr(kernels, "FIRST_CHUNKS", 2)
     if DEVICE.type == "cpu":  # less than tensor cores take
+        monkeypatch.setattr(kernels, "LEAST_CHUNK", 8)
         monkeypatch.setattr(kernels, "BLOCK_KEYS", 8)
         monkeypatch.setattr(kernels, "TILE", 4)
+    else:
+        monkeypatch.setattr(kernels, "LEAST_CHUNK", kernels.BLOCK_KEYS)
 
 
 def attend(module, step, rows, query, keys, values, **options):
@@ -51,7 +56,7 @@ OPTIONS = st.fixed_dictionaries(
     random_steps(most_tail=4),
     st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
     st.sampled_from([DIM, 24]),
-    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     OPTIONS,
 )
 def test_kernels_attend_as_the_formula_does(step, heads, value_dim, dtype, options):
@@ -125,6 +130,26 @@ def test_padding_rows_are_not_written():
         assert (output == -7.0).all()
 
 
-@pytest.mark.parametrize(("max_length", "places"), [(1, 16), (64, 16), (65, 32), (1000, 256)])
-def test_chunks_depend_on_the_longest_text_alone(max_length, places):
-    assert kernels.places_per_chunk(max_length) == places
+@settings(max_examples=3, deadline=None)
+@given(random_steps(most_tail=3))
+def test_bits_do_not_depend_on_how_many_programs_there_are_or_how_long_a_text_there_is_room_for(step):
+    steps.prepare(step.plan, step.table, step.rows, block_size=step.block_size)
+    query = random(len(step.rows.slots), 4, DIM)
+    keys, values = random(step.num_kv_slots, 2, DIM, seed=1), random(step.num_kv_slots, 2, DIM, seed=2)
+    expected = attend(kernels, step, step.rows, query, keys, values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MOST_PROGRAMS", 1)
+        assert torch.equal(attend(kernels, step, step.rows, query, keys, values), expected)
+    table = step.table.block_table
+    wider = replace(step, table=replace(step.table, block_table=torch.cat([table, torch.zeros_like(table)], 1)))
+    assert torch.equal(attend(kernels, wider, step.rows, query, keys, values), expected)
+
+
+def test_chunks_are_as_long_at_first_and_then_half_as_many_for_each_doubling(monkeypatch):
+    monkeypatch.setattr(kernels, "LEAST_CHUNK", 256)
+    monkeypatch.setattr(kernels, "FIRST_CHUNKS", 32)
+    begins = [place for place in range(70_000) if place == 0 or kernels.chunk_of(place) != kernels.chunk_of(place - 1)]
+    lengths = [end - begin for begin, end in pairwise(begins)]
+    assert lengths == [256] * 32 + [512] * 16 + [1024] * 16 + [2048] * 16 + [4096]
+    assert [kernels.chunk_of(begin) for begin in begins] == [*range(len(begins))]
+    assert kernels.chunk_of(131_071) == 95

@@ -27,6 +27,8 @@ NEITHER = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
     RuntimeError("CUDA error: invalid configuration argument"),
     RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+    RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+    RuntimeError("CUDA error: operation failed due to a previous error during capture"),
     ValueError("CUDA error: an illegal memory access was encountered"),
 ]
 

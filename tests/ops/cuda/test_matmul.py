@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  #
 
 SHAPES = st.sampled_from([(1, 1), (16, 16), (17, 40), (33, 70)])  # outputs, inputs
 ROWS = st.sampled_from([1, 3, 16, 17, 40])
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
 @pytest.fixture(autouse=True, params=[1, 3])

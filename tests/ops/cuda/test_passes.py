@@ -14,7 +14,7 @@ from forerun.kv.cache import KVCache
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.cuda import attention, layers, matmul
 from forerun.ops.cuda.functions import LayerFunctions
-from forerun.ops.cuda.passes import DeviceAttention, DevicePass, lay_out_rows
+from forerun.ops.cuda.passes import DeviceAttention, DevicePass
 from forerun.ops.cuda.table import StepRows
 from tests.cuda import DEVICE, random
 from tests.ops.native.passes import levels_batch, source
@@ -60,7 +60,7 @@ def test_rows_see_what_their_masks_say(functions, lengths, seed, num_hidden, wit
     spec = LayerKVSpec(num_kv_heads=2, key_dim=DIM, value_dim=DIM)
     options = {"scale": 0.3, "sinks": random(4) if with_sinks else None}
     results = []
-    for attention_of in (NaiveAttention(), DeviceAttention(functions, max_length=64)):
+    for attention_of in (NaiveAttention(), DeviceAttention(functions)):
         cache = KVCache([spec], num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32, device=DEVICE)
         cache.layers[0].key.copy_(random(num_blocks * BLOCK_SIZE, 2, DIM, seed=3))
         output = attention_of.begin(batch, cache)(0, query, key, value, **options)
@@ -70,20 +70,12 @@ def test_rows_see_what_their_masks_say(functions, lengths, seed, num_hidden, wit
     assert all(map(torch.equal, found_kv, expected_kv))
 
 
-def test_the_number_of_chunks_does_not_depend_on_the_batch_until_a_sequence_has_more_blocks():
-    few, _ = random_pass(source(1), [(3, 1)], num_hidden=0)
-    many, _ = random_pass(source(1), [(30, 2), (60, 2)], num_hidden=0)
-    widths = [lay_out_rows(batch, least_blocks=20).block_table.shape[1] for batch in (few, many)]
-    assert widths == [20, 20]
-    assert lay_out_rows(many, least_blocks=5).block_table.shape[1] == 20
-
-
 def test_sequences_with_other_hidden_places_are_refused():
     batch, num_blocks = random_pass(source(1), [(3, 1), (3, 1)], num_hidden=0)
     batch.sequences[0] = replace(batch.sequences[0], num_hidden=1)
     cache = KVCache([], num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32, device=DEVICE)
     with pytest.raises(ValueError, match="num_hidden"):
-        DeviceAttention(FORMULAS, max_length=64).begin(batch, cache)
+        DeviceAttention(FORMULAS).begin(batch, cache)
 
 
 def test_features_that_the_cache_has_room_for_are_kept_there_and_the_others_returned():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 
 import torch
 from hypothesis import given, settings
@@ -15,12 +16,32 @@ from forerun.ops.cuda import steps
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
 from forerun.verify.matching import match
 from tests.cuda import DEVICE, assert_equal_records, copy_of, ints, random
-from tests.ops.cuda.device_steps import sampled_tokens
+from tests.ops.cuda.device_steps import MOST_DRAFTED, sampled_tokens
 from tests.ops.cuda.device_steps import steps as random_steps
 
 from forerun.ops.cuda.kernels import steps as kernels  # isort: skip - tests.cuda comes first
 
 few = settings(max_examples=20, deadline=None)
+
+
+@few
+@given(random_steps(), st.integers(1, 150), st.randoms(use_true_random=False))
+def test_kernels_place_what_the_formula_does(step, num_changes, chance):
+    table = step.table
+    widths = [table.block_table.shape[1], MOST_DRAFTED, MOST_DRAFTED, 1, 1]
+    places = [
+        (what, slot, column)
+        for what, width in enumerate(widths)
+        for slot in range(len(table.lengths))
+        for column in range(width)
+    ]
+    chosen = chance.sample(places, min(num_changes, len(places)))
+    changes = ints(*chain.from_iterable(zip(*[(*place, 7 + i) for i, place in enumerate(chosen)], strict=True)))
+    found = copy_of(table)
+    steps.place(changes.view(4, -1), table)
+    kernels.place(changes.view(4, -1), found)
+    assert_equal_records(found, table)
+    assert (table.draft_sizes >= 7).sum() == sum(what == 3 for what, *_ in chosen)
 
 
 @few

@@ -10,8 +10,11 @@ from forerun.errors import DeviceLostError, ForerunError, StepError, one_line
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
-HARMLESS = ("invalid argument", "invalid configuration", "no kernel image", "invalid device function", "not supported")
-"""Errors of CUDA that leave the device as it was: the call was wrong, and the next may be right."""
+HARMLESS = (
+    *("invalid argument", "invalid configuration", "no kernel image", "invalid device function", "not supported"),
+    *("stream is capturing", "due to a previous error during capture", "capturing stream", "capture sequence"),
+)
+"""Errors of CUDA that leave the device as it was: the call was wrong, or cannot be recorded, and the next may be right."""
 
 LOST = re.compile(
     r"\bCUDA (driver )?error\b|\bTriton Error \[CUDA\]|cudaError[A-Z]|illegal memory access|device-side assert"

@@ -24,16 +24,14 @@ class DeviceAttention:
 
     Args:
         functions: compute it.
-        max_length: tokens of the longest text; how attention is cut into chunks depends on it.
     """
 
-    def __init__(self, functions: LayerFunctions, *, max_length: int) -> None:
+    def __init__(self, functions: LayerFunctions) -> None:
         self.functions = functions
-        self._max_length = max_length
 
     def begin(self, batch: ForwardBatch, cache: KVCache) -> DevicePass:
         """Lay out a batch's rows on the host."""
-        laid_out = lay_out_rows(batch, least_blocks=-(-self._max_length // batch.block_size) + 1)
+        laid_out = lay_out_rows(batch)
         hidden = {sequence.num_hidden for sequence in batch.sequences}
         if len(hidden) > 1:
             raise ValueError(f"num_hidden: got {sorted(hidden)} in one pass; must be the same for all of its sequences")
@@ -142,15 +140,13 @@ class LaidOutRows(NamedTuple):
     block_table: Tensor
 
 
-def lay_out_rows(batch: ForwardBatch, *, least_blocks: int) -> LaidOutRows:
+def lay_out_rows(batch: ForwardBatch) -> LaidOutRows:
     """The rows of a batch as attention on the device reads them.
 
     A row's position counts the places that it sees: where a tree mask lets it see its ancestors alone, that is its place in
-    the text. The block table has room for `least_blocks` blocks, or for twice as many ... where a sequence has more.
+    the text.
     """
-    num_blocks = least_blocks
-    while num_blocks < max((len(sequence.block_ids) for sequence in batch.sequences), default=0):
-        num_blocks *= 2
+    num_blocks = max([1, *(len(sequence.block_ids) for sequence in batch.sequences)])
     paths = [_paths(sequence, batch.block_size) for sequence in batch.sequences]
     longest_path = 16 * -(-max([1, *(path.slots.shape[1] for path in paths)]) // 16)  # few widths, few compiled kernels
     num_rows, num_sequences = len(batch.slot_mapping), len(batch.sequences)

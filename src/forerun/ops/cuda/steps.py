@@ -1,6 +1,6 @@
 """The integers of a step: its rows from the table, the match walk, what is committed, the KV that moves. Twin of `kernels.steps`.
 
-A step calls `prepare`, then the layers and `sampling.sample`, then `match`, `move` and `commit`.
+A step calls `place` where the host has changed something, `prepare`, then the layers and `sampling.sample`, then `match`, `move` and `commit`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,19 @@ import torch
 from torch import Tensor
 
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
+
+
+def place(changes: Tensor, table: DeviceTable) -> None:
+    """Write what the host has changed.
+
+    Args:
+        changes: [4, n] int32: of what (`table.BLOCK_TABLE` and so on), slot, column (0 where there is but one), value; each place
+            once.
+        table: changed.
+    """
+    changed = (table.block_table, table.draft_tokens, table.draft_parents, table.draft_sizes, table.computed)
+    for what, slot, column, value in changes.T.tolist():
+        changed[what].view(len(table.lengths), -1)[slot, column] = value
 
 
 def prepare(plan: DevicePlan, table: DeviceTable, rows: StepRows, *, block_size: int) -> None:

@@ -17,6 +17,10 @@ HAS_PENALTIES, HAS_BIAS, HAS_ALLOWED, HAS_MIN_LENGTH = 1, 2, 4, 8
 """Bits of `RuleTable.flags`: which edits of the logits a sequence asks for."""
 
 
+BLOCK_TABLE, DRAFT_TOKENS, DRAFT_PARENTS, DRAFT_SIZES, COMPUTED = range(5)
+"""What of a `DeviceTable` the host may change: the first number of a change, see `steps.place`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTable:
     """The sampling rules of each slot's request, what penalties count, and what ends its text.

@@ -42,7 +42,7 @@ def gated_linear(x: Tensor, gate_up: Tensor, output: Tensor, *, activation: str,
     `activation` is a name of `ops.layers.ACTIVATIONS`.
     """
     gate, up = _product(x, gate_up, bias).chunk(2, dim=-1)
-    output.copy_(ACTIVATIONS[activation](gate) * up)
+    torch.mul(ACTIVATIONS[activation](gate), up, out=output)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
 """Attention of a step's rows over the paged cache; `ops.cuda.attention` is the twin and says what is computed.
 
-A row's keys are taken in the order of their place in its text, in chunks that begin at multiples of one length, within a
-chunk in blocks of BLOCK_KEYS. Each chunk gives a maximum, a sum and weighted values; a second kernel joins them in order. So
-the order of a row's sums is a function of its position and the engine's longest text alone: not of the rows beside it, of
-how the text was cut into steps, or of whether its last tokens were drafted as a chain or a tree.
+A row's keys are taken in the order of their place in its text, in chunks, within a chunk in blocks of BLOCK_KEYS. Chunks
+are cut by place alone: FIRST_CHUNKS of LEAST_CHUNK places each, and then half as many for each doubling of the text, twice as
+long each time. Each gives a maximum, a sum and weighted values; a second kernel joins them in order. So the order of a row's
+sums is a function of its position alone: not of the rows beside it, of how the text was cut into steps, of whether its last
+tokens were drafted as a chain or a tree, or of how long a text the engine has room for.
 
 A program computes a tile of neighbouring rows for all query heads that share a key head, always in the same shape of matrix
 product. Rows of one sequence share the keys they read, except where a tree's rows part; there each takes a turn of its own.
@@ -19,15 +20,43 @@ from torch import Tensor
 from forerun.ops.cuda.table import StepRows
 
 TILE = 16  # rows times heads of a tile, at least: the least shape of the tensor cores
-LEAST_CHUNK = 256  # places
-MOST_CHUNKS = 32
+LEAST_CHUNK = 256  # places: a multiple of BLOCK_KEYS
+FIRST_CHUNKS = 32  # of that length
 BLOCK_KEYS = 64
 ROWS_PER_LAUNCH = 256  # bounds the memory of the chunks' results
+MOST_PROGRAMS = 2048  # of a launch; where there would be more, each computes several chunks
 
 
-def places_per_chunk(max_length: int) -> int:
-    """Places of a chunk where block tables have room for `max_length` places: a power of two, at most MOST_CHUNKS in a text."""
-    return int(max(LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(max_length, MOST_CHUNKS))))
+def chunk_of(place: int) -> int:
+    """The number of the chunk that a place is in; see `_chunk_of`."""
+    first = FIRST_CHUNKS * LEAST_CHUNK
+    if place < first:
+        return place // LEAST_CHUNK
+    doublings = (place // first).bit_length() - 1
+    return (
+        FIRST_CHUNKS
+        + doublings * (FIRST_CHUNKS // 2)
+        + (place - (first << doublings)) // (LEAST_CHUNK << doublings + 1)
+    )
+
+
+@triton.jit
+def _chunk_of(place, LEAST: tl.constexpr, FIRST: tl.constexpr):
+    """The number of the chunk that a place is in."""
+    doublings = 0
+    for i in tl.static_range(1, 18):  # until places leave 31 bits
+        doublings += (place >= (LEAST * FIRST << i)).to(tl.int32)
+    behind = FIRST + doublings * (FIRST // 2) + (place - (LEAST * FIRST << doublings)) // (LEAST << (doublings + 1))
+    return tl.where(place < LEAST * FIRST, place // LEAST, behind)
+
+
+@triton.jit
+def _first_place(chunk, LEAST: tl.constexpr, FIRST: tl.constexpr):
+    """Where a chunk begins."""
+    doublings = tl.maximum(chunk - FIRST, 0) // (FIRST // 2)
+    within = tl.maximum(chunk - FIRST, 0) % (FIRST // 2)
+    behind = (LEAST * FIRST << doublings) + within * (LEAST << (doublings + 1))
+    return tl.where(chunk < FIRST, chunk * LEAST, behind)
 
 
 @triton.jit
@@ -37,17 +66,17 @@ def _capped(scores, SOFT_CAP: tl.constexpr):
     return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "D", "B", "num_chunks", "num_programs"])
 def _attend_chunks(
     query, keys, values, part_values, part_max, part_sum,
     slots, positions, num_linear, path_slots, block_table,
-    T, D, B, scale, window, num_hidden, num_chunks,
+    T, D, B, scale, window, num_hidden, num_chunks, num_programs,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr,
     KEY_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, LEAST: tl.constexpr, FIRST: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    first_row, kv_head, chunk = tl.program_id(0) * TILE_ROWS, tl.program_id(1), tl.program_id(2)
+    first_row, kv_head = tl.program_id(0) * TILE_ROWS, tl.program_id(1)
     GROUP_BLOCK: tl.constexpr = triton.next_power_of_2(GROUP)
     M: tl.constexpr = TILE_ROWS * GROUP_BLOCK
     members = tl.arange(0, M)
@@ -56,12 +85,16 @@ def _attend_chunks(
     own_position = tl.load(positions + own_row, own_row < T, -1)
     is_member = (own_slot >= 0) & (head < GROUP)
     head = kv_head * GROUP + head
-    first_place = chunk * CHUNK
-    end = tl.minimum(tl.max(tl.where(is_member, own_position, -1), 0) + 1, first_place + CHUNK)
+    num_places = tl.max(tl.where(is_member, own_position, -1), 0) + 1
     first_seen = num_hidden
     if HAS_WINDOW:
         first_seen = tl.maximum(num_hidden, tl.min(tl.where(is_member, own_position + 1 - window, 0x7FFFFFFF), 0))
-    if (first_place < end) & (first_seen < end):
+    last_chunk = tl.where(first_seen < num_places, _chunk_of(tl.maximum(num_places - 1, 0), LEAST, FIRST), -1)
+    first_chunk = _chunk_of(first_seen, LEAST, FIRST)
+    own_chunk = first_chunk + (tl.program_id(2) + num_programs - first_chunk % num_programs) % num_programs
+    for chunk in range(own_chunk, last_chunk + 1, num_programs):
+        first_place = _first_place(chunk, LEAST, FIRST)
+        end = tl.minimum(num_places, _first_place(chunk + 1, LEAST, FIRST))
         dims, value_dims = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
         at_query = (own_row.to(tl.int64) * NUM_HEADS + head) * KEY_DIM
         q = tl.load(query + at_query[:, None] + dims[None, :], is_member[:, None] & (dims[None, :] < KEY_DIM), 0.0)
@@ -79,7 +112,7 @@ def _attend_chunks(
             last = tl.max(tl.where(takes_part, own_position, -1), 0)
             linear = tl.where(is_shared, last + 1, tl.max(tl.where(takes_part, own_linear, 0), 0))
             path = path_slots + (first_row + turn).to(tl.int64) * D
-            for begin in range(first_place, first_place + CHUNK, BLOCK_KEYS):
+            for begin in range(first_place, end, BLOCK_KEYS):
                 if (begin <= last) & (begin + BLOCK_KEYS > first_seen):
                     place = begin + tl.arange(0, BLOCK_KEYS)
                     is_read = (place <= last) & (place >= num_hidden)
@@ -118,11 +151,11 @@ def _attend_chunks(
         tl.store(part_values + at_value, summed, is_member[:, None] & (value_dims[None, :] < VALUE_DIM))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def _join_chunks(
     part_values, part_max, part_sum, output, slots, positions, sinks, window, num_hidden, num_chunks,
-    NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_BLOCK: tl.constexpr, LEAST: tl.constexpr,
+    FIRST: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(slots + row) >= 0:
@@ -135,7 +168,7 @@ def _join_chunks(
         total = tl.full((), 0.0, tl.float32)
         summed = tl.zeros((VALUE_BLOCK,), tl.float32)
         at = (row.to(tl.int64) * NUM_HEADS + head) * num_chunks
-        for chunk in range(first_seen // CHUNK, position // CHUNK + 1):
+        for chunk in range(_chunk_of(first_seen, LEAST, FIRST), _chunk_of(position, LEAST, FIRST) + 1):
             other = tl.load(part_max + at + chunk)
             higher = tl.maximum(highest, other)
             finite = tl.where(higher == float("-inf"), 0.0, higher)
@@ -186,15 +219,14 @@ def attend(
         sinks: [num_heads] fp32, one extra logit per head in the softmax's denominator, or None.
         num_hidden: leading places that hold no entry.
     """
-    most_places = block_table.shape[1] * block_size
-    chunk = places_per_chunk(most_places)
-    num_chunks = triton.cdiv(most_places, chunk)
+    num_chunks = chunk_of(block_table.shape[1] * block_size - 1) + 1
     num_heads, key_dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
     tile_rows = max(1, TILE // triton.next_power_of_2(group))
     value_block = max(16, triton.next_power_of_2(value_dim))
-    shape = {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "VALUE_BLOCK": value_block, "CHUNK": chunk}
+    shape = {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "VALUE_BLOCK": value_block}
+    shape |= {"LEAST": LEAST_CHUNK, "FIRST": FIRST_CHUNKS}
     limits = (0 if window is None else window, num_hidden, num_chunks)
     most_rows = min(ROWS_PER_LAUNCH, len(query))
     part_max = torch.empty((most_rows, num_heads, num_chunks), dtype=torch.float32, device=query.device)
@@ -205,10 +237,12 @@ def attend(
         num_rows = launched.stop - first
         parts = (part_values, part_max, part_sum)
         slots, positions = rows.slots[launched], rows.positions[launched]
-        _attend_chunks[(triton.cdiv(num_rows, tile_rows), num_kv_heads, num_chunks)](
+        num_tiles = triton.cdiv(num_rows, tile_rows)
+        num_programs = min(num_chunks, max(1, MOST_PROGRAMS // (num_tiles * num_kv_heads)))
+        _attend_chunks[(num_tiles, num_kv_heads, num_programs)](
             *(query[launched], keys, values, *parts, slots, positions, rows.num_linear[launched]),
             *(rows.path_slots[launched], block_table, num_rows, rows.path_slots.shape[1]),
-            *(block_table.shape[1], scale, *limits),
+            *(block_table.shape[1], scale, *limits, num_programs),
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,
             TILE_ROWS=tile_rows,

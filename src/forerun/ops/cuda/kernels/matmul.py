@@ -35,10 +35,12 @@ _ENDINGS = {"silu": 2, "gelu": 3, "gelu_pytorch_tanh": 4}
 def _multiply(
     x, weight, parts, T, N, K, PART: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, STEP: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
-    first = tl.program_id(1) * PART
+    # Programs that read the same weights follow each other, so that all but the first find them in the cache.
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    output = tl.program_id(1) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    first = tl.program_id(2) * PART
     step = tl.arange(0, STEP)
     x_at = x + row[:, None].to(tl.int64) * K + step[None, :]
     weight_at = weight + output[None, :].to(tl.int64) * K + step[:, None]
@@ -50,10 +52,10 @@ def _multiply(
             weight_at + begin,
             (output[None, :] < N) & (step[:, None] < left),
             0.0,
-            eviction_policy="evict_first",
+            eviction_policy=EVICTION,
         )
         total = tl.dot(a, b, total, input_precision="ieee")
-    at = (tl.program_id(1).to(tl.int64) * T + row[:, None]) * N + output[None, :]
+    at = (tl.program_id(2).to(tl.int64) * T + row[:, None]) * N + output[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), (row[:, None] < T) & (output[None, :] < N))
 
 
@@ -102,12 +104,13 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
     num_rows, num_inputs = x.shape
     tile_rows = FEW_ROWS if num_rows <= FEW_ROWS else MANY_ROWS
     num_tiles = triton.cdiv(len(weight), tiles.outputs)
-    _multiply[(num_tiles, tiles.splits, triton.cdiv(num_rows, tile_rows))](
+    _multiply[(triton.cdiv(num_rows, tile_rows), num_tiles, tiles.splits)](
         *(x, weight, parts, num_rows, len(weight), num_inputs),
         PART=triton.cdiv(triton.cdiv(num_inputs, tiles.inputs), tiles.splits) * tiles.inputs,
         TILE_ROWS=tile_rows,
         TILE_OUTPUTS=tiles.outputs,
         STEP=tiles.inputs,
+        EVICTION="evict_first" if num_rows <= tile_rows else "",  # other tiles of rows read the same weights
         num_warps=4,
         num_stages=4,
     )

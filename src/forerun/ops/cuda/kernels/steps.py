@@ -14,6 +14,37 @@ ENTRIES_PER_PROGRAM = 1024
 _NO_NODE = tl.constexpr(0x7FFFFFFF)
 
 
+@triton.jit(do_not_specialize=["N"])
+def _place(
+    changes, block_table, draft_tokens, draft_parents, draft_sizes, computed, N, B, K, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_there = i < N
+    what, slot = tl.load(changes + i, is_there, -1), tl.load(changes + N + i, is_there, 0).to(tl.int64)
+    column, value = tl.load(changes + 2 * N + i, is_there, 0), tl.load(changes + 3 * N + i, is_there, 0)
+    tl.store(block_table + slot * B + column, value, what == 0)
+    tl.store(draft_tokens + slot * K + column, value, what == 1)
+    tl.store(draft_parents + slot * K + column, value, what == 2)
+    tl.store(draft_sizes + slot, value, what == 3)
+    tl.store(computed + slot, value, what == 4)
+
+
+def place(changes: Tensor, table: DeviceTable) -> None:
+    """Write what the host has changed; see `ops.cuda.steps.place`.
+
+    Args:
+        changes: [4, n] int32 contiguous: of what, slot, column, value; each place once.
+        table: changed.
+    """
+    num_changes = changes.shape[1]
+    _place[(triton.cdiv(num_changes, ROWS_PER_PROGRAM),)](
+        *(changes, table.block_table, table.draft_tokens, table.draft_parents, table.draft_sizes, table.computed),
+        *(num_changes, table.block_table.shape[1], table.draft_tokens.shape[1]),
+        BLOCK=ROWS_PER_PROGRAM,
+        num_warps=1,
+    )
+
+
 @triton.jit(do_not_specialize=["N", "T", "R"])
 def _clear_and_count(
     plan_slots, tails, most_drafted, ends, draft_sizes, ended,
