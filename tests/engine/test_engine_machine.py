@@ -68,6 +68,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests = {}
         self.next_id = 0
         self.settings = {}  # of the engine that is tested
+        self.target = {}  # of both engines, where it is another than usual
 
     @initialize(config=configs, limit=limits, caching=st.booleans(), delay=st.sampled_from([0, 1]))
     def start(self, config, limit, caching, delay):
@@ -78,12 +79,13 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=caching,
             **TINY,
+            **self.target,
             **self.settings,
         )
         self.parts = engine_of(self.llm)
         self.delay = delay
         self.engine = Engine(self.llm.engine.parts, delay=delay)
-        self.alone = tiny_llm(enable_prefix_caching=False, **TINY)
+        self.alone = tiny_llm(enable_prefix_caching=False, **TINY, **self.target)
 
     @rule(arrivals=st.lists(st.tuples(prompts, options, st.sampled_from([None, None, "salt"])), min_size=1, max_size=4))
     def add(self, arrivals):

@@ -47,14 +47,15 @@ SAMPLING = [
 
 
 def requests(count):
-    """Requests of every kind in turn."""
+    """Requests of every kind in turn; log probabilities are read before another step is begun."""
     return [
         SamplingParams(seed=2**63 + i, max_tokens=14, logprobs=1, **SAMPLING[i % len(SAMPLING)]) for i in range(count)
     ]
 
 
-def texts(llm, count):
-    outputs = llm.generate(PROMPTS[:count], requests(count), use_tqdm=False)
+def texts(llm, count, **changes):
+    sampling = [replace(one, **changes) for one in requests(count)]
+    outputs = llm.generate(PROMPTS[:count], sampling, use_tqdm=False)
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs]
 
 
@@ -65,11 +66,18 @@ def plain_texts():
 
 @pytest.mark.parametrize("case", CASES)
 def test_texts_equal_plain_decoding_by_the_host(case, plain_texts):
+    """Results are read late, wherever the drafter lets them be; see also `tests/slow/test_device_contract.py`."""
     llm = tiny_llm(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
     count = 20 if case in ("plain", "ngram") else 6
-    assert texts(llm, count) == plain_texts[:count]
+    assert texts(llm, count, logprobs=None) == plain_texts[:count]
     assert_nothing_is_held(llm)
     assert llm.executor.slots.num_free == TIGHT["max_num_seqs"]
+
+
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "eagle3"])
+def test_texts_are_the_same_where_log_probabilities_are_read_first(case, plain_texts):
+    llm = tiny_llm(CASES[case], device_step=True, **TIGHT | {"num_gpu_blocks_override": 33})
+    assert texts(llm, 6) == plain_texts[:6]
 
 
 @pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree"])

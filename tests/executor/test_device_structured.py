@@ -7,12 +7,15 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from forerun import SamplingParams
 from tests.contract.drafters import CASES, SUFFIX, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.contract.test_structured import KINDS
 from tests.engines import tiny_llm
+from tests.executor.test_device import DeviceMachine
 from tests.grammars import encode, text_target
 from tests.native import needs_kernels
 
@@ -73,6 +76,42 @@ def test_what_the_host_knows_of_a_text_is_drafted_there_and_ngrams_beside_it_on_
     known = {i for i, one in enumerate(sampling) if one.structured_outputs or one.prediction}
     assert 0 < len(set(asked)) <= len(known) < len(sampling)
     assert_nothing_is_held(llm)
+
+
+class TextMachine(DeviceMachine):
+    """The random machine with grammars, bad words and stop strings among the requests."""
+
+    num_structured = 0
+
+    def __init__(self):
+        super().__init__()
+        self.target = {"target": text_target()}
+
+    def sampling_of(self, option):
+        kind, contrary = option["seed"], {"allowed_token_ids", "ignore_eos", "logit_bias"}  # to what a text must be
+        if kind % 3 == 2:
+            return replace(super().sampling_of(option), stop=["e", "a "])
+        sampling = super().sampling_of({name: value for name, value in option.items() if name not in contrary})
+        if kind % 3 == 1:
+            return replace(sampling, bad_words=["e", "th"])
+        type(self).num_structured += 1
+        return replace(sampling, structured_outputs=KINDS[kind % len(KINDS)])
+
+
+def test_whatever_happens_each_request_with_a_grammar_gives_what_it_gives_alone():
+    TextMachine.num_preemptions = TextMachine.num_accepted = TextMachine.num_structured = 0
+    run_state_machine_as_test(
+        TextMachine,
+        settings=settings(
+            max_examples=6,
+            stateful_step_count=8,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert TextMachine.num_structured > 5
+    assert TextMachine.num_accepted > 0, "some drafts were meant to be right"
 
 
 def run(kinds, config, **others):
