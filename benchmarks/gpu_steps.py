@@ -17,6 +17,7 @@ Texts are compared by `make soak-gpu`. On a CPU (`--device cpu --shape tiny`) th
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -39,9 +40,18 @@ from forerun.core.sequence import Sequence
 from forerun.core.stats import StepTimes
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.executor.device_part import DeviceFunctions
+from forerun.executor.device_slots import MOST_BIASES, MOST_STOP_IDS
 from forerun.executor.host_copies import free_bytes
 from forerun.models.base import LoadedTarget
-from forerun.ops.cuda.table import HAS_BIAS, HAS_PENALTIES, DeviceTable, RuleTable, StepRows
+from forerun.ops.cuda.table import (
+    HAS_ALLOWED,
+    HAS_BIAS,
+    HAS_MIN_LENGTH,
+    HAS_PENALTIES,
+    DeviceTable,
+    RuleTable,
+    StepRows,
+)
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -179,7 +189,8 @@ class Bench:
             torch.cuda.synchronize()
 
     def empty(self) -> None:
-        """Give back the memory of engines that are gone."""
+        """Give back the memory of engines that are gone; some hold themselves, and their graphs."""
+        gc.collect()
         if torch.device(self.device).type == "cuda":
             torch.cuda.empty_cache()
 
@@ -257,26 +268,24 @@ def steps(bench: Bench) -> dict[str, Any]:
 
 def rows(bench: Bench) -> dict[str, Any]:
     """Milliseconds of a step of one sequence with 1, 8, 16 and 64 rows, by the device's own clock."""
-    found: dict[str, Any] = {}
-    for name in (OURS, "cuBLAS in graphs"):
-        opponents = {}
-        for num_rows in (1, 8, 16, 64):
-            config = {"method": SteadyDrafter, "num_speculative_tokens": num_rows - 1} if num_rows > 1 else None
+    opponents, names = {}, (OURS, "cuBLAS in graphs")
+    for num_rows in (1, 8, 16, 64):
+        config = {"method": SteadyDrafter, "num_speculative_tokens": num_rows - 1} if num_rows > 1 else None
+        for name in names:
             llm = bench.engine(
                 bench.shape,
                 num_sequences=1,
                 context=bench.long_context,
                 config=config,
                 tokens_per_step=2,  # drafts by chance hardly ever stand
+                cudagraph_capture_sizes=[num_rows],
                 **ENGINES[name],
             )
             decoding(bench, llm, num_sequences=1, context=bench.long_context)
-            opponents[f"{num_rows} rows"] = on_device(llm)
-        times = bench.in_turns(opponents)
-        found[name] = {"ms": times, "of one row": {rows: taken / times["1 rows"] for rows, taken in times.items()}}
-        del opponents
-        bench.empty()
-    return found
+            opponents[f"{name}, {num_rows} rows"] = on_device(llm)
+    times = bench.in_turns(opponents)
+    of_one = {name: taken / times[f"{name.split(',')[0]}, 1 rows"] for name, taken in times.items()}
+    return {"ms": times, "of one row": of_one}
 
 
 def on_device(llm: LLM) -> Measure:
@@ -294,10 +303,12 @@ def _times_of(llm: LLM, count: int) -> StepTimes:
 def idle(bench: Bench) -> dict[str, Any]:
     """Microseconds a step in which the device waits, and those that the host's drafter takes."""
     found: dict[str, Any] = {}
-    drafters = {
+    drafters: dict[str, Any] = {
         "none": None,
         "ngram, on the device": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+        "first layers, on the device": {"method": "self", "exit_layer": 1, "num_speculative_tokens": 3},
         "suffix, on the host": {"method": "suffix", "num_speculative_tokens": 3},
+        "as many as may be, on the host": {"method": SteadyDrafter, "num_speculative_tokens": 3},
     }
     for name, config in drafters.items():
         llm = bench.engine(bench.shape, num_sequences=1, context=128, config=config, tokens_per_step=4, **ENGINES[OURS])
@@ -327,34 +338,44 @@ def sampling(bench: Bench) -> dict[str, Any]:
     """Microseconds of what a step does between logits and tokens, with every rule on every row."""
     num_rows, vocab_size = 64, 128256 if bench.shape != "tiny" else 512
     device = torch.device(bench.device)
-    rules = RuleTable.empty(num_rows, vocab_size, device=device)
+    rules = RuleTable.empty(num_rows, vocab_size, device=device, most_stop_ids=MOST_STOP_IDS, most_biases=MOST_BIASES)
     table = DeviceTable.empty(num_rows, max_length=64, num_blocks=4, most_drafted=1, device=device)
     rows = StepRows.empty(num_rows, num_rows, longest_path=1, device=device)
     rows.slots.copy_(torch.arange(num_rows))
     rows.positions.fill_(31)
     table.lengths.fill_(32)
-    rules.flags.fill_(HAS_PENALTIES | HAS_BIAS)
+    rules.flags.fill_(HAS_PENALTIES | HAS_BIAS | HAS_ALLOWED | HAS_MIN_LENGTH)
     rules.temperature.fill_(0.8)
     rules.floor.fill_(-6.0)
     rules.top_k.fill_(200)
     rules.top_p.fill_(0.95)
     rules.repetition.fill_(1.1)
+    rules.frequency.fill_(0.1)
     rules.presence.fill_(0.2)
     rules.counts[:, :100] = 1
+    rules.in_prompt.fill_(0x55555555)
+    rules.allowed.fill_(-1)
+    rules.min_length.fill_(64)
+    rules.stop_ids[:, 0] = 2
     rules.bias_ids[:, 0] = 7
     rules.bias_values[:, 0] = 1.0
+    masks, has_mask = torch.full_like(rules.allowed, -1), torch.ones(num_rows, dtype=torch.int32, device=device)
     compute = DeviceFunctions.choose(device)
     source = 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator(device).manual_seed(0), device=device)
     logits = torch.empty_like(source)
     token_ids = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
     largest = torch.zeros(num_rows, device=device)
 
-    def draw() -> None:
+    def copy() -> None:
         logits.copy_(source)
-        compute.edit(logits, rows, table, rules)
+
+    def draw() -> None:
+        copy()
+        compute.edit(logits, rows, table, rules, row_masks=masks, has_row_mask=has_mask)
         compute.sample(logits, rows, rules, token_ids, largest)
 
-    return {"microseconds": microseconds(draw, device, repeats=10 * bench.rounds)}
+    whole, copied = (microseconds(work, device, repeats=10 * bench.rounds) for work in (draw, copy))
+    return {"microseconds": whole - copied, "of a copy of the logits beside it": copied}
 
 
 def microseconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> float:

@@ -11,6 +11,7 @@ from tests.engines import EOS, VOCAB_SIZE, tiny_llm
 DRAFTERS = [
     *("ngram", "suffix-tree", "recycle", "auto", "draft-model", "draft-model-dynamic-tree", "pard-tree", "eagle-tree"),
     *(
+        "eagle3",
         "eagle3-dynamic-tree",
         "peagle",
         "medusa-tree",

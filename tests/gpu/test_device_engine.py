@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -53,7 +55,7 @@ def outcome(folder, config, *, dtype="float32", **settings):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs], llm
 
 
-@pytest.mark.parametrize("config", [None, NGRAM], ids=["plain", "ngram"])
+@pytest.mark.parametrize("config", [None, NGRAM, SELF], ids=["plain", "ngram", "self"])
 def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
     """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
     from forerun import LLM, SamplingParams
@@ -89,6 +91,34 @@ def test_in_bf16_drafts_change_no_text(folder, config):
     assert llm.is_batch_invariant
     assert llm.stats.speculation.num_draft_tokens > 50
     assert texts == outcome(folder, None, dtype="bfloat16")[0]
+
+
+def test_drafts_change_no_text_of_several_chunks_whatever_room_there_is(folder):
+    """Attention sums in chunks of 256 places, which must not hang on how long a text the tables have room for."""
+    from forerun import LLM, SamplingParams
+
+    def text(config, max_model_len):
+        llm = LLM(
+            str(folder),
+            speculative_config=config,
+            device=DEVICE,
+            dtype="bfloat16",
+            max_model_len=max_model_len,
+            num_gpu_blocks_override=512,
+        )
+        prompt = [(7 * i) % 40 + 3 for i in range(400)]
+        (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+        return output.outputs[0].token_ids
+
+    plain = text(None, 470)
+    assert text(NGRAM, 470) == text(NGRAM, 512) == plain
+
+
+def test_verify_finds_no_text_that_drafts_change(folder):
+    from forerun.cli.app import main
+
+    model = [str(folder), "--device", DEVICE, "--dtype", "bfloat16", "--max-model-len", "128"]
+    assert main(["verify", *model, "--speculative-config", json.dumps(NGRAM)]) == 0
 
 
 def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
