@@ -1,7 +1,7 @@
 """Makes the head that comes with forerun for its default model, from nothing but that model: `make head`.
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
-on them. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes
+on them; at last the head is trained once more on the last round's texts, at a third of the rate. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes
 more or fewer of them, and a round that was made before is not repeated.
 """
 
@@ -22,16 +22,27 @@ from forerun.models.shipped_heads import FOLDER, TARGET_FILE, HeadTarget
 from forerun.models.store import KNOWN_MODELS, resolve_model
 
 MODEL = "smollm2-135m"
-NUM_ROUNDS = 3
+NUM_ROUNDS = 4
 CONVERSATIONS, EPOCHS = 5000, 1
+LAST_RATE = 0.001
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 
 def train_round(number: int, folder: Path, before: Path | None, exclude: list[str]) -> None:
     """Train one round's head in `folder`, beginning with that of the round before."""
-    options = ["--magpie", str(CONVERSATIONS), "--epochs", str(EPOCHS), "--seed", str(number)]
-    options += ["--layout", "specforge", "--stored-as", "int8", "--keep-features"]
+    options = ["--magpie", str(CONVERSATIONS), "--seed", str(number)]
     options += [] if before is None else ["--begin-with", str(before)]
+    train(folder, options, exclude)
+
+
+def train_once_more(folder: Path, last: Path, exclude: list[str]) -> None:
+    """Train the last round's head on its texts again, in small steps."""
+    train(folder, ["--texts", str(last), "--begin-with", str(last), "--learning-rate", str(LAST_RATE)], exclude)
+
+
+def train(folder: Path, options: list[str], exclude: list[str]) -> None:
+    """Run `forerun train` with what all heads share."""
+    options += ["--epochs", str(EPOCHS), "--layout", "specforge", "--stored-as", "int8", "--keep-features"]
     options += [part for file in exclude for part in ("--exclude", file)]
     forerun = Path(sys.executable).with_name("forerun")
     subprocess.run([forerun, "train", MODEL, "--output", str(folder), *options], check=True)
@@ -66,7 +77,9 @@ def main() -> None:
         train_round(number, folder, before, given.exclude)
         before = folder
     if before is not None:
-        ship(before)
+        head = given.folder / "last"
+        train_once_more(head, before, given.exclude)
+        ship(head)
 
 
 if __name__ == "__main__":
