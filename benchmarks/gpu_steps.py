@@ -4,7 +4,7 @@ Run: python -m benchmarks.gpu_steps [--json FILE] [--only QUESTION ...] [--shape
 Needs one NVIDIA GPU, torch with CUDA, triton and transformers; no network, and no weights: those of the shapes are random.
 Questions, each answered by itself, so that a failure of one leaves the others:
 
-- steps: milliseconds of a step of plain decoding with 1 and 64 sequences, all opponents in turns, over the same weights.
+- steps: milliseconds of a step of plain decoding with 1 and 64 sequences, all opponents in turns, forerun's over the same weights.
 - rows: of a step with 1, 8, 16 and 64 rows of one sequence after 2048 tokens: its last token and a draft.
 - idle: microseconds a step in which the GPU has nothing to do, with a drafter on the device and with one on the host.
 - small: milliseconds of a step of SmolLM2-135M's shape.
@@ -390,7 +390,7 @@ def microseconds(work: Callable[[], object], device: torch.device, *, repeats: i
 
 
 def capture(bench: Bench) -> dict[str, Any]:
-    """Seconds and GiB of recording the graphs of all sizes, kernels compiled before."""
+    """Seconds and GiB of recording the graphs of all sizes, at first and where kernels are compiled."""
     from forerun.executor.device import DeviceExecutor
     from forerun.executor.step_graphs import CudaRecorder
 

@@ -416,7 +416,7 @@ def _graph_bytes(settings: EngineSettings, model: TargetModel) -> int:
     """What graphs are given of a GPU's memory."""
     from forerun.executor.step_graphs import graph_bytes  # here: as DeviceExecutor
 
-    return graph_bytes(model, settings.graph_sizes)
+    return graph_bytes(model, settings.graph_sizes, max_length=settings.max_model_len or model.max_model_len)
 
 
 def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:

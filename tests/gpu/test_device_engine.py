@@ -93,8 +93,8 @@ def test_in_bf16_drafts_change_no_text(folder, config):
     assert texts == outcome(folder, None, dtype="bfloat16")[0]
 
 
-def test_drafts_change_no_text_of_several_chunks_whatever_room_there_is(folder):
-    """Attention sums in chunks of 256 places, which must not hang on how long a text the tables have room for."""
+def test_drafts_change_no_text_of_several_chunks(folder):
+    """Attention sums in chunks of 256 places; how long a text there is room for is asked in `tests/ops/cuda/test_attention.py`."""
     from forerun import LLM, SamplingParams
 
     def text(config, max_model_len):

@@ -95,6 +95,7 @@ def call_launchers():
     edits.edit(logits, rows, table, rules)
     edits.edit(logits, rows, table, rules, row_masks=masks, has_row_mask=sampled)
     sampling.sample(logits, rows, rules, sampled, torch.empty(NUM_ROWS))
+    steps.place(torch.zeros((4, 9), dtype=torch.int32), table)
     steps.prepare(plan, table, rows, block_size=16)
     steps.match(plan, table, rows, sampled, verdicts)
     steps.move(plan, rows, verdicts, bf16(2, 64, KV_HEADS, DIM))

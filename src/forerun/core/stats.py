@@ -151,7 +151,7 @@ class StepTimes:
     """Seconds spent in each phase of a step, or the sum over many steps.
 
     Where a GPU computes the whole step by itself, the host is busy with other steps meanwhile: `forward` is by the GPU's own
-    clock then, and all that it does is in it; `launch` and `wait` are the host's part of it, and `idle` the seconds in which
+    clock then, from where it is launched to its end (what is sent before counts as idle); `launch` and `wait` are the host's part of it, and `idle` the seconds in which
     the GPU had nothing to do before the step, though sequences were waiting for it.
     """
 

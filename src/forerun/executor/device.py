@@ -275,9 +275,12 @@ class DeviceExecutor(LocalExecutor):
     def _send(self, plan: Ints) -> Tensor:
         """Send a plan, and with it what the host has changed in the table, which is written there; returns the plan on the device."""
         changes = self.slots.changes()
-        sent = to_device(np.concatenate([plan.ravel(), changes.ravel()]), self.model.device)
+        padding = np.zeros(
+            -plan.size % 4, dtype=np.int32
+        )  # so that changes begin at sixteen bytes: one kernel is compiled
+        sent = to_device(np.concatenate([plan.ravel(), padding, changes.ravel()]), self.model.device)
         if changes.size:
-            self.part.compute.place(sent[plan.size :].view(4, -1), self.slots.table)
+            self.part.compute.place(sent[plan.size + len(padding) :].view(4, -1), self.slots.table)
         self.slots.changes_are_sent()
         return sent[: plan.size].view(plan.shape)
 

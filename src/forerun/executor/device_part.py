@@ -233,8 +233,9 @@ class DevicePart:
         try:
             self.chains.propose(asked.slots, limits, num_computed, self._cache.features, most_tokens=most_asked)
         except Exception as error:  # the tokens stand; that there are no drafts costs time only
-            if isinstance(device_failure(error), DeviceLostError):
-                raise
+            is_recorded = table.tokens.is_cuda and torch.cuda.is_current_stream_capturing()
+            if isinstance(device_failure(error), DeviceLostError) or is_recorded:
+                raise  # what cannot be recorded may well be computed
             logger.exception(
                 "drafting on the device failed; from now on the host asks the drafter, the text is not affected"
             )

@@ -30,12 +30,14 @@ BYTES_PER_GRAPH = 8 << 20  # likewise for what it takes at all
 KINDS = 2  # of steps of a size: the usual ones, and those that are recorded when they come up
 
 
-def graph_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
+def graph_bytes(model: TargetModel, sizes: Sequence[int], *, max_length: int) -> int:
     """Memory to set aside for CUDA graphs of these numbers of rows, estimated.
 
-    That of the largest step, which all of them share, and their launches.
+    That of the largest step, which all of them share, and their launches. Attention keeps a result for each chunk of the longest
+    text, `max_length` tokens: 32 chunks, and 16 more for each doubling from 8192 places on.
     """
-    largest = max(sizes) * (model.hidden_size * BYTES_PER_WIDTH + model.vocab_size * BYTES_PER_LOGIT)
+    num_chunks = 32 + 16 * max(0, (max_length - 1).bit_length() - 13)
+    largest = max(sizes) * (model.hidden_size * (BYTES_PER_WIDTH + 4 * num_chunks) + model.vocab_size * BYTES_PER_LOGIT)
     return largest + KINDS * len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
 
 
@@ -144,7 +146,7 @@ class StepGraphs:
 
     The usual ones are recorded by `prepare`, those with masks of grammars, and those in which the device does not draft though it
     can, when they first come up. Where recording fails, for want of memory or because something cannot be recorded, steps of
-    that size and kind are eager from then on, which is said once; where the first of all fails, no other is tried.
+    that size and kind are eager from then on, which is said once; where one of the usual kind fails at the start, all are.
 
     Args:
         run: computes a step from its tensors; whether there are trees, and whether the device drafts.
@@ -181,7 +183,7 @@ class StepGraphs:
         with tqdm(self._sizes[::-1], desc="Recording CUDA graphs", disable=not shows_progress) as sizes:
             for num_rows in sizes:
                 if self._graph_of(_Variant(num_rows, has_trees=self._has_trees, drafts=drafts)) is None:
-                    self._sizes = []  # what the largest lacks, or cannot do, others would, too
+                    self._sizes = []  # memory is short, or such steps cannot be recorded
                     self._recorded.clear()
                     return
 

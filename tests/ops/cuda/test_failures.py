@@ -29,6 +29,9 @@ NEITHER = [
     RuntimeError("CUDA error: no kernel image is available for execution on the device"),
     RuntimeError("CUDA error: operation not permitted when stream is capturing"),
     RuntimeError("CUDA error: operation failed due to a previous error during capture"),
+    RuntimeError("CUDA error: dependency created on uncaptured work in another stream"),
+    RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     ValueError("CUDA error: an illegal memory access was encountered"),
 ]
 

@@ -31,8 +31,9 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 5)), min_size=1,
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(attention_kernels, "LEAST_CHUNK", 16)
+    monkeypatch.setattr(attention_kernels, "LEAST_CHUNK", attention_kernels.BLOCK_KEYS)
     if DEVICE.type == "cpu":  # less than tensor cores take
+        monkeypatch.setattr(attention_kernels, "LEAST_CHUNK", 16)
         monkeypatch.setattr(attention_kernels, "BLOCK_KEYS", 8)
         monkeypatch.setattr(attention_kernels, "TILE", 4)
 

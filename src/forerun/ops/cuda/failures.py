@@ -12,7 +12,8 @@ OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_AL
 
 HARMLESS = (
     *("invalid argument", "invalid configuration", "no kernel image", "invalid device function", "not supported"),
-    *("stream is capturing", "due to a previous error during capture", "capturing stream", "capture sequence"),
+    *("stream is capturing", "a capturing", "StreamCapture", "during capture", "capture was not initiated"),
+    *("uncaptured work", "capture sequence", "CUBLAS_STATUS_NOT_INITIALIZED"),
 )
 """Errors of CUDA that leave the device as it was: the call was wrong, or cannot be recorded, and the next may be right."""
 
