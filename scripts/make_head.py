@@ -1,8 +1,9 @@
 """Makes the head that comes with forerun for its default model, from nothing but that model: `make head`.
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
-on them; at last the head is trained once more on the last round's texts, at a third of the rate. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes
-more or fewer of them, and a round that was made before is not repeated.
+on them; at last the head is trained once more on the last round's texts, at a third of the rate. A round takes some two
+hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was
+made before is not repeated.
 """
 
 from __future__ import annotations

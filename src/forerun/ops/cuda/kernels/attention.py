@@ -93,6 +93,10 @@ def _attend_chunks(
     first_chunk = _chunk_of(first_seen, LEAST, FIRST)
     own_chunk = first_chunk + (tl.program_id(2) + num_programs - first_chunk % num_programs) % num_programs
     for chunk in range(own_chunk, last_chunk + 1, num_programs):
+        # Read anew for each chunk: kept over all of them they would not fit in a thread's registers.
+        own_slot = tl.load(slots + own_row, own_row < T, -1)
+        own_position = tl.load(positions + own_row, own_row < T, -1)
+        is_member = (own_slot >= 0) & (members % GROUP_BLOCK < GROUP)
         first_place = _first_place(chunk, LEAST, FIRST)
         end = tl.minimum(num_places, _first_place(chunk + 1, LEAST, FIRST))
         dims, value_dims = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)

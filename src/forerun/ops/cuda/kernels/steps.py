@@ -6,12 +6,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.ops.cuda import table as layout
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
 
 ROWS_PER_PROGRAM = 64
 ENTRIES_PER_PROGRAM = 1024
 
 _NO_NODE = tl.constexpr(0x7FFFFFFF)
+_BLOCK_TABLE = tl.constexpr(layout.BLOCK_TABLE)
+_DRAFT_TOKENS = tl.constexpr(layout.DRAFT_TOKENS)
+_DRAFT_PARENTS = tl.constexpr(layout.DRAFT_PARENTS)
+_DRAFT_SIZES = tl.constexpr(layout.DRAFT_SIZES)
+_COMPUTED = tl.constexpr(layout.COMPUTED)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -22,11 +28,11 @@ def _place(
     is_there = i < N
     what, slot = tl.load(changes + i, is_there, -1), tl.load(changes + N + i, is_there, 0).to(tl.int64)
     column, value = tl.load(changes + 2 * N + i, is_there, 0), tl.load(changes + 3 * N + i, is_there, 0)
-    tl.store(block_table + slot * B + column, value, what == 0)
-    tl.store(draft_tokens + slot * K + column, value, what == 1)
-    tl.store(draft_parents + slot * K + column, value, what == 2)
-    tl.store(draft_sizes + slot, value, what == 3)
-    tl.store(computed + slot, value, what == 4)
+    tl.store(block_table + slot * B + column, value, what == _BLOCK_TABLE)
+    tl.store(draft_tokens + slot * K + column, value, what == _DRAFT_TOKENS)
+    tl.store(draft_parents + slot * K + column, value, what == _DRAFT_PARENTS)
+    tl.store(draft_sizes + slot, value, what == _DRAFT_SIZES)
+    tl.store(computed + slot, value, what == _COMPUTED)
 
 
 def place(changes: Tensor, table: DeviceTable) -> None:
