@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -96,11 +97,14 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
     check_draft_ranks(speculative.num_draft_ranks, settings.tensor_parallel_size)
     device = settings.torch_device
     path = resolve_model(settings.model)
-    return assemble(settings, load_target(path, settings, device), speculative)
+    target = load_target(path, settings, device, shows_progress=sys.stderr.isatty())
+    return assemble(settings, target, speculative)
 
 
-def load_target(path: Path, settings: EngineSettings, device: torch.device) -> LoadedTarget:
-    """Load model and tokenizer from a folder or a GGUF file."""
+def load_target(
+    path: Path, settings: EngineSettings, device: torch.device, *, shows_progress: bool = False
+) -> LoadedTarget:
+    """Load model and tokenizer from a folder or a GGUF file, in one process with a progress bar if that is asked for."""
     config = read_config(path)  # first of all, so that a folder that is no model is called just that
     dtype, packing = choose_arithmetic(settings, device, stored_dtype=_stored_dtype(config, settings))
     kernels = packing.kernels if packing else None
@@ -118,7 +122,8 @@ def load_target(path: Path, settings: EngineSettings, device: torch.device) -> L
             sharded = _load_sharded(path, settings, dtype, packing, device)
             model = sharded.model
         else:
-            model = LOADERS[settings.load_format](path, dtype=dtype, device=device, packing=packing)
+            load = LOADERS[settings.load_format]
+            model = load(path, dtype=dtype, device=device, packing=packing, shows_progress=shows_progress)
         if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
             raise ConfigError(
                 f"activation_dtype: got 'int8', but no weight of {path} is in blocks, which alone are multiplied so; "

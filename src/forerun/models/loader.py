@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import decoder_config, supports
+from forerun.models.loading_progress import shown_loading
 from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
@@ -35,6 +37,7 @@ def load_model(
     device: torch.device,
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
+    shows_progress: bool = False,
 ) -> TargetModel:
     """Load the model in a Hugging Face folder or a .gguf file.
 
@@ -44,6 +47,7 @@ def load_model(
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
+        shows_progress: show a progress bar if it takes long.
 
     Raises:
         ModelError: path, configuration, weights or architecture cannot be used.
@@ -55,15 +59,16 @@ def load_model(
         )
 
         return load_transformers_model(path, config, dtype=dtype, device=device, packing=packing)
-    checkpoint = open_checkpoint(path)
-    dtype = dtype or _stored_dtype(config, checkpoint)
-    if packing is None:
-        return build_decoder(config, checkpoint, dtype=dtype, device=device, columns=columns)
-    model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
-    # one of several processes copies its part out of the file, so it maps the whole without reading it
-    read = map_or_read if packing.num_ranks == 1 else map_file
-    with PackedCache.of_environment().weights(model, read=read) as kept:
-        return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
+    stored = open_checkpoint(path)
+    dtype = dtype or _stored_dtype(config, stored)
+    with shown_loading(stored) if shows_progress else nullcontext(stored) as checkpoint:
+        if packing is None:
+            return build_decoder(config, checkpoint, dtype=dtype, device=device, columns=columns)
+        model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
+        # one of several processes copies its part out of the file, so it maps the whole without reading it
+        read = map_or_read if packing.num_ranks == 1 else map_file
+        with PackedCache.of_environment().weights(model, read=read) as kept:
+            return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
 
 
 def load_dummy(
@@ -73,6 +78,7 @@ def load_dummy(
     device: torch.device,
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
+    shows_progress: bool = False,
 ) -> TargetModel:
     """Make a model of seeded random weights from its configuration alone, to time models whose weights are not at hand.
 
@@ -82,14 +88,16 @@ def load_dummy(
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
+        shows_progress: show a progress bar if it takes long.
 
     Raises:
         ModelError: path, configuration or architecture cannot be used.
     """
     config = read_transformers_config(path)
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
-    checkpoint = DummyCheckpoint(config, dtype=dtype or named)
-    return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
+    made = DummyCheckpoint(config, dtype=dtype or named)
+    with shown_loading(made) if shows_progress else nullcontext(made) as checkpoint:
+        return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
 
 
 def expected_bytes(path: Path, *, dtype: torch.dtype | None) -> int | None:
