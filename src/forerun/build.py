@@ -521,7 +521,7 @@ def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: Loade
     drafter = executor.drafting.drafter
     if settings.pools_folder is None:
         return
-    if not isinstance(drafter, KeepsPools):
+    if not isinstance(drafter, KeepsPools) or not drafter.pools:
         logger.warning("pools_folder: this drafter remembers nothing of past requests; nothing is loaded or saved")
         return
     identity = ModelIdentity(fingerprint=fingerprint(target), name=Path(settings.model).name)

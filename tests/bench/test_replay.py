@@ -154,7 +154,7 @@ def test_the_control_of_draft_lengths_decides_what_is_verified_and_sees_assumed_
     chosen, record, *_, last = control.seen
     assert chosen == (1, 1, 2)  # all tokens but the last committed one are in the cache
     assert (record.num_rows, record.num_context_tokens, record.num_asked) == (2, 2, 1)
-    assert record.verified == [(Draft((6,)), 1)]
+    assert record.verified == [(Draft((6,)), (0,))]
     assert (last.num_asked, last.times.draft) == (0, 0.0)
     assert record.times.forward / last.times.forward == pytest.approx(1.25)
 

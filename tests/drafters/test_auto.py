@@ -78,7 +78,7 @@ def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_
     plain = LLM(folder, dtype="bfloat16", speculative_config=None, max_model_len=128)
     expected = plain.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
-    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0] != HOPE
+    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0].added != pytest.approx(HOPE)
 
 
 @needs_kernels
@@ -91,6 +91,17 @@ def test_the_memory_that_it_says_the_target_needs_is_enough(folder):
     assert not refused.is_used
     assert why(float(needed[1])).is_used
     assert not why(float(needed[1]) - 0.02).is_used
+
+
+@needs_kernels
+def test_a_drafter_that_auto_finds_and_the_tables_share_the_memory(folder):
+    llm = auto(folder, auto_memory=1)
+    chosen = {choice.method: choice for choice in llm.drafter_choices()}["self"]
+    drafter = llm.executor.drafting.drafter
+    budget = llm.executor.model.weight_bytes
+    assert chosen.num_bytes > 0
+    assert chosen.num_bytes + drafter.lookup.table.max_bytes + drafter.lookup.past_answers.max_bytes <= budget
+    assert drafter.lookup.table.max_bytes == (budget - chosen.num_bytes) // 2
 
 
 @needs_kernels
@@ -139,7 +150,9 @@ def test_a_head_that_comes_with_forerun_drafts_without_being_asked_for(monkeypat
         one.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, plain)
     )
     assert found == expected
-    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0] != HOPE, "it was compared with the text"
+    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0].added != pytest.approx(HOPE), (
+        "it was compared with the text"
+    )
     too_little = LLM(str(chat_model_folder()), max_model_len=128, speculative_config={"method": "auto"})
     refused = {choice.method: choice for choice in too_little.drafter_choices()}["trained head"]
     assert "allow it with auto_memory=" in refused.why

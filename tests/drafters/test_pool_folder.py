@@ -189,6 +189,27 @@ def test_auto_keeps_all_that_its_look_ups_remember(tmp_path):
     assert lookup.past_answers.of(None) is not None
 
 
+@pytest.mark.parametrize(
+    ("config", "without"),
+    [
+        ({"method": "auto", "auto_memory": 50.0}, {"auto_memory": 0}),
+        ({"method": "recycle"}, {"recycle_max_bytes": 0}),
+        ({"method": "suffix"}, {"suffix_decoding_max_cached_requests": 0}),
+        ({"method": "suffix"}, {"suffix_decoding_max_bytes": 0}),
+    ],
+    ids=["auto", "recycle", "suffix without responses", "suffix without bytes"],
+)
+def test_an_engine_that_may_keep_nothing_leaves_the_file_alone(tmp_path, config, without, caplog):
+    answered(tmp_path, config)
+    gc.collect()
+    (file,) = tmp_path.glob("*.pools")
+    saved = file.read_bytes()
+    answered(tmp_path, {**config, **without})
+    gc.collect()
+    assert file.read_bytes() == saved
+    assert "remembers nothing of past requests; nothing is loaded or saved" in caplog.text
+
+
 def test_pools_of_a_damaged_file_change_no_text(tmp_path, caplog):
     config = {"method": "recycle"}
     _, text = answered(tmp_path, config)

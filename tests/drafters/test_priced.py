@@ -102,6 +102,51 @@ def test_it_is_left_out_when_it_becomes_slow():
     assert len(drafter.asked) - num_asked < 30
 
 
+@pytest.mark.parametrize("stall", [0.1, 0.5, 5.0, 100.0])
+@pytest.mark.parametrize("num_before", [0, 1, 2, 50])
+def test_one_call_that_is_interrupted_changes_nothing(stall, num_before):
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=num_before)
+    drafter.seconds = stall
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=1)
+    drafter.seconds = 0.001
+    drafter.asked.clear()
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=100)
+    assert len(drafter.asked) == 100
+
+
+def write_sevens(priced, drafter, one, *, num_steps):
+    """Steps of a text of nothing but 7: all that is drafted stands; how often the drafter was asked."""
+    num_asked = len(drafter.asked)
+    for _ in range(num_steps):
+        (draft,) = priced.propose([DraftRequest(one, 8, 8)], [NO_DRAFT], {})
+        drafter.clock.now += STEP
+        one.output_ids += [7] * (1 + len(draft.token_ids))
+    return len(drafter.asked) - num_asked
+
+
+def test_it_comes_back_when_it_is_as_fast_as_it_was():
+    priced, drafter = make(seconds=0.001)
+    (one,) = started(priced)
+    assert write_sevens(priced, drafter, one, num_steps=50) == 50
+    drafter.seconds = 0.1  # for four tokens, which ten steps bring as well
+    write_sevens(priced, drafter, one, num_steps=100)
+    assert write_sevens(priced, drafter, one, num_steps=100) == 0
+    drafter.seconds = 0.001
+    write_sevens(priced, drafter, one, num_steps=4000)
+    assert write_sevens(priced, drafter, one, num_steps=100) == 100
+
+
+def test_a_slow_drafter_is_tried_again_in_a_hundredth_of_the_time():
+    priced, drafter = make(seconds=0.5)
+    (one,) = started(priced)
+    assert write_sevens(priced, drafter, one, num_steps=100) < 10
+    before = drafter.clock.now
+    num_asked = write_sevens(priced, drafter, one, num_steps=50_000)
+    assert 0 < num_asked * drafter.seconds < 0.02 * (drafter.clock.now - before)
+
+
 def test_it_is_not_asked_where_free_drafts_bring_the_same_tokens():
     """Where they are expected to bring nothing it still is."""
     priced, drafter = make(seconds=0.001)

@@ -100,7 +100,7 @@ def record(*, num_accepted, draft_seconds, num_drafted=4, seconds=0.005):
         num_rows=1 + num_drafted,
         num_context_tokens=100,
         num_asked=1,
-        verified=[(draft, num_accepted)],
+        verified=[(draft, tuple(range(num_accepted)))],
         times=StepTimes(forward=seconds, draft=draft_seconds, num_steps=1),
     )
 
@@ -136,3 +136,61 @@ def test_the_report_says_what_the_choice_was_worth():
     assert report.tokens_per_second == pytest.approx(measured, rel=0.1)
     assert report.plain_tokens_per_second == pytest.approx(plain, rel=0.15)
     assert report.regret < 0.05
+
+
+def write_steps(control, *, chances, num_stood, num_steps=400):
+    """Steps of one sequence whose drafts promise so much, and of which so many nodes stand where they are verified."""
+    for _ in range(num_steps):
+        draft = draft_of(chances)
+        (length,) = control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=100)
+        control.observe(
+            StepRecord(
+                num_rows=1 + length,
+                num_context_tokens=100,
+                num_asked=1,
+                verified=[(draft.first(length), tuple(range(min(length, num_stood))))],
+                times=StepTimes(forward=0.005 + 0.0005 * length, draft=0.0001, num_steps=1),
+            )
+        )
+    return control.report()
+
+
+def test_drafts_that_never_stand_are_regretted():
+    report = write_steps(AdaptiveLength(8), chances=[0.8, 0.7, 0.6, 0.5], num_stood=0)
+    assert report.best_static_length == 0
+    assert report.regret > 0.2
+    assert report.tokens_per_second < report.plain_tokens_per_second
+
+
+def test_the_fixed_length_in_hindsight_is_that_of_the_nodes_that_stood():
+    report = write_steps(AdaptiveLength(8), chances=[0.8, 0.7, 0.6, 0.5, 0.4, 0.3], num_stood=2)
+    assert report.best_static_length == 2
+    assert report.regret > 0.05
+
+
+def test_promises_that_are_kept_leave_nothing_to_regret():
+    report = write_steps(AdaptiveLength(8), chances=[1.0, 1.0, 1.0], num_stood=3)
+    assert report.best_static_length == 3
+    assert report.regret == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seconds", [60.0, 1e9, float("inf"), float("nan"), -5.0])
+@pytest.mark.parametrize("phase", ["draft", "forward"])
+@pytest.mark.parametrize("num_before", [0, 1, 100])
+def test_a_clock_that_jumps_changes_no_choice_for_long(seconds, phase, num_before):
+    control, calm = AdaptiveLength(16), AdaptiveLength(16)
+    drafts = [draft_of([0.5, 0.3, 0.2, 0.1])] * 8
+    step = record(num_accepted=1, draft_seconds=0.0002)
+    for _ in range(num_before):
+        control.observe(step)
+        calm.observe(step)
+    control.observe(replace(step, times=replace(step.times, **{phase: seconds})))
+    for _ in range(60):
+        control.observe(step)
+        calm.observe(step)
+    where = {"num_rows": 8, "num_sequences": 8, "num_context_tokens": 100}
+    assert abs(sum(control.choose(drafts, **where)) - sum(calm.choose(drafts, **where))) <= 1
+    assert control.draft_limit(8) == 16
+    for _ in range(16):
+        control.choose(drafts, **where)
+    assert control.report().tokens_per_second > 50

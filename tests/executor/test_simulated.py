@@ -133,7 +133,7 @@ def test_the_control_observes_what_each_step_drafted_and_what_stood():
     engine = Engine(parts, clock=engine._clock)
     outputs = run(engine, PROMPTS[:3], SAMPLING)
     drafted = sum(len(draft) for record in records for draft, _ in record.verified)
-    accepted = sum(num_stood for record in records for _, num_stood in record.verified)
+    accepted = sum(len(stood) for record in records for _, stood in record.verified)
     assert drafted == sum(output.speculation.num_draft_tokens for output in outputs) > 0
     assert accepted == sum(output.speculation.num_accepted_tokens for output in outputs) > 0
     assert sum(record.times.forward for record in records) == pytest.approx(engine.stats.times.forward)

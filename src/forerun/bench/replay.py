@@ -215,7 +215,7 @@ class Replayer:
                     num_rows=1 + len(verified),
                     num_context_tokens=num_context,
                     num_asked=len(drafting),
-                    verified=[(verified, len(accepted))],
+                    verified=[(verified, tuple(accepted))],
                     times=StepTimes(forward=self.costs.of(1 + len(verified)) * seconds, draft=sum(drafting) * seconds),
                 )
             )

@@ -265,12 +265,12 @@ class EndedSequence:
 class StepRecord:
     """What a step drafted, what stood, and what it cost: what adaptive speculation learns from.
 
-    `verified` has of each sequence that was judged its draft, perhaps an empty one, and how many of its nodes stood. Of a step
+    `verified` has of each sequence that was judged its draft, perhaps an empty one, and the nodes that stood. Of a step
     planned before the last one's result was known, rows and context are the most and the least they can have been.
     """
 
     num_rows: int
     num_context_tokens: int  # in the KV cache of the step's sequences, before it
     num_asked: int  # sequences that a draft for the next step was asked for
-    verified: list[tuple[Draft, int]]
+    verified: list[tuple[Draft, tuple[int, ...]]]
     times: StepTimes

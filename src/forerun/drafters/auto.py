@@ -71,9 +71,9 @@ BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an
 class AutoConfig:
     """How much memory "auto" may take, and a drafter of the user's own that it may use as well.
 
-    `auto_memory` is extra memory as a share of the target's weights; 0 keeps no tables and no past
-    answers, so that drafts come from the text itself alone. `drafter`, if given, is a dict such as
-    {"method": "eagle3", "model": PATH}.
+    `auto_memory` is extra memory as a share of the target's weights: for a drafter that auto finds itself, and for the tables
+    and past answers, which share what that leaves; 0 keeps none of them, so that drafts come from the text itself alone.
+    `drafter`, if given, is a dict such as {"method": "eagle3", "model": PATH}; its memory does not count.
 
     Raises:
         ConfigError: a value is out of range.
@@ -119,12 +119,12 @@ class AutoConfig:
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafters that are at hand."""
-        budget = self._budget(target)
-        model = None
+        model, budget = None, self._budget(target)
         for choice in self.choices(target):
             if not choice.is_used or choice.method in LOOK_UPS:
                 continue
             model = _priced(choice.method, self._model_config(choice.method, target), target)
+            budget -= choice.num_bytes
             break
         half = budget // 2
         lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
@@ -156,7 +156,7 @@ class AutoConfig:
         is_taken = False
         for choice in models:
             if choice.is_used and is_taken:
-                choice = Choice(choice.method, False, "a drafter before it is used")
+                choice = replace(choice, is_used=False, why="a drafter before it is used")
             is_taken = is_taken or choice.is_used
             found.append(choice)
         return found
@@ -196,13 +196,12 @@ class AutoConfig:
 
     def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:
         if need <= budget:
-            return Choice(method, True, what)
-        return Choice(
-            method,
-            False,
+            return Choice(method, True, what, num_bytes=need)
+        why = (
             f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with "
-            f"auto_memory={math.ceil(100 * need / weights) / 100:g}",
+            f"auto_memory={math.ceil(100 * need / weights) / 100:g}"
         )
+        return Choice(method, False, why, num_bytes=need)
 
     def _model_config(self, method: str, target: TargetInfo) -> DrafterConfig:
         from forerun.drafters.mtp import MTPConfig

@@ -115,11 +115,12 @@ class ResolvesKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether a method is used for a target, and why."""
+    """Whether a method is used for a target, and why; `num_bytes` of memory that a drafter with weights would take."""
 
     method: str
     is_used: bool
     why: str
+    num_bytes: int = 0
 
 
 @runtime_checkable

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -36,15 +38,22 @@ PAID_OFF_OVER = 32
 """The drafts that share the price of what a sequence must catch up with before the first."""
 
 SPEED_WEIGHT = 0.1  # of a call in the running time of a row
-FORGOTTEN_AFTER = 256  # steps without a call: what was learnt of a drafter that was left out is then doubted
-LONGEST_STEP = 1.0  # seconds; a longer time between two steps is no step
+NUM_LATEST = 3  # calls, whose median says what one takes now: a single one may have been interrupted
+FORGOTTEN_AFTER = 256  # steps without a call: what was learnt of a drafter that was left out is then doubted,
+TRIAL_SHARE = 0.01  # if the calls that it takes to learn anew last no more than this share of the time since the last
+LONGEST_STEP = 60.0  # seconds; a longer time between two steps is no step
 
 
 class Expected(NamedTuple):
-    """What to expect of a chain at one depth: the tokens that it adds there, and the chance that it is drafted so deep."""
+    """What to expect of a chain at one depth: the tokens that it adds there, and the chance that it is drafted so deep.
+
+    `gain` and `rows` are the sums of both down to this depth.
+    """
 
     added: float
     drafted: float
+    gain: float
+    rows: float
 
 
 class AddedTokens:
@@ -56,10 +65,13 @@ class AddedTokens:
 
     def __init__(self, max_depth: int) -> None:
         self._counts = [[(0.0, 0.0, 0.0)] * max_depth for _ in range(len(FREE_TOKENS) + 1)]  # added, drafted, asked for
+        self._expected: dict[int, list[Expected]] = {}  # of classes of which nothing has been learnt since
 
     def observe(self, free_tokens: float, *, num_known: int, num_drafted: int, free_stood: int, stood: int) -> None:
         """Count a chain of `num_drafted` tokens, whose fate is known at the first `num_known` depths that were asked for."""
-        counts = self._counts[bisect(FREE_TOKENS, free_tokens)]
+        of_class = bisect(FREE_TOKENS, free_tokens)
+        self._expected.pop(of_class, None)
+        counts = self._counts[of_class]
         for depth in range(min(num_known, len(counts))):
             added, drafted, asked = counts[depth]
             counts[depth] = (
@@ -70,12 +82,21 @@ class AddedTokens:
 
     def expected(self, free_tokens: float) -> list[Expected]:
         """What to expect at each depth."""
-        hope, least, found = 1.0, 1.0, []
-        for added, drafted, asked in self._counts[bisect(FREE_TOKENS, free_tokens)]:
+        of_class = bisect(FREE_TOKENS, free_tokens)
+        found = self._expected.get(of_class)
+        if found is None:
+            found = self._expected[of_class] = list(self._expect(of_class))
+        return found
+
+    def _expect(self, of_class: int) -> Iterator[Expected]:
+        hope, least, gain, rows = 1.0, 1.0, 0.0, 0.0
+        for added, drafted, asked in self._counts[of_class]:
             hope *= HOPE
             least = min(least, (added + hope * HOPE_WEIGHT) / (asked + HOPE_WEIGHT))
-            found.append(Expected(least, (drafted + HOPE_WEIGHT) / (asked + HOPE_WEIGHT)))
-        return found
+            share = (drafted + HOPE_WEIGHT) / (asked + HOPE_WEIGHT)
+            gain += least
+            rows += share
+            yield Expected(least, share, gain, rows)
 
 
 @dataclass(slots=True)
@@ -97,7 +118,8 @@ class PricedDrafter:
     chain says of each depth how often the text agreed with it there and not with the free draft, whether it was verified
     or not: the text is the label. A chain ends where it is no longer likely enough for another pass to pay: by its tokens'
     margins, of which the text tells what they mean. A sequence that the drafter has not read lately costs a share of the
-    rows that it must catch up with, too.
+    rows that it must catch up with, too. A drafter that is left out, as it was wrong or became slow, is tried again later:
+    the longer its calls took, the later.
 
     Args:
         name: what statistics call the drafter.
@@ -127,10 +149,12 @@ class PricedDrafter:
         self._pending: dict[int, _Pending] = {}
         self._num_read: dict[int, int] = {}
         self._row_seconds = 0.0  # running; 0: not known
+        self._latest: deque[tuple[float, float]] = deque(maxlen=NUM_LATEST)  # of calls: seconds, and seconds of a row
         self._tokens_per_second = 0.0
         self._last_call: float | None = None
         self._lengths: dict[int, int] = {}  # of the sequences at the last call
         self._num_steps_left_out = 0
+        self._seconds_left_out = 0.0
 
     def start(self, sequence: Sequence) -> None:
         """Start a sequence in the drafter."""
@@ -158,10 +182,10 @@ class PricedDrafter:
         chains = [NO_DRAFT] * len(requests)
         if not chosen:
             self._num_steps_left_out += 1
-            if self._num_steps_left_out == FORGOTTEN_AFTER:
-                self._added, self._knows_margins = AddedTokens(self.max_depth), self._tokens_per_level > 1
+            if self._may_try_again():
+                self._forget()
             return chains
-        self._num_steps_left_out = 0
+        self._num_steps_left_out, self._seconds_left_out = 0, 0.0
         pass_price = self._price() * (1 + PASS_ROWS / len(chosen))
         stop = EarlyStop(pass_price / self._chances.mean, self._chances.chances)
         asked = [self._as_deep_as(depth, requests[i], stop) for i in chosen]
@@ -199,6 +223,18 @@ class PricedDrafter:
             stop,
         )
 
+    def _may_try_again(self) -> bool:
+        """Whether the drafter was left out for so long that trying it costs next to nothing."""
+        trial = sum(seconds for seconds, _ in self._latest)
+        return self._num_steps_left_out >= FORGOTTEN_AFTER and trial <= TRIAL_SHARE * self._seconds_left_out
+
+    def _forget(self) -> None:
+        """Take the drafter for unknown."""
+        self._num_steps_left_out, self._seconds_left_out = 0, 0.0
+        self._added, self._knows_margins = AddedTokens(self.max_depth), self._tokens_per_level > 1
+        self._row_seconds = 0.0
+        self._latest.clear()
+
     def _price(self) -> float:
         """The tokens that a row's time is worth."""
         return self._row_seconds * self._tokens_per_second
@@ -215,25 +251,19 @@ class PricedDrafter:
         price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
         expected = [self._added.expected(free) for free in free_tokens]
-        gains = [0.0] * len(requests)
-        rows = [self._num_to_read(request) / PAID_OFF_OVER for request in requests]
-        for depth in range(1, self.max_depth + 1):
-            worth, paying, num_drafted = 0.0, [], 0.0
-            for i, of_sequence in enumerate(expected):
-                added, drafted = of_sequence[depth - 1]
-                gains[i] += added
-                rows[i] += drafted
-                num_drafted += drafted
-                cost = price * rows[i]
-                if gains[i] > cost:
-                    worth += gains[i] - cost
-                    paying.append(i)
-            num_passes += min(1.0, num_drafted)
-            if self._knows_margins and depth < self.max_depth:
+        to_read = [price * self._num_to_read(request) / PAID_OFF_OVER for request in requests]
+        for depth in range(self.max_depth):
+            num_passes += min(1.0, sum([of_sequence[depth].drafted for of_sequence in expected]))
+            if self._knows_margins and depth + 1 < self.max_depth:
                 continue
-            worth -= price * num_passes * PASS_ROWS
+            worth, paying = -price * num_passes * PASS_ROWS, []
+            for i, of_sequence in enumerate(expected):
+                gain = of_sequence[depth].gain - price * of_sequence[depth].rows - to_read[i]
+                if gain > 0.0:
+                    worth += gain
+                    paying.append(i)
             if worth > best[0]:
-                best = worth, paying, depth
+                best = worth, paying, depth + 1
         return best[1], best[2]
 
     def _note_step(self, requests: Listing[DraftRequest]) -> None:
@@ -249,7 +279,10 @@ class PricedDrafter:
             pending = self._pending.pop(sequence.seq_id, None)
             if pending is not None:
                 self._label(pending, sequence)
-        if last is not None and num_tokens and 0.0 < now - last < LONGEST_STEP:
+        if last is None or not 0.0 < now - last < LONGEST_STEP:  # a clock that jumps
+            return
+        self._seconds_left_out += now - last
+        if num_tokens:
             rate = num_tokens / (now - last)
             self._tokens_per_second += (rate - self._tokens_per_second) * (0.05 if self._tokens_per_second else 1.0)
 
@@ -272,7 +305,12 @@ class PricedDrafter:
         )
 
     def _note_time(self, seconds: float, num_rows: int) -> None:
-        if not 0.0 < seconds < LONGEST_STEP * 10:  # a clock that jumps
+        """Learn from a call; the first alone says nothing, since it may have set things up."""
+        if not 0.0 < seconds < math.inf:  # a clock that jumps
             return
-        measured = seconds / num_rows
-        self._row_seconds += (measured - self._row_seconds) * (SPEED_WEIGHT if self._row_seconds else 1.0)
+        self._latest.append((seconds, seconds / num_rows))
+        if len(self._latest) == 1:
+            return
+        measured = median_low(of_row for _, of_row in self._latest)
+        is_known = self._row_seconds and len(self._latest) == NUM_LATEST
+        self._row_seconds += (measured - self._row_seconds) * (SPEED_WEIGHT if is_known else 1.0)

@@ -112,8 +112,8 @@ class RecycleDrafter:
 
     @property
     def pools(self) -> Mapping[str, Pool]:
-        """See `KeepsPools`."""
-        return {"recycle": self._table}
+        """See `KeepsPools`; none where the table may keep nothing."""
+        return {"recycle": self._table} if self._table.max_bytes else {}
 
     def start(self, sequence: Sequence) -> None:
         """Take in a sequence."""

@@ -214,7 +214,7 @@ class RecycleTable:
         self._to_store = to_store or (PlainRows if kernels is None else partial(NativeRows, kernels))
         self.num_candidates = min(num_candidates, vocab_size)
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._vocab_size = vocab_size
         self._most_ones = 1 << (vocab_size - 1).bit_length()
         self._salts: OrderedDict[str | None, SaltContexts] = OrderedDict()  # the one learnt for last comes last
@@ -309,7 +309,7 @@ class RecycleTable:
     def _double(self, table: ContextTable, contexts: SaltContexts) -> bool:
         """Double a table if the budget allows it; whether it does."""
         more = table.num_bytes
-        if contexts.num_bytes + more > LARGEST_SHARE * self._max_bytes or not self._make_room(more, keep=contexts):
+        if contexts.num_bytes + more > LARGEST_SHARE * self.max_bytes or not self._make_room(more, keep=contexts):
             return False
         table.double()
         self.num_bytes += more
@@ -317,7 +317,7 @@ class RecycleTable:
 
     def _make_room(self, num_bytes: int, *, keep: SaltContexts | None) -> bool:
         """Forget other salts, that learnt for longest ago first, until `num_bytes` more fit; whether they do."""
-        while self.num_bytes + num_bytes > self._max_bytes:
+        while self.num_bytes + num_bytes > self.max_bytes:
             salt = next(iter(self._salts), None)
             if salt not in self._salts or self._salts[salt] is keep:
                 return False

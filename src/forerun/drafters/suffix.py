@@ -108,6 +108,11 @@ class ResponsePools:
         self._pools: dict[str | None, SuffixIndex] = {}
         self._responses: deque[tuple[str | None, int]] = deque()  # (salt, number of tokens), oldest first
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether the limits let it keep a response at all."""
+        return self._max_responses > 0 and self._max_tokens > 0
+
     def pool(self, cache_salt: str | None) -> SuffixIndex | None:
         """The responses that sequences of this salt may see, or None if there are none."""
         return self._pools.get(cache_salt)
@@ -224,8 +229,8 @@ class SuffixDrafter:
 
     @property
     def pools(self) -> Mapping[str, Pool]:
-        """See `KeepsPools`."""
-        return {"suffix": self._pools}
+        """See `KeepsPools`; none where nothing may be kept."""
+        return {"suffix": self._pools} if self._pools.keeps_any else {}
 
     def start(self, sequence: Sequence) -> None:
         """Index the prompt."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +32,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps without drafting after it did not
 STATIC_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
 """The fixed draft lengths that the choice is compared with."""
 
+NUM_COMPARED = STATIC_LENGTHS[-1] + 1
+"""The nodes of a draft that are told apart: the last one stands for all behind the longest fixed length."""
+
 TRIED_EVERY = 16  # steps: how often more or fewer rows are verified than seem best, where their cost is not known yet
 NUM_TRIALS = 3  # of about as many rows and sequences
+
+INTERRUPTED = 20.0
+"""A step that takes so many times a plain one's time has been interrupted, or the clock has jumped."""
+
+BELIEVED = 8.0
+"""Tokens that are taken to have stood as promised, before any is known."""
 
 COMPARED_EVERY = 8  # steps, as the comparison takes longer than the choice
 
@@ -60,14 +70,49 @@ class _Pause:
 
 
 @dataclass(slots=True)
-class _Account:
-    """What was chosen, against fixed lengths: tokens and cost that each is expected to have had in the same steps."""
+class _Promised:
+    """What drafts were expected to bring in the steps that are compared: by the number of a node in its draft, and their cost."""
 
-    chosen: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    static: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in STATIC_LENGTHS])
+    tokens: list[float] = field(default_factory=lambda: [0.0] * NUM_COMPARED)
+    cost: float = 0.0
+
+    def add(self, drafts: Sequence[Sequence[float]], *, cost: float) -> None:
+        """Count a step, by the chances of its drafts' nodes."""
+        self.cost += cost
+        for chances in drafts:
+            for node, chance in enumerate(chances):
+                self.tokens[min(node, NUM_COMPARED - 1)] += chance
+
+    def rate(self, num_sequences: float, came_true: Sequence[float]) -> float:
+        """Tokens for the cost, where so much of what is promised comes true."""
+        tokens: float = num_sequences + sum(map(mul, self.tokens, came_true))
+        return tokens / self.cost
+
+
+@dataclass(slots=True)
+class _Account:
+    """What was chosen, against fixed lengths in the same steps, and what became of the nodes that were verified."""
+
+    num_sequences: float = 0.0  # of the steps that are compared
+    chosen: _Promised = field(default_factory=_Promised)
+    static: list[_Promised] = field(default_factory=lambda: [_Promised() for _ in STATIC_LENGTHS])
+    expected: list[float] = field(default_factory=lambda: [0.0] * NUM_COMPARED)  # tokens, by the number of a node
+    stood: list[int] = field(default_factory=lambda: [0] * NUM_COMPARED)
     tokens: float = 0.0
     seconds: float = 0.0
     plain_seconds: float = 0.0  # that plain decoding would have needed for the same tokens
+
+    def note_fate(self, survival: Sequence[float], stood: Sequence[int]) -> None:
+        """Count the nodes of a verified draft by their chances, and those that stood."""
+        for node, chance in enumerate(survival):
+            self.expected[min(node, NUM_COMPARED - 1)] += chance
+        for node in stood:
+            self.stood[min(node, NUM_COMPARED - 1)] += 1
+
+    def came_true(self) -> list[float]:
+        """By the number of a node: what of the promised tokens stood; about 1 where few were verified."""
+        pairs = zip(self.stood, self.expected, strict=True)
+        return [(stood + BELIEVED) / (expected + BELIEVED) for stood, expected in pairs]
 
 
 class _Undrafted(NamedTuple):
@@ -163,27 +208,27 @@ class AdaptiveLength:
         gained = float(tokens[best - 1]) if best else float(num_sequences)
         cost = float(costs[best])
         self._last_price = gained / cost * (float(costs[best + 1]) - cost)
-        self._note_choice(chances, gained, cost, step)
         best = self._to_try(best, len(flat), step)
         owners = np.repeat(np.arange(len(chances)), each)
         lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+        self._note_choice(chances, lengths, step)
         return lengths
 
     def _choose_of_one(self, chances: Sequence[float], step: _Undrafted) -> int:
         """The choice for one sequence, in a few microseconds."""
         of_rows, num_rows = self.costs.of_rows, step.num_rows
         beside = step.beside + self._draft_cost(1)
-        tokens = gained = 1.0
+        tokens = 1.0
         best, best_rate = 0, 1.0 / (of_rows(num_rows) + beside)
         for number, chance in enumerate(chances, 1):
             tokens += chance
             rate = tokens / (of_rows(num_rows + number) + beside)
             if rate > best_rate:
-                best, best_rate, gained = number, rate, tokens
-        cost = of_rows(num_rows + best)
-        self._last_price = best_rate * (of_rows(num_rows + best + 1) - cost)
-        self._note_choice([chances], gained, cost + beside, step)
-        return self._to_try(best, len(chances), step)
+                best, best_rate = number, rate
+        self._last_price = best_rate * (of_rows(num_rows + best + 1) - of_rows(num_rows + best))
+        best = self._to_try(best, len(chances), step)
+        self._note_choice([chances], [best], step)
+        return best
 
     def _survival(self, draft: Draft) -> tuple[float, ...]:
         if draft.survival is not None or not draft.token_ids:
@@ -207,17 +252,20 @@ class AdaptiveLength:
     def observe(self, record: StepRecord) -> None:
         """Learn the costs of steps and of drafting, and the fate of drafts that did not say their chances."""
         num_drafted = num_accepted = 0
-        for draft, num_stood in record.verified:
+        for draft, stood in record.verified:
             if draft.token_ids:
                 num_drafted += len(draft.token_ids)
-                num_accepted += num_stood
+                num_accepted += len(stood)
+                self._account.note_fate(self._survival(draft), stood)
                 if draft.survival is None:
-                    self._rates.observe(draft.source, depth=draft.depth, num_stood=num_stood)
+                    self._rates.observe(draft.source, depth=draft.depth, num_stood=len(stood))
         num_sequences = len(record.verified)
         if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
             return
         costs, times = self.costs, record.times
         seconds = times.schedule + times.build + times.forward + times.verify
+        if not 0.0 < seconds < math.inf:  # a clock that jumps
+            return
         costs.observe(
             num_rows=record.num_rows,
             num_sequences=num_sequences,
@@ -234,40 +282,58 @@ class AdaptiveLength:
         plain = (costs.of_rows(num_sequences) + beside) * costs.unit
         num_tokens = num_sequences + num_accepted
         saved = num_tokens / num_sequences * plain - (costs.of_rows(record.num_rows) + beside) * costs.unit
+        drafting = self._note_drafting(times.draft, record.num_asked)
         account = self._account
         account.tokens += num_tokens
-        account.seconds += seconds + times.draft
+        account.seconds += min(seconds, INTERRUPTED * plain) + drafting
         account.plain_seconds += num_tokens / num_sequences * plain
-        if record.num_asked and 0.0 <= times.draft < math.inf:
-            self._draft_seconds += 0.05 * (times.draft / record.num_asked - self._draft_seconds)
-            self._pause.note_gain(saved - times.draft, plain_seconds=plain)
+        if record.num_asked:
+            self._pause.note_gain(saved - drafting, plain_seconds=plain)
 
-    def _note_choice(self, chances: Sequence[Sequence[float]], gained: float, cost: float, step: _Undrafted) -> None:
-        """Now and then, keep what was chosen and what fixed lengths would have been expected to give."""
+    def _note_drafting(self, seconds: float, num_asked: int) -> float:
+        """Learn what drafting for so many sequences takes; return the seconds, as far as they are believed.
+
+        One call says little: it may have been interrupted, or the clock has jumped. So it counts as no more than a
+        plain step for each sequence, or twice what it took up to now.
+        """
+        if not num_asked or not seconds > 0.0:
+            return 0.0
+        of_one = min(seconds / num_asked, max(self.costs.unit, 2.0 * self._draft_seconds))
+        self._draft_seconds += 0.05 * (of_one - self._draft_seconds)
+        return of_one * num_asked
+
+    def _note_choice(self, chances: Sequence[Sequence[float]], lengths: Sequence[int], step: _Undrafted) -> None:
+        """Now and then, keep what was chosen and what fixed lengths would have chosen."""
         self._num_choices += 1
         if self._num_choices % COMPARED_EVERY:
             return
-        account, of_rows = self._account, self.costs.of_rows
-        beside = step.beside + self._draft_cost(step.num_sequences)
-        account.chosen[0] += gained
-        account.chosen[1] += cost
-        drafted = [one for one in chances if one]
-        for totals, length in zip(account.static, STATIC_LENGTHS, strict=True):
-            totals[0] += step.num_sequences + sum([sum(one[:length]) for one in drafted])
-            totals[1] += of_rows(step.num_rows + sum([min(length, len(one)) for one in drafted])) + beside
+        account, drafting = self._account, self._draft_cost(step.num_sequences)
+        account.num_sequences += step.num_sequences
+        verified = [one[:length] for one, length in zip(chances, lengths, strict=True)]
+        account.chosen.add(verified, cost=self._cost_with(verified, step) + drafting)
+        for promised, length in zip(account.static, STATIC_LENGTHS, strict=True):
+            verified = [one[:length] for one in chances]
+            promised.add(verified, cost=self._cost_with(verified, step) + (drafting if length else 0.0))
+
+    def _cost_with(self, drafts: Sequence[Sequence[float]], step: _Undrafted) -> float:
+        return self.costs.of_rows(step.num_rows + sum(map(len, drafts))) + step.beside
 
     def report(self) -> SpeculationReport | None:
-        """What the choices were worth; None before the costs are known."""
+        """What the choices were worth; None before the costs are known.
+
+        Fixed lengths are judged in hindsight: by what became of verified nodes with the same number in their drafts.
+        """
         account = self._account
-        if not account.seconds or not account.chosen[1]:
+        if not account.seconds or not account.chosen.cost:
             return None
-        rates = [tokens / cost for tokens, cost in account.static]
+        came_true = account.came_true()
+        rates = [promised.rate(account.num_sequences, came_true) for promised in account.static]
         best = max(range(len(rates)), key=rates.__getitem__)
         return SpeculationReport(
             tokens_per_second=account.tokens / account.seconds,
             plain_tokens_per_second=account.tokens / account.plain_seconds,
             best_static_length=STATIC_LENGTHS[best],
-            regret=max(0.0, rates[best] / (account.chosen[0] / account.chosen[1]) - 1.0),
+            regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
         )
 
 

@@ -362,7 +362,7 @@ class Engine:
     def apply(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Commit what a step found, at once or one step late: tokens, text, KV, finished requests, statistics."""
         output, now = StepOutput(), self._clock()
-        verified: list[tuple[Draft, int]] = []
+        verified: list[tuple[Draft, tuple[int, ...]]] = []
         num_context_tokens = num_asked = 0
         for planned, found in zip(plan.sequences, result.sequences, strict=True):
             num_context_tokens += planned.start
@@ -380,7 +380,7 @@ class Engine:
                 metrics.first_token_time = now
             done = self._apply_to(generation, planned, found, request, output)
             if done is not None:
-                verified.append((done.draft, len(done.accepted)))
+                verified.append((done.draft, done.accepted))
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
         self._parts.control.observe(

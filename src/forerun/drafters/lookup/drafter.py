@@ -55,11 +55,14 @@ class LookupDrafter:
         self.rates = HitRates()
         self.num_candidates = self.table.num_candidates if table_bytes else 0
         self._texts: dict[int, LiveText] = {}
+        self._pools: dict[str, Pool] = ({"recycle": self.table} if table_bytes else {}) | (
+            {"answers": self.past_answers} if pool_bytes else {}
+        )
 
     @property
     def pools(self) -> Mapping[str, Pool]:
-        """See `KeepsPools`."""
-        return {"recycle": self.table, "answers": self.past_answers}
+        """See `KeepsPools`; without one that may keep nothing."""
+        return self._pools
 
     def start(self, sequence: Sequence) -> None:
         """Index the tokens so far; a sequence that was started before goes on."""

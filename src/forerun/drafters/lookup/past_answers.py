@@ -32,7 +32,7 @@ class PastAnswers:
     def __init__(self, *, vocab_size: int, max_bytes: int, extend: Extend = TextIndex.extend) -> None:
         self.num_bytes = 0  # of all indexes, and of what holds them
         self._vocab_size = vocab_size
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._extend = extend
         self._indexes: OrderedDict[str | None, TextIndex] = OrderedDict()  # the salt used last comes last
 
@@ -53,9 +53,9 @@ class PastAnswers:
         index = self._indexes.get(salt)
         held = 0 if index is None else min(index.struct.end, index.capacity)
         wanted = max(FEWEST_TOKENS, 1 << (held + num_tokens).bit_length())
-        while wanted > FEWEST_TOKENS and _bytes_of(wanted, salt) > self._max_bytes:
+        while wanted > FEWEST_TOKENS and _bytes_of(wanted, salt) > self.max_bytes:
             wanted //= 2
-        if _bytes_of(wanted, salt) > self._max_bytes:
+        if _bytes_of(wanted, salt) > self.max_bytes:
             return None
         if index is None or wanted > index.capacity:
             larger = TextIndex(PAST_GRAMS, capacity=wanted)
@@ -65,7 +65,7 @@ class PastAnswers:
             index = self._indexes[salt] = larger
             self.num_bytes += _bytes_of(wanted, salt)
         self._indexes.move_to_end(salt)
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             dropped, of_dropped = self._indexes.popitem(last=False)
             self.num_bytes -= _bytes_of(of_dropped.capacity, dropped)
         return index
