@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +36,15 @@ def test_as_much_of_a_text_stood_as_some_path_of_first_children_holds(draft, tex
             break
         node, expected = following[0], expected + 1
     assert draft.num_stood(text) == expected
+
+
+@given(draft=drafts(), num_nodes=st.integers(0, 8))
+def test_a_part_of_a_draft_keeps_who_drafted_each_node(draft, num_nodes):
+    names = tuple(f"drafter {node}" for node in range(len(draft)))
+    mixed = replace(draft, source=names[0] if names else None, sources=names)
+    part = mixed.first(num_nodes)
+    assert [part.source_of(node) for node in range(len(part))] == list(names[:num_nodes])
+    assert part.num_drafted_by() == dict.fromkeys(names[:num_nodes], 1)
+    if draft.parents is not None:
+        path = mixed.path(len(mixed) - 1)
+        assert [mixed.only(path).source_of(i) for i in range(len(path))] == [names[node] for node in path]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from forerun.core.draft import Draft
 from forerun.core.stats import PHASES, SpeculationStats, StepTimes
 
@@ -79,3 +82,38 @@ def test_rows_and_gains_of_all_drafters_are_shares_of_every_step():
     assert stats.drafted_per_step == {"suffix": 0.5, "recycle": 0.75}
     assert stats.gained_per_step == {"suffix": 0.5, "recycle": 0.25}
     assert stats.acceptance_length == 1 + sum(stats.gained_per_step.values())
+
+
+MIXED = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 2, 1), source="copy", sources=("copy", "head", "head", "head", "recycle"))
+
+
+def test_each_drafter_of_a_draft_counts_its_own_tokens():
+    stats = SpeculationStats()
+    stats.record(MIXED, (0, 2))
+    of = stats.by_drafter
+    assert {name: (one.num_draft_tokens, one.num_accepted_tokens) for name, one in of.items()} == {
+        "copy": (1, 1),
+        "head": (3, 1),
+        "recycle": (1, 0),
+    }
+    assert (of["head"].accepted_per_position, of["head"].reached_per_position) == ([0, 1, 0], [1, 1, 1])
+    assert (of["recycle"].accepted_per_position, of["recycle"].reached_per_position) == ([0, 0], [0, 0])
+    assert {one.num_steps for one in of.values()} == {1}
+
+
+@given(
+    st.lists(st.sampled_from(["copy", "head", "recycle"]), min_size=1, max_size=6).flatmap(
+        lambda sources: st.tuples(st.just(tuple(sources)), st.integers(0, len(sources)))
+    )
+)
+def test_what_the_drafters_of_a_chain_have_earned_is_what_all_have(case):
+    sources, num_accepted = case
+    stats = SpeculationStats()
+    stats.record(Draft(tuple(range(len(sources))), source=sources[0], sources=sources), tuple(range(num_accepted)))
+    of = stats.by_drafter.values()
+    assert sum(one.num_draft_tokens for one in of) == stats.num_draft_tokens
+    assert sum(one.num_accepted_tokens for one in of) == stats.num_accepted_tokens
+    for position, reached in enumerate(stats.reached_per_position):
+        assert (
+            sum(one.reached_per_position[position] for one in of if position < len(one.reached_per_position)) == reached
+        )

@@ -92,6 +92,8 @@ def test_a_sequence_is_started_once_however_often_the_engine_says_so():
         Draft((1, 2), (-1, 1)),
         Draft((1, 2), None, torch.ones(2, 6)),
         Draft((1,), source=["me"]),
+        Draft((1, 2), source="me", sources=("me",)),
+        Draft((1, 2), source="me", sources=("me", 2)),
         Draft((1, 2), survival=(0.5,)),
         Draft((1, 2), survival=(0.5, 0.6)),
         Draft((1, 2), survival=(1.5, 0.5)),

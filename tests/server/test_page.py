@@ -169,7 +169,7 @@ def test_each_drafter_has_its_share_of_the_text():
     def step(drafter, num_drafted, num_accepted):
         origins = ["accepted"] * num_accepted + ["bonus"]
         counts = {"num_draft_tokens": num_drafted, "num_accepted_tokens": num_accepted}
-        return {"origins": origins, "drafter": drafter, **counts}
+        return {"origins": origins, "drafter": drafter, **counts, "by_drafter": {drafter: counts} if drafter else {}}
 
     steps = [step("prediction", 4, 3), step(None, 0, 0), step("ngram", 2, 0), step("prediction", 5, 2)]
     code = (

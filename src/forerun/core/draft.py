@@ -18,7 +18,8 @@ class Draft:
     A parent comes before its children, so every prefix of a draft is a draft. `parents=None` means
     a chain. `probs` ([num_nodes, vocab_size], fp32) holds in row i the distribution that node i was
     drawn from, given its parents and its earlier siblings; None means that each token had probability 1.
-    `source` names the drafter where several take turns. `survival` holds for each node the drafter's
+    `source` names the drafter where several take turns, and `sources` that of each node where several drafted one draft, whose
+    first node is `source`'s. `survival` holds for each node the drafter's
     estimate of the chance that it stands, its whole path from the root included; nodes then come in
     falling order of it, so that every prefix is the best draft of its size. None: the drafter does not
     know. `margins` say how far each token of `first_path` is ahead of its first runner-up, in logits or in scores of
@@ -32,6 +33,7 @@ class Draft:
     source: str | None = None
     survival: tuple[float, ...] | None = None
     margins: tuple[float, ...] | None = None
+    sources: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -100,6 +102,16 @@ class Draft:
                 return num_stood
         return len(text)
 
+    def source_of(self, node: int) -> str | None:
+        """The drafter of a node, where it is known."""
+        return self.source if self.sources is None else self.sources[node]
+
+    def num_drafted_by(self) -> dict[str, int]:
+        """The nodes of each drafter; none where the drafters are not known."""
+        if self.sources is not None:
+            return {source: self.sources.count(source) for source in dict.fromkeys(self.sources)}
+        return {self.source: len(self.token_ids)} if self.source is not None and self.token_ids else {}
+
     def first_path(self) -> list[list[int]]:
         """The tokens at each depth of the path of first children: the path's own, and after it its siblings."""
         if self.parents is None:
@@ -124,6 +136,7 @@ class Draft:
             self.source,
             None if self.survival is None else self.survival[:num_nodes],
             self.margins,
+            None if self.sources is None else self.sources[:num_nodes],
         )
 
     def only(self, nodes: Sequence[int]) -> Draft:
@@ -140,6 +153,7 @@ class Draft:
             self.source,
             None if self.survival is None else tuple(self.survival[node] for node in nodes),
             self.margins,
+            None if self.sources is None else tuple(self.sources[node] for node in nodes),
         )
 
 

@@ -102,7 +102,9 @@ class StreamDelta:
 
     `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
     them (it may lag behind while a stop string or a multi-byte character is incomplete). `logprobs`
-    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`, by `drafter`, and accepted `num_accepted_tokens`, those that a stop rule cut included.
+    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`,
+    whose first was `drafter`'s, and accepted `num_accepted_tokens`, those that a stop rule cut included. `num_drafted_by` has the
+    draft's tokens by drafter, and `token_drafters` who drafted each token that was accepted, and for the target's own `drafter`.
     """
 
     request_id: str
@@ -113,6 +115,8 @@ class StreamDelta:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     drafter: str | None = None
+    num_drafted_by: dict[str, int] = field(default_factory=dict)
+    token_drafters: list[str | None] = field(default_factory=list)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     finish_reason: str | None = None

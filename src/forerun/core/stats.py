@@ -22,7 +22,7 @@ class SpeculationStats:
     A step is one sequence getting one verdict, its draft possibly empty. Position i counts from 0:
     the i-th token after the last committed one (a tree's position is a node's depth - 1). A
     position is *reached* when all before it were accepted and the draft went that far.
-    `by_drafter` has the counts of the steps that each drafter drafted for.
+    `by_drafter` has the counts of the steps that each drafter drafted for, of a draft by several those of its own nodes.
     """
 
     num_steps: int = 0
@@ -31,7 +31,7 @@ class SpeculationStats:
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     reached_per_position: list[int] = field(default_factory=list)
-    by_drafter: dict[str, SpeculationStats] = field(default_factory=dict)  # by the `source` of the draft
+    by_drafter: dict[str, SpeculationStats] = field(default_factory=dict)  # by its `source`
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -68,11 +68,33 @@ class SpeculationStats:
         num_drafted, num_accepted = len(draft.token_ids), len(accepted)
         depth, went_on = draft.depth, num_drafted > 0 and not draft.is_leaf(accepted[-1] if accepted else -1)
         self._count(num_drafted, num_accepted, depth, went_on=went_on)
-        if draft.source is not None:
-            of_drafter = self.by_drafter.get(draft.source)
-            if of_drafter is None:
-                of_drafter = self.by_drafter[draft.source] = SpeculationStats()
-            of_drafter._count(num_drafted, num_accepted, depth, went_on=went_on)
+        if draft.sources is not None:
+            self._record_each(draft, draft.sources, accepted)
+        elif draft.source is not None:
+            self._of_drafter(draft.source)._count(num_drafted, num_accepted, depth, went_on=went_on)
+
+    def _of_drafter(self, source: str) -> SpeculationStats:
+        found = self.by_drafter.get(source)
+        if found is None:
+            found = self.by_drafter[source] = SpeculationStats()
+        return found
+
+    def _record_each(self, draft: Draft, sources: Sequence[str], accepted: Sequence[int]) -> None:
+        """Count for each drafter its own nodes of one draft, at their depths; reached are those whose parents stood."""
+        stood, depths = set(accepted), draft.depths()
+        for source in dict.fromkeys(sources):
+            own = [node for node, drafter in enumerate(sources) if drafter == source]
+            reached = {depths[node] for node in own if draft.parent(node) < 0 or draft.parent(node) in stood}
+            counts = self._of_drafter(source)
+            counts.num_steps += 1
+            counts.num_drafts += 1
+            counts.num_draft_tokens += len(own)
+            counts._make_room(max(depths[node] for node in own))
+            for depth in reached:
+                counts.reached_per_position[depth - 1] += 1
+            for node in stood.intersection(own):
+                counts.num_accepted_tokens += 1
+                counts.accepted_per_position[depths[node] - 1] += 1
 
     def _count(self, num_drafted: int, num_accepted: int, depth: int, *, went_on: bool) -> None:
         """Count a draft of that depth, which went on behind what was accepted or did not."""
@@ -83,15 +105,19 @@ class SpeculationStats:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         reached, stood = self.reached_per_position, self.accepted_per_position
-        num_missing = depth - len(reached)
-        if num_missing > 0:
-            reached.extend([0] * num_missing)
-            stood.extend([0] * num_missing)
+        self._make_room(depth)
         for position in range(num_accepted):
             reached[position] += 1
             stood[position] += 1
         if went_on:
             reached[num_accepted] += 1
+
+    def _make_room(self, depth: int) -> None:
+        """Let there be counts of so many positions."""
+        num_missing = depth - len(self.reached_per_position)
+        if num_missing > 0:
+            self.reached_per_position.extend([0] * num_missing)
+            self.accepted_per_position.extend([0] * num_missing)
 
     def add(self, other: SpeculationStats, *, sign: int = 1) -> None:
         """Add the counts of `other` to these (`sign` -1: take them away)."""
@@ -99,10 +125,7 @@ class SpeculationStats:
         self.num_drafts += sign * other.num_drafts
         self.num_draft_tokens += sign * other.num_draft_tokens
         self.num_accepted_tokens += sign * other.num_accepted_tokens
-        missing = len(other.reached_per_position) - len(self.reached_per_position)
-        if missing > 0:
-            self.reached_per_position.extend([0] * missing)
-            self.accepted_per_position.extend([0] * missing)
+        self._make_room(len(other.reached_per_position))
         for position, count in enumerate(other.reached_per_position):
             self.reached_per_position[position] += sign * count
             self.accepted_per_position[position] += sign * other.accepted_per_position[position]

@@ -163,6 +163,10 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         _check_parents(draft.parents, num_nodes=len(draft))
     if draft.source is not None and not isinstance(draft.source, str):
         raise DraftError(f"source {draft.source!r}; must be the drafter's name or None")
+    if draft.sources is not None and not (
+        len(draft.sources) == len(draft) and all(isinstance(source, str) for source in draft.sources)
+    ):
+        raise DraftError(f"sources {draft.sources!r:.80}; must be {len(draft)} drafters' names")
     if draft.survival is not None and not _is_survival(draft.survival, num_nodes=len(draft)):
         raise DraftError(
             f"survival {draft.survival!r:.80}; must be {len(draft)} chances from 1 down to 0, none above the one before"

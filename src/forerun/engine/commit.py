@@ -133,6 +133,12 @@ def describe_logprobs(found: RowLogprobs, token_ids: Sequence[int], *, token_tex
     return described
 
 
+def _token_drafters(done: Committed) -> list[str | None]:
+    """Who drafted each token; for the target's own the draft's first drafter."""
+    found = [done.draft.source_of(node) for node in done.accepted] + [done.draft.source]
+    return found[: len(done.token_ids)]
+
+
 def delta(
     generation: Generation, done: Committed | None, *, prompt_logprobs: list[TokenLogprobs | None] | None = None
 ) -> StreamDelta:
@@ -148,6 +154,8 @@ def delta(
         logprobs=generation.logprobs[len(generation.logprobs) - len(token_ids) :] if generation.logprobs else None,
         prompt_logprobs=prompt_logprobs,
         drafter=draft.source if draft else None,
+        num_drafted_by=draft.num_drafted_by() if draft else {},
+        token_drafters=_token_drafters(done) if done else [],
         num_draft_tokens=len(draft.token_ids) if draft else 0,
         num_accepted_tokens=len(done.accepted) if done else 0,
         finish_reason=generation.finish_reason,

@@ -51,8 +51,9 @@ class Origins:
 
     `push` gives the text of each token, see `TokenSpans`.
     `origins` has one entry per token: accepted, recovered or bonus. `pieces` join to the choice's
-    text; each names its token's origin, and for tokens of a step with a draft the drafter and the
-    position (from 0) in or after the draft. Text may lag behind tokens, and so do pieces.
+    text; each names its token's origin, and for tokens of a step with a draft the drafter (of an accepted token its own, else that of
+    the draft's first token) and the position (from 0) in or after the draft. `by_drafter` says how many tokens of the step's draft each drafter
+    drafted, and how many of them were accepted. Text may lag behind tokens, and so do pieces.
     """
 
     def __init__(self, push: Callable[[int], str]) -> None:
@@ -61,16 +62,24 @@ class Origins:
     def of(self, delta: StreamDelta) -> dict[str, Any]:
         """The `forerun` object of a chunk with this delta."""
         drafter = delta.drafter if delta.num_draft_tokens else None
+        drafters = delta.token_drafters if drafter is not None else [None] * len(delta.origins)
         notes: list[dict[str, Any]] = [
-            {"origin": origin.value, "drafter": drafter, "position": None if drafter is None else position}
-            for position, origin in enumerate(delta.origins)
+            {"origin": origin.value, "drafter": of_token, "position": None if of_token is None else position}
+            for position, (origin, of_token) in enumerate(zip(delta.origins, drafters, strict=True))
+        ]
+        accepted = [
+            of_token for origin, of_token in zip(delta.origins, drafters, strict=True) if origin is Origin.ACCEPTED
         ]
         spans = self._spans.cut(delta.text, zip(delta.token_ids, notes, strict=True))
         return {
             "origins": [origin.value for origin in delta.origins],
             "drafter": drafter,
             "num_draft_tokens": delta.num_draft_tokens,
-            "num_accepted_tokens": sum(origin is Origin.ACCEPTED for origin in delta.origins),
+            "num_accepted_tokens": len(accepted),
+            "by_drafter": {
+                name: {"num_draft_tokens": count, "num_accepted_tokens": accepted.count(name)}
+                for name, count in delta.num_drafted_by.items()
+            },
             "pieces": [{"text": text, **note} for text, note in spans],
         }
 

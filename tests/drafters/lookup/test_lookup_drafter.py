@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, TargetInfo, VerifiedRows
-from forerun.drafters.lookup.drafter import LookupDrafter
+from forerun.drafters.lookup.drafter import LookupDrafter, as_draft
+from forerun.drafters.lookup.guesses import COMPUTED
+from forerun.ops.native.lookup import GrownTree
 from tests.drafters.texts import TARGET, assert_valid, propose, sequence, start_and_propose
 
 
@@ -249,3 +251,10 @@ def test_survival_is_calibrated_on_a_synthetic_source():
                 stood[node] += draft.token_ids[node] == token_id
     for node in range(2):
         assert stood[node] == pytest.approx(expected[node], rel=0.1)
+
+
+def test_a_draft_of_several_sources_names_that_of_each_node():
+    tree = GrownTree((5, 6, 7), (-1, -1, 0), (0.9, 0.5, 0.4), (0, COMPUTED, COMPUTED))
+    draft = as_draft(tree, "trained head")
+    assert (draft.source, draft.sources) == ("copy", ("copy", "trained head", "trained head"))
+    assert as_draft(GrownTree((5, 6), (-1, 0), (0.9, 0.5), (COMPUTED, COMPUTED)), "trained head").sources is None

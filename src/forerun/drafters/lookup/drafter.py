@@ -158,6 +158,8 @@ def as_draft(tree: GrownTree, computed_by: str = SOURCES[COMPUTED]) -> Draft:
     token_ids, parents, survival, sources = tree
     if not token_ids:
         return NO_DRAFT
+    name_of = (*SOURCES[:COMPUTED], computed_by).__getitem__
     is_chain = parents[-1] == len(parents) - 2 and parents == tuple(range(-1, len(parents) - 1))
-    source = computed_by if sources[0] == COMPUTED else SOURCES[sources[0]]
-    return Draft(token_ids, None if is_chain else parents, source=source, survival=survival)
+    first = sources[0]
+    names = None if sources.count(first) == len(sources) else tuple([name_of(one) for one in sources])
+    return Draft(token_ids, None if is_chain else parents, None, name_of(first), survival, None, names)
