@@ -53,6 +53,14 @@ def test_compare_shows_speeds_acceptance_phases_and_texts(compare):
     assert all(word in shown for word in ("speed-up", "acceptance rate", "acceptance length", "schedule", "draft"))
 
 
+def test_compare_says_what_each_of_several_drafters_earned(compare, tmp_path):
+    (tmp_path / "configs.yaml").write_text("chosen: auto\nngram: {method: ngram, num_speculative_tokens: 3}\n")
+    lines = "".join(compare(prompts=())).split("Drafters: ")
+    assert len(lines) > 2
+    assert all("rows and +" in line for line in lines[1:])
+    assert any(line.startswith("copy ") for line in lines)
+
+
 def test_compare_json_is_one_line_with_every_outcome(compare):
     (line,) = compare("--json").splitlines()
     report = json.loads(line)

@@ -17,6 +17,7 @@ from forerun.cli.input_files import Prompt, read_kinds, read_yaml
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions, check_picture
 from forerun.cli.output import speculation_json, status
 from forerun.core.stats import PHASES
+from forerun.engine.stats import drafters_line
 from forerun.errors import ConfigError, ForerunError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
         ForerunError: a configuration is wrong; the message names it.
     """
     from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
-    from forerun.config.speculative_config import resolve_speculative
+    from forerun.config.speculative_config import AUTO, resolve_speculative
 
     given = read_yaml(path, option="--configs", example=CONFIG_EXAMPLE)
     listed: list[tuple[str | None, Any]] = []
@@ -115,7 +116,8 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
     if not listed:
         raise ConfigError(f"--configs: {path} holds no configuration; write e.g. {CONFIG_EXAMPLE}")
     configs: dict[str, dict[str, Any]] = {}
-    for number, (given_name, config) in enumerate(listed, 1):
+    for number, (given_name, entry) in enumerate(listed, 1):
+        config = {"method": AUTO} if entry == AUTO else entry
         where = f"--configs: {path}, {given_name or f'number {number}'}"
         if not isinstance(config, dict):
             raise ConfigError(f"{where}: got {config!r:.80}; must be a speculative_config, e.g. {CONFIG_EXAMPLE}")
@@ -151,6 +153,8 @@ def _show(found: Comparison, console: Console) -> None:
     phases = [phase for phase in PHASES if any(one.milliseconds_per_step.get(phase) for one in found.outcomes)]
     console.print(_table("a step of decoding, ms", found, lambda one: _phases(one, phases)))
     for outcome in found.outcomes:
+        if outcome.speculation.by_drafter:
+            console.print(f"{outcome.name}, {outcome.kind}: {drafters_line(outcome.speculation)}")
         for note in _notes(outcome):
             console.print(f"{outcome.name}, {outcome.kind}: {note}")
 
