@@ -111,6 +111,17 @@ def test_a_target_in_few_bits_does_not_draft_for_itself(folder):
     assert "its weights are in few bits already" in found["self"].why
 
 
+def test_where_drafts_might_change_texts_nothing_is_drafted_and_the_log_says_how_to_turn_them_on(
+    folder, monkeypatch, caplog
+):
+    monkeypatch.setattr("forerun.build.load_kernels", lambda: None)
+    with caplog.at_level("INFO", logger="forerun"):
+        llm = LLM(folder, dtype="bfloat16", max_model_len=128)
+    assert llm.speculative.describe() == LLM(folder, speculative_config=None, max_model_len=128).speculative.describe()
+    (line,) = [record.getMessage() for record in caplog.records if "nothing is drafted" in record.getMessage()]
+    assert "turn them on with speculative_config='auto'" in line
+
+
 def test_another_method_chooses_nothing():
     with pytest.raises(ConfigError, match="it is 'auto' that chooses"):
         tiny_llm({"method": "ngram", "num_speculative_tokens": 2}).drafter_choices()

@@ -93,7 +93,7 @@ class EngineOptions:
         Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1),
     ] = DEFAULT_SPECULATION
     """How to draft: auto, a JSON object, or one option per key such as --speculative-config.method suffix. By default
-    auto where drafts cannot change any text in any bit (the native CPU kernels), elsewhere not at all."""
+    auto where drafts cannot change any text in any bit (forerun's own kernels), elsewhere not at all."""
     no_speculation: Annotated[bool, Parameter(negative=())] = False
     """Draft nothing: decode plainly."""
     kv_transfer_config: Annotated[

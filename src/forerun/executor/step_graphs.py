@@ -17,6 +17,7 @@ from forerun.executor.device_part import PLAN_FIELDS, StepOutputs, StepTensors
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import RowMasks
 from forerun.models.base import TargetModel
+from forerun.ops.cuda.attention import chunk_of
 from forerun.ops.cuda.failures import device_failure
 from forerun.ops.cuda.table import StepRows, Verdicts
 
@@ -34,9 +35,9 @@ def graph_bytes(model: TargetModel, sizes: Sequence[int], *, max_length: int) ->
     """Memory to set aside for CUDA graphs of these numbers of rows, estimated.
 
     That of the largest step, which all of them share, and their launches. Attention keeps a result for each chunk of the longest
-    text, `max_length` tokens: 32 chunks, and 16 more for each doubling from 8192 places on.
+    text, `max_length` tokens.
     """
-    num_chunks = 32 + 16 * max(0, (max_length - 1).bit_length() - 13)
+    num_chunks = chunk_of(max_length - 1) + 1
     largest = max(sizes) * (model.hidden_size * (BYTES_PER_WIDTH + 4 * num_chunks) + model.vocab_size * BYTES_PER_LOGIT)
     return largest + KINDS * len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
 

@@ -145,11 +145,11 @@ def test_bits_do_not_depend_on_how_many_programs_there_are_or_how_long_a_text_th
     assert torch.equal(attend(kernels, wider, step.rows, query, keys, values), expected)
 
 
-def test_chunks_are_as_long_at_first_and_then_half_as_many_for_each_doubling(monkeypatch):
-    monkeypatch.setattr(kernels, "LEAST_CHUNK", 256)
-    monkeypatch.setattr(kernels, "FIRST_CHUNKS", 32)
-    begins = [place for place in range(70_000) if place == 0 or kernels.chunk_of(place) != kernels.chunk_of(place - 1)]
+def test_chunks_are_as_long_at_first_and_then_half_as_many_for_each_doubling():
+    begins = [
+        place for place in range(70_000) if place == 0 or attention.chunk_of(place) != attention.chunk_of(place - 1)
+    ]
     lengths = [end - begin for begin, end in pairwise(begins)]
     assert lengths == [256] * 32 + [512] * 16 + [1024] * 16 + [2048] * 16 + [4096]
-    assert [kernels.chunk_of(begin) for begin in begins] == [*range(len(begins))]
-    assert kernels.chunk_of(131_071) == 95
+    assert [attention.chunk_of(begin) for begin in begins] == [*range(len(begins))]
+    assert attention.chunk_of(131_071) == 95

@@ -54,6 +54,7 @@ class LookupDrafter:
         self.past_answers = PastAnswers(vocab_size=target.vocab_size, max_bytes=pool_bytes, extend=self._lookup.extend)
         self.rates = HitRates()
         self.num_candidates = self.table.num_candidates if table_bytes else 0
+        self._computed_by = SOURCES[COMPUTED]  # the drafter whose chains are joined, as long as it is not known
         self._texts: dict[int, LiveText] = {}
         self._pools: dict[str, Pool] = ({"recycle": self.table} if table_bytes else {}) | (
             {"answers": self.past_answers} if pool_bytes else {}
@@ -101,13 +102,14 @@ class LookupDrafter:
             requests: as in `propose`, which was called before.
             drafts: what it returned.
             chains: one for each request, or none; siblings of its nodes are its runners-up.
-            computed_by: what a draft is called whose first node is the chain's.
+            computed_by: what drafted the chains; also those whose rest still stands behind the texts in later steps.
         """
+        self._computed_by = computed_by
         joined = [i for i, chain in enumerate(chains) if chain.token_ids]
         for i in joined:
             self._texts[requests[i].sequence.seq_id].guess(chains[i].first_path(), chains[i].margins)
         found = list(drafts)
-        for i, draft in zip(joined, self._grow([requests[i] for i in joined], computed_by), strict=True):
+        for i, draft in zip(joined, self._grow([requests[i] for i in joined]), strict=True):
             found[i] = draft
         return found
 
@@ -118,14 +120,14 @@ class LookupDrafter:
             for text in self._texts.values():  # an index that was replaced or dropped is to be freed now
                 self._share(text)
 
-    def _grow(self, requests: Listing[DraftRequest], computed_by: str = SOURCES[COMPUTED]) -> list[Draft]:
+    def _grow(self, requests: Listing[DraftRequest]) -> list[Draft]:
         texts = [self._texts[request.sequence.seq_id] for request in requests]
         limits = [
             DraftLimits(request.max_tokens, request.max_depth, request.min_survival or LEAST_SURVIVAL)
             for request in requests
         ]
         trees = self._lookup.grow(texts, limits, self.rates) if texts else []
-        return [as_draft(tree, computed_by) for tree in trees]
+        return [as_draft(tree, self._computed_by) for tree in trees]
 
     def _take_new_tokens(self) -> None:
         """Bring all texts up to what is committed, also those that get no draft in this step."""

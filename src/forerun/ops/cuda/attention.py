@@ -7,6 +7,20 @@ from torch import Tensor
 
 from forerun.ops.cuda.table import StepRows
 
+LEAST_CHUNK = 256
+"""Places of the shortest chunks of a text's keys, in which the kernels sum: a multiple of their blocks of keys."""
+
+FIRST_CHUNKS = 32
+"""Chunks of that length; then half as many come for each doubling of the text, twice as long each time."""
+
+
+def chunk_of(place: int, *, least: int = LEAST_CHUNK, first: int = FIRST_CHUNKS) -> int:
+    """The number of the chunk that a place of a text is in: a function of the place alone, as a row's sums must be."""
+    if place < first * least:
+        return place // least
+    doublings = (place // (first * least)).bit_length() - 1
+    return first + doublings * (first // 2) + (place - (first * least << doublings)) // (least << doublings + 1)
+
 
 def attend(
     query: Tensor,

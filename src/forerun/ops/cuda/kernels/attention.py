@@ -1,8 +1,7 @@
 """Attention of a step's rows over the paged cache; `ops.cuda.attention` is the twin and says what is computed.
 
 A row's keys are taken in the order of their place in its text, in chunks, within a chunk in blocks of BLOCK_KEYS. Chunks
-are cut by place alone: FIRST_CHUNKS of LEAST_CHUNK places each, and then half as many for each doubling of the text, twice as
-long each time. Each gives a maximum, a sum and weighted values; a second kernel joins them in order. So the order of a row's
+are cut by place alone (`chunk_of`). Each gives a maximum, a sum and weighted values; a second kernel joins them in order. So the order of a row's
 sums is a function of its position alone: not of the rows beside it, of how the text was cut into steps, of whether its last
 tokens were drafted as a chain or a tree, or of how long a text the engine has room for.
 
@@ -17,32 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.ops.cuda.attention import FIRST_CHUNKS, LEAST_CHUNK, chunk_of
 from forerun.ops.cuda.table import StepRows
 
 TILE = 16  # rows times heads of a tile, at least: the least shape of the tensor cores
-LEAST_CHUNK = 256  # places: a multiple of BLOCK_KEYS
-FIRST_CHUNKS = 32  # of that length
 BLOCK_KEYS = 64
 ROWS_PER_LAUNCH = 256  # bounds the memory of the chunks' results
 MOST_PROGRAMS = 2048  # of a launch; where there would be more, each computes several chunks
 
 
-def chunk_of(place: int) -> int:
-    """The number of the chunk that a place is in; see `_chunk_of`."""
-    first = FIRST_CHUNKS * LEAST_CHUNK
-    if place < first:
-        return place // LEAST_CHUNK
-    doublings = (place // first).bit_length() - 1
-    return (
-        FIRST_CHUNKS
-        + doublings * (FIRST_CHUNKS // 2)
-        + (place - (first << doublings)) // (LEAST_CHUNK << doublings + 1)
-    )
-
-
 @triton.jit
 def _chunk_of(place, LEAST: tl.constexpr, FIRST: tl.constexpr):
-    """The number of the chunk that a place is in."""
+    """See `ops.cuda.attention.chunk_of`."""
     doublings = 0
     for i in tl.static_range(1, 18):  # until places leave 31 bits
         doublings += (place >= (LEAST * FIRST << i)).to(tl.int32)
@@ -223,7 +208,7 @@ def attend(
         sinks: [num_heads] fp32, one extra logit per head in the softmax's denominator, or None.
         num_hidden: leading places that hold no entry.
     """
-    num_chunks = chunk_of(block_table.shape[1] * block_size - 1) + 1
+    num_chunks = chunk_of(block_table.shape[1] * block_size - 1, least=LEAST_CHUNK, first=FIRST_CHUNKS) + 1
     num_heads, key_dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
