@@ -30,3 +30,18 @@ def recorded_under_pressure(llm, prompts, sampling):
     assert scheduler.num_preemptions > 0
     assert scheduler.num_cached_tokens > 0
     return seen
+
+
+def recorded_on_device(llm):
+    """The list to which each draft that the engine's device makes will be appended, as (committed text, `Draft`)."""
+    seen = []
+    slots = llm.executor.slots
+    know_text = slots.know_text
+
+    def spy(holder, *, num_computed, draft):
+        if draft.token_ids:
+            seen.append((tuple(holder.sequence.tokens_from(0)), draft))
+        know_text(holder, num_computed=num_computed, draft=draft)
+
+    slots.know_text = spy
+    return seen

@@ -252,7 +252,8 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
     assert outcome(device_step=True) == expected
 
 
-CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"]
+CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit", "medusa", "mlp-speculator"]
+KEEPS_NO_KV = ["self-exit", "medusa", "mlp-speculator"]  # of its own: nothing is unread
 
 
 @pytest.mark.parametrize("case", CHAINS)
@@ -265,8 +266,7 @@ def test_the_device_drafts_chains_and_the_host_only_what_was_not_read_yet(case, 
     sampling = [SamplingParams(seed=i, temperature=i % 2, max_tokens=14) for i in range(4)]
     outputs = llm.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
     assert llm.stats.speculation.num_draft_tokens > 4 * 3
-    firsts = 0 if case == "self-exit" else 4  # whose KV is the target's: nothing is unread
-    assert sum(by_host) == firsts
+    assert sum(by_host) == (0 if case in KEEPS_NO_KV else 4)
     host = tiny_llm(CASES[case], verifies_all=True)
     expected = host.generate([[7, 8, 9], [3, 4], [5], [1, 2, 6]], sampling, use_tqdm=False)
     assert [one.outputs[0].origins for one in outputs] == [one.outputs[0].origins for one in expected]
@@ -304,7 +304,9 @@ def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monk
     assert caplog.text.count("drafting on the device failed") == 1
 
 
-@pytest.mark.parametrize("case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa"])
+@pytest.mark.parametrize(
+    "case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa-tree", "mlp-speculator-tree"]
+)
 def test_other_writers_are_the_hosts(case):
     assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None
 

@@ -52,7 +52,9 @@ def tokens(llm, sampling, count=4):
 
 
 @pytest.mark.parametrize(
-    "config", [None, NGRAM, CASES["eagle3"], CASES["self-exit"]], ids=["plain", "ngram", "eagle3", "self"]
+    "config",
+    [None, NGRAM, CASES["eagle3"], CASES["self-exit"], CASES["medusa"], CASES["mlp-speculator"]],
+    ids=["plain", "ngram", "eagle3", "self", "medusa", "mlp-speculator"],
 )
 def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     llm = late_llm(config)
@@ -104,7 +106,11 @@ class HostReads(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
+@pytest.mark.parametrize(
+    "config",
+    [None, NGRAM, CASES["eagle3"], CASES["medusa"], CASES["mlp-speculator"]],
+    ids=["plain", "ngram", "eagle3", "medusa", "mlp-speculator"],
+)
 def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     llm = late_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)

@@ -37,7 +37,11 @@ def without_logprobs(count):
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
+    "case",
+    [
+        *("plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"),
+        *("medusa", "mlp-speculator"),
+    ],
 )
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     llm, recorder = graph_llm(CASES[case], **TIGHT)
@@ -129,7 +133,11 @@ def test_a_device_that_is_lost_while_graphs_are_recorded_is_lost(monkeypatch):
         graph_llm(recorder=recorder)
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
+@pytest.mark.parametrize(
+    "config",
+    [None, NGRAM, CASES["eagle3"], CASES["medusa"], CASES["mlp-speculator"]],
+    ids=["plain", "ngram", "eagle3", "medusa", "mlp-speculator"],
+)
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)

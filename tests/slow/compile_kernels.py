@@ -106,6 +106,7 @@ def call_launchers():
     before = torch.zeros(NUM_ROWS, dtype=torch.int64)
     chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
     chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
+    chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 5))
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
     keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
     shape = {"block_size": 16, "scale": 0.1}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
+
+from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
+from forerun.drafters.neural.device_hidden import LastHiddenChains, Pick
+from forerun.drafters.neural.device_picks import DevicePicks
 from forerun.drafters.neural.forward import last_hidden_states
 from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.parallel import TreeBuilder, make_tree_builder
 from forerun.models.heads.medusa import MedusaHeads, load_medusa
 from forerun.models.store import resolve_model
+from forerun.ops.cuda.table import DeviceTable, RuleTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,25 @@ class Medusa:
         self._heads = heads
         self._builder = builder
         self._block_size = block_size
+
+    def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
+        """See `DraftsOnDevice`: chains."""
+        sampler = self._builder.chain_sampler
+        if sampler is None:
+            return None
+        (name,) = self.needs
+        return LastHiddenChains(
+            self._predict,
+            DevicePicks(sampler, rules, sample),
+            table,
+            depth=self._builder.depth,
+            feature=name,
+            block_size=self._block_size,
+        )
+
+    def _predict(self, hidden: Tensor, token_ids: Tensor, pick: Pick, depth: int) -> list[Tensor]:  # noqa: ARG002
+        """See `Predict`: each head's tokens; none of them reads another's."""
+        return [pick(logits, index) for index, logits in enumerate(self._heads.logits(hidden, count=depth))]
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""

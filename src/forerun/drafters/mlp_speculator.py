@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +13,15 @@ from torch import Tensor
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
+from forerun.drafters.device_chains import DeviceChains
+from forerun.drafters.neural.device_hidden import LastHiddenChains, Pick
+from forerun.drafters.neural.device_picks import DevicePicks
 from forerun.drafters.neural.forward import DraftSequence, Prediction, QueryRows, last_hidden_states
 from forerun.drafters.neural.head_config import TrainedHeadConfig
-from forerun.drafters.neural.writers import Writer, make_writer
+from forerun.drafters.neural.writers import ChainWriter, Writer, make_writer
 from forerun.models.heads.mlp_speculator import MLPSpeculator, load_mlp_speculator
 from forerun.models.store import resolve_model
+from forerun.ops.cuda.table import DeviceTable, RuleTable
 from forerun.ops.native.attention import block_table
 
 
@@ -52,7 +56,7 @@ class SpeculatorPasses:
     def __init__(self, speculator: MLPSpeculator, *, block_size: int) -> None:
         self.needs = frozenset(speculator.needs)
         self._speculator = speculator
-        self._block_size = block_size
+        self.block_size = block_size
 
     def sequence(self, request: DraftRequest) -> DraftSequence:
         """The sequence of one request."""
@@ -77,7 +81,7 @@ class SpeculatorPasses:
     def read(self, sequence: DraftSequence, hidden_states: Mapping[str, Tensor]) -> QueryRows:
         """The row of the last committed token, with the state of the token before it."""
         (name,) = self.needs
-        hidden = last_hidden_states(hidden_states[name], [sequence.request], block_size=self._block_size)
+        hidden = last_hidden_states(hidden_states[name], [sequence.request], block_size=self.block_size)
         return QueryRows(
             sequence=sequence,
             token_ids=sequence.request.sequence.tokens_from(sequence.num_read),
@@ -93,6 +97,15 @@ class SpeculatorPasses:
         token_ids = [token for rows in all_rows for token in rows.token_ids]
         states = torch.cat([rows.states for rows in all_rows if rows.states is not None])
         return Prediction(*self._speculator.step(depth, torch.tensor(token_ids, device=states.device), states))
+
+    def predict(self, hidden: Tensor, token_ids: Tensor, pick: Pick, depth: int) -> list[Tensor]:
+        """See `Predict`: each step reads what the one before it picked."""
+        states, drafted = self._speculator.begin(hidden), []
+        for index in range(depth):
+            logits, states = self._speculator.step(index, token_ids, states)
+            drafted.append(pick(logits, index))
+            token_ids = drafted[-1].clamp(min=0).long()
+        return drafted
 
 
 class MLPSpeculatorDrafter:
@@ -110,6 +123,21 @@ class MLPSpeculatorDrafter:
         """Draft for all sequences together, a pass for each depth."""
         sequences = [self._passes.sequence(request) for request in context.requests]
         return self._writer.write(self._passes, sequences, context.features)
+
+    def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
+        """See `DraftsOnDevice`: chains."""
+        writer = self._writer
+        if not isinstance(writer, ChainWriter) or writer.num_runners_up:  # a tree
+            return None
+        (name,) = self.needs
+        return LastHiddenChains(
+            self._passes.predict,
+            DevicePicks(writer.sampler, rules, sample),
+            table,
+            depth=writer.num_places,
+            feature=name,
+            block_size=self._passes.block_size,
+        )
 
     def stop(self, sequence: Sequence) -> None:
         """Do nothing: no state was kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -127,3 +128,23 @@ def test_unread_tokens_are_read_and_chains_follow_them_in_blocks_that_nobody_els
             assert rows.kv_slots[n] == slot_of_place(case, plan, slot, place)
         assert table.draft_tokens[slot, : int(table.draft_sizes[slot])].tolist() == chain
         assert table.draft_parents[slot, : len(chain)].tolist() == list(range(-1, len(chain) - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(draftings(), st.integers(1, MOST_DRAFTED), st.data())
+def test_chains_of_tokens_predicted_at_once_end_at_the_limit_or_before_no_token(case, depth, data):
+    slots, limits = case.plan.slots, case.plan.limits
+    tokens = st.lists(st.sampled_from([7, 8, 9, -1]), min_size=depth, max_size=depth)
+    drafted = torch.tensor([data.draw(tokens) for _ in slots], dtype=torch.int32, device=DEVICE)
+    expected, found = copy_of(case.table), copy_of(case.table)
+    chains.write_chains(expected, slots, limits, drafted)
+    kernels.write_chains(found, slots, limits, drafted)
+    assert_equal_records(found, expected)
+    for slot in range(NUM_SLOTS):
+        if slot not in slots.tolist():
+            assert torch.equal(expected.draft_tokens[slot], case.table.draft_tokens[slot])
+            continue
+        n = slots.tolist().index(slot)
+        chain = list(itertools.takewhile(lambda token: token >= 0, drafted[n, : int(limits[n])].tolist()))
+        assert expected.draft_tokens[slot, : int(expected.draft_sizes[slot])].tolist() == chain
+        assert expected.draft_parents[slot, : len(chain)].tolist() == list(range(-1, len(chain) - 1))

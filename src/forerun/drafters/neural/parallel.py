@@ -30,6 +30,7 @@ class TreeBuilder(Protocol):
     """Builds the drafts of a step from one prediction per depth, those of all requests together."""
 
     depth: int  # the number of predictions that it can use
+    chain_sampler: DraftSampler | None  # picks the tokens where it builds chains; None: it builds trees
 
     def build(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """Build one draft per request; `logits[i]` [len(requests), V] predict the tokens at depth i + 1."""
@@ -54,6 +55,7 @@ class StaticTreeBuilder:
 
     def __init__(self, sampler: DraftSampler, shape: StaticTree) -> None:
         self.depth = shape.depth
+        self.chain_sampler = sampler if shape.num_runners_up == 0 else None
         self._sampler = sampler
         self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
 
@@ -107,6 +109,8 @@ class DynamicTreeBuilder:
 
     That is exact, as the probability of a path is the product of its tokens'.
     """
+
+    chain_sampler: DraftSampler | None = None
 
     def __init__(self, shape: DynamicTree, *, target_ids: Tensor | None) -> None:
         self.depth = shape.depth

@@ -108,7 +108,7 @@ class _GrowingChain:
 
 
 class ChainWriter:
-    """Writes one token after the other: one forward pass each, or all in one call where the network can.
+    """Writes at most `depth` tokens one after the other: one forward pass each, or all in one call where the network can.
 
     Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after. Its margin
     over the first of them is then known, and a chain ends where the request's `early_stop` says so.
@@ -123,6 +123,8 @@ class ChainWriter:
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
+        for sequence in sequences:
+            sequence.max_depth = min(sequence.max_depth, self.num_places)
         drafts = self._write_at_once(passes, sequences, hidden_states)
         if drafts is not None:
             return drafts

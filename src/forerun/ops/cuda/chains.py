@@ -1,6 +1,7 @@
 """The rows of a network that drafts chains after the texts of the device's table, by formula: the twin of `kernels.chains`.
 
-A step's drafting calls `take_blocks` and `read_texts`, and then, after each pass of the network, `extend`.
+A step's drafting calls `take_blocks` and `read_texts`, and then, after each pass of the network, `extend`. Where all tokens are
+predicted before any is written, it ends with `write_chains`.
 """
 
 from __future__ import annotations
@@ -97,6 +98,25 @@ def extend(
         table.draft_sizes[slot] = depth + 1
         if depth + 1 < plan.limits[n]:
             _write_row(rows, n, plan, slot, int(table.lengths[slot]) + depth, int(drafted[n]), block_size)
+
+
+def write_chains(table: DeviceTable, slots: Tensor, limits: Tensor, drafted: Tensor) -> None:
+    """Make drafts of the tokens predicted at each depth.
+
+    Args:
+        table: drafts are written.
+        slots: [N] int32, -1: padding.
+        limits: [N] int32, tokens of each draft, at most.
+        drafted: [N, D] int32, D no more than a draft may have; a chain ends before a token below 0.
+    """
+    for n, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        size = 0
+        while size < min(int(limits[n]), drafted.shape[1]) and drafted[n, size] >= 0:
+            table.draft_tokens[slot, size], table.draft_parents[slot, size] = drafted[n, size], size - 1
+            size += 1
+        table.draft_sizes[slot] = size
 
 
 def _write_padding(rows: StepRows, row: int) -> None:

@@ -123,3 +123,31 @@ def extend(
         BLOCK_SIZE=block_size,
         num_warps=1,
     )
+
+
+@triton.jit
+def _write_chains(
+    slots, limits, drafted, draft_tokens, draft_parents, draft_sizes, K,
+    DEPTH: tl.constexpr, DEPTH_BLOCK: tl.constexpr,
+):  # fmt: skip
+    n, depth = tl.program_id(0), tl.arange(0, DEPTH_BLOCK)
+    slot = tl.load(slots + n).to(tl.int64)
+    token = tl.load(drafted + n * DEPTH + depth, depth < DEPTH, -1)
+    stands = (token >= 0) & (depth < tl.load(limits + n))
+    size = tl.min(tl.where(stands, DEPTH_BLOCK, depth), 0)
+    is_drafted = (slot >= 0) & (depth < size)
+    tl.store(draft_tokens + slot * K + depth, token, is_drafted)
+    tl.store(draft_parents + slot * K + depth, depth - 1, is_drafted)
+    tl.store(draft_sizes + slot, size, slot >= 0)
+
+
+def write_chains(table: DeviceTable, slots: Tensor, limits: Tensor, drafted: Tensor) -> None:
+    """Make drafts of the tokens predicted at each depth; see `ops.cuda.chains.write_chains`."""
+    depth = drafted.shape[1]
+    _write_chains[(len(slots),)](
+        *(slots, limits, drafted.contiguous(), table.draft_tokens, table.draft_parents, table.draft_sizes),
+        table.draft_tokens.shape[1],
+        DEPTH=depth,
+        DEPTH_BLOCK=triton.next_power_of_2(depth),
+        num_warps=1,
+    )

@@ -1,0 +1,92 @@
+"""Chains that the device drafts are those that the host would draft after the same texts, token for token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forerun import SamplingParams
+from tests import heads_eagle, heads_medusa
+from tests.contract.test_contract import PROMPTS, TIGHT
+from tests.drafters.recording import recorded, recorded_on_device
+from tests.engines import engine_of, tiny_llm, tiny_target
+from tests.step_recorder import ClosureRecorder
+
+ALLOWED = [3, 4, 5]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+FEW = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=ALLOWED)
+MIXED = [SamplingParams(temperature=i % 2, top_p=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(8)]
+
+
+def medusa_of_few_tokens(target):
+    """Heads that draft the tokens of `FEW` alone, so that several are often accepted."""
+    config, tensors = heads_medusa.medusa(target, num_draft=len(ALLOWED))
+    tensors["token_map"] = torch.tensor(ALLOWED[::-1])
+    return config, tensors
+
+
+HEADS = {
+    "medusa": heads_medusa.medusa,
+    "medusa of few tokens": medusa_of_few_tokens,
+    "mlp_speculator": heads_medusa.mlp_speculator,
+}
+
+COUPLED = {"draft_sample_method": "coupled"}
+CASES = {
+    "medusa": ("medusa", {}, GREEDY),
+    "medusa, some accepted": ("medusa of few tokens", {}, FEW),
+    "medusa, coupled": ("medusa", COUPLED, MIXED),
+    "medusa, coupled, of few tokens": ("medusa of few tokens", COUPLED, MIXED),
+    "medusa, a chain of two": ("medusa", {"draft_tree": [1, 1]}, GREEDY),
+    "mlp_speculator": ("mlp_speculator", {}, GREEDY),
+    "mlp_speculator, coupled": ("mlp_speculator", COUPLED, MIXED),
+    "mlp_speculator, a chain of two": ("mlp_speculator", {"draft_tree": [1, 1]}, GREEDY),
+}
+"""Which head, what else its config says, and the requests."""
+
+
+def config_of(case, folder):
+    head, settings, _ = CASES[case]
+    if not (folder / "config.json").exists():
+        heads_eagle.save(folder, *HEADS[head](tiny_target()))
+    return {"method": head.split()[0], "model": str(folder), "num_speculative_tokens": 4, **settings}
+
+
+def drafts_of(llm, prompts, sampling, record):
+    """text -> tokens drafted after it"""
+    seen = record(llm)
+    llm.generate(prompts, sampling, use_tqdm=False)
+    return {text: draft.token_ids for text, draft in seen if draft.token_ids}
+
+
+@pytest.mark.parametrize("how", ["eagerly", "recorded", "under pressure"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_device_drafts_what_the_host_would(case, how, tmp_path):
+    config, sampling, engine = config_of(case, tmp_path), CASES[case][2], TIGHT if how == "under pressure" else {}
+    prompts = PROMPTS[:30] if engine else PROMPTS[:8]
+    sampling = [sampling[i % 8] for i in range(len(prompts))] if isinstance(sampling, list) else sampling
+    host = tiny_llm(config, verifies_all=True, **engine)
+    expected = drafts_of(host, prompts, sampling, recorded)
+    llm = tiny_llm(config, verifies_all=True, device_step=True, **engine)
+    if how == "recorded":
+        llm.executor.use_graphs([8, 24, 64], ClosureRecorder())
+    found = drafts_of(llm, prompts, sampling, recorded_on_device)
+    both = found.keys() & expected.keys()  # where tokens are accepted, not all steps end at the same places
+    assert len(both) > 0.85 * len(expected) > 60
+    assert {text: found[text] for text in both} == {text: expected[text] for text in both}
+    assert llm.stats.num_failed_drafts == host.stats.num_failed_drafts == 0
+    assert (engine_of(llm).scheduler.num_preemptions > 0) == (how == "under pressure")
+    assert (llm.stats.times.num_replayed_steps > 10) == (how == "recorded")
+    if "some accepted" in case:
+        assert llm.stats.speculation.accepted_per_position[2] > 0
+
+
+@pytest.mark.parametrize(("case", "drafts_greedily"), [("medusa", True), ("medusa, coupled", False)])
+def test_where_rules_change_logits_coupled_chains_are_the_hosts(case, drafts_greedily, tmp_path):
+    llm = tiny_llm(config_of(case, tmp_path), verifies_all=True, device_step=True)
+    by_host, on_device = recorded(llm), recorded_on_device(llm)
+    penalised = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12, ignore_eos=True)
+    llm.generate(PROMPTS[:2], penalised, use_tqdm=False)
+    drafts = on_device if drafts_greedily else by_host
+    assert len(drafts) > 10
+    assert len(by_host) + len(on_device) == len(drafts)
