@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,19 +162,55 @@ def test_texts_of_no_run_are_refused(tmp_path):
 
 @needs_kernels
 def test_a_run_that_is_too_short_is_refused_by_its_estimate(tmp_path):
-    run = TrainingRun(settings(tmp_path, epochs=0.01), lambda found: None)
+    run = TrainingRun(settings(tmp_path, epochs=0.15), lambda found: None)
     with pytest.raises(ConfigError, match="at least 3 of 2048 tokens are needed"):
         run.estimate(seconds=0.2)
     assert "train" not in run.folder.progress.seconds
+    assert not run.is_estimated
 
 
 @needs_kernels
-def test_an_estimate_knows_what_is_written_and_its_time_counts(tmp_path):
-    run = TrainingRun(settings(tmp_path), lambda found: None)
+def test_too_few_conversations_however_long_are_refused_before_there_is_a_folder(tmp_path):
+    asked = settings(tmp_path, epochs=0.01)
+    with pytest.raises(ConfigError, match=r"comes to 655 tokens.* at least 3 of 2048 tokens are needed"):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
+def test_a_budget_in_which_nothing_can_be_trained_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "LEAST_STEPS", 10**6)
+    run = TrainingRun(settings(tmp_path, budget=130.0, epochs=None, prompts=None), lambda found: None)
+    with pytest.raises(ConfigError, match="at least 1000000 of 2048 tokens are needed"):
+        run.estimate(seconds=0.2)
+    assert not run.folder.texts.exists()
+
+
+@needs_kernels
+def test_one_usable_conversation_is_refused_by_the_estimate_and_before_training(tmp_path):
+    path = tmp_path / "same.txt"
+    path.write_text("Same?\n" * 20)
+    asked = settings(tmp_path, prompts=path)
+    message = r"one is left to learn from \(20 written, \d+ without an answer, \d+ repeated.* and none to measure"
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None).estimate(seconds=0.2)
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None).go()
+    assert "train" not in TrainingRun(asked, lambda found: None).folder.progress.seconds
+
+
+@needs_kernels
+def test_an_estimate_knows_what_is_written_and_is_noted_with_its_time(tmp_path):
+    asked = settings(tmp_path)
+    run = TrainingRun(asked, lambda found: None)
+    assert not run.is_estimated
     estimate = run.estimate(seconds=0.2)
     assert estimate.num_trained > 3.0 * estimate.num_written  # questions are computed too
     assert estimate.memory_bytes > 50e6
+    assert estimate.measure_seconds > 0
     assert run.folder.progress.seconds["estimate"] > 0
+    assert TrainingRun(asked, lambda found: None).is_estimated
+    assert not TrainingRun(replace(asked, epochs=2.0), lambda found: None).is_estimated
 
 
 @needs_kernels
@@ -193,6 +230,9 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         ({"texts": Path("x")}, "--prompts and --texts are both given"),
         ({"epochs": None}, "--budget: is missing"),
         ({"epochs": 0.0}, "--epochs: got 0"),
+        ({"epochs": math.inf}, "--epochs: got inf; must be above 0 and finite"),
+        ({"epochs": math.nan}, "--epochs: got nan"),
+        ({"learning_rate": 0.0}, "--learning-rate: got 0; must be above 0 and finite"),
         ({"prompts": None}, "without --budget say how many"),
         ({"budget": 5.0}, "in which nothing can be trained"),
     ],

@@ -118,7 +118,7 @@ def train(
     console = Console(stderr=True, highlight=False)
     with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
         run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
-        if dry_run or not run.folder.progress.seconds:
+        if dry_run or not run.is_estimated:
             estimate = run.estimate()
             _show_estimate(console, estimate)
         if dry_run:
@@ -137,6 +137,7 @@ def _show_estimate(console: Console, estimate: Estimate) -> None:
     console.print(
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
+        f"measuring: {_hours(estimate.measure_seconds)}; "
         f"disk {decimal(round(estimate.disk_bytes))}; {memory}"
         f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
         soft_wrap=True,

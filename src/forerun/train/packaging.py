@@ -187,16 +187,21 @@ def model_card(
     return "\n".join(lines)
 
 
+def unfinished(path: Path) -> Path:
+    """Where `write_text` writes a file before it takes its name."""
+    return path.with_name(f"{path.name}.unfinished")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file beside the one that is there, which it then replaces.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    part = unfinished(path)
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,13 +36,13 @@ from forerun.train.measuring import Measurement, measure_head, measure_times
 from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
-from forerun.train.probing import WritingPace, peak_memory, training_rate
+from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
 from forerun.train.run_settings import RunSettings
-from forerun.train.selection import Selection, read_excluded, select
+from forerun.train.selection import LearnedText, Selection, read_excluded, select
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
-from forerun.train.texts import TextFile
+from forerun.train.texts import TextFile, WrittenText
 from forerun.train.trained_head import begin_from_head, draft_ids_of
 from forerun.train.writing import WritingLimits, write_texts
 
@@ -99,6 +99,8 @@ class TrainingRun:
             num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
         )
         ChatMarks.read(self.tokenizer)
+        if self.plans.count is not None:  # too few even if each conversation were as long as it may be
+            count_steps(self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS))
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
         self.folder = RunFolder(settings.output, settings.identity(path))
         self.folder.check_extent(settings.extent())
@@ -199,15 +201,7 @@ class TrainingRun:
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
         with TextFile(self.folder.texts) as file:
-            selection = select(
-                file.texts,
-                vocab_size=self.target.model.vocab_size,
-                num_draft=self.settings.draft_vocab_size,
-                always=self.target.eos_token_ids,
-                draft_ids=self._draft_ids,
-                tokenizer=self.tokenizer,
-                excluded=self._excluded,
-            )
+            selection = self._select(file.texts, excluded=self._excluded)
         note = (
             f"{len(selection.learned)} conversations, {selection.num_places / 1e6:.2f}M places to learn, draft vocabulary "
             f"covers {selection.coverage:.1%}; left out: {selection.num_empty} empty, {selection.num_repeated} repeated, "
@@ -257,12 +251,7 @@ class TrainingRun:
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
-        draft_ids = torch.from_numpy(selection.draft_ids)
-        begun = self._begun or begin_from_block(self.target, draft_ids, seed=self.settings.seed)
-        embeddings = self.target.model.embed(draft_ids)
-        content, tensors = add_induction_heads(*begun, embeddings, seed=self.settings.seed)
-        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
-        return HeadTrainer(self.target, content, tensors, selection.learned, settings, self._kept())
+        return self._trainer(selection.learned, selection.draft_ids, num_steps=num_steps, kept=self._kept())
 
     def measure(self, selection: Selection) -> None:
         """Measure the heads that were kept, in the engine."""
@@ -339,8 +328,11 @@ class TrainingRun:
         """Write and train for some seconds to say what the run will take; what is written is kept.
 
         Raises:
-            ConfigError: what is asked for is too little to train anything.
+            ConfigError: what is asked for is too little to train anything, which is said before anything is written where
+                that can be told from the budget alone.
         """
+        if self.settings.budget is not None and not self.folder.is_done("write"):
+            self._check_budget(self.settings.budget)
         writing = None
         if self.settings.texts is not None or self.settings.from_pool is not None:
             self.take_texts()
@@ -349,35 +341,44 @@ class TrainingRun:
             writing = self.write(most_seconds=spent + seconds).answers_per_second
         with TextFile(self.folder.texts) as file:
             texts, num_written = file.texts, file.num_written
-        selection = select(
-            texts,
-            vocab_size=self.target.model.vocab_size,
-            num_draft=self.settings.draft_vocab_size,
-            always=self.target.eos_token_ids,
-            draft_ids=self._draft_ids,
-        )
+        selection = self._select(texts)
         kept, model = self._kept(), self.target.model
+        prompts = [text.token_ids[: text.spans[0][0]].tolist() for text in texts if text.spans][:NUM_MEASURED]
         with StageClock(self.folder, "estimate"):
             training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
+            measuring, timing = measuring_seconds(
+                LLM.from_target(self.target, self._engine, SpeculativeConfig()), prompts
+            )
         rates = Rates(
             writing=writing or num_written / max(1.0, self.folder.progress.seconds.get("write", 0.0)),
             training=training,
+            measuring=measuring,
+            timing=timing,
             per_text=num_written / max(1, sum(bool(text.spans) for text in texts)),
             overhead=sum(len(text.token_ids) for text in texts) / max(1, num_written),
             num_weights=num_weights,
             memory_bytes=peak_memory(),
             kept_bytes=0 if kept is None else len(kept.names) * model.hidden_size * model.dtype.itemsize,
         )
-        return Estimate.of(
+        estimate = Estimate.of(
             rates,
             budget=self.settings.budget,
             count=self.plans.count,
             epochs=self.settings.epochs,
             shares=(WRITE_SHARE, TRAIN_SHARE),
             most_epochs=MOST_EPOCHS,
-            num_heads=len(HEADS_KEPT_AT) + len(CURVE_AT),
+            kept_at=[*[0.0] * (len(HEADS_KEPT_AT) + (self._begun is not None)), *CURVE_AT],
             num_written=num_written if self.folder.is_done("write") else None,
         )
+        self.folder.progress.estimated = self.settings.extent()
+        self.folder.save()
+        return estimate
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether an estimate has said that what is asked for comes to something, or training has begun since."""
+        progress = self.folder.progress
+        return progress.num_steps is not None or progress.estimated == self.settings.extent()
 
     def _plan_steps(self, selection: Selection) -> int:
         """How many steps are trained: the epochs asked for, as far as there is time for them."""
@@ -389,6 +390,60 @@ class TrainingRun:
         return count_steps(
             plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=settings.epochs or MOST_EPOCHS)
         )
+
+    def _check_budget(self, budget: float) -> None:
+        """Train for some steps on made-up texts, to see whether a budget can come to anything.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        model = self.target.model
+        if self._draft_ids is None:
+            draft_ids = np.arange(min(self.settings.draft_vocab_size, model.vocab_size))
+        else:
+            draft_ids = self._draft_ids
+        texts = quick_texts(vocab_size=model.vocab_size, length=min(256, self._limits.most_conversation))
+        with StageClock(self.folder, "estimate"):
+            rate, _ = training_rate(self._trainer(texts, draft_ids, num_steps=1000, kept=None))
+        left = (WRITE_SHARE + TRAIN_SHARE) * budget - sum(self.folder.progress.seconds.values())
+        count_steps(max(0.0, left) * rate)
+
+    def _select(self, texts: Sequence[WrittenText], *, excluded: frozenset[tuple[str, ...]] = frozenset()) -> Selection:
+        """Select what is learnt of texts, and what is held out.
+
+        Raises:
+            ConfigError: too little is left.
+        """
+        selection = select(
+            texts,
+            vocab_size=self.target.model.vocab_size,
+            num_draft=self.settings.draft_vocab_size,
+            always=self.target.eos_token_ids,
+            draft_ids=self._draft_ids,
+            tokenizer=self.tokenizer,
+            excluded=excluded,
+        )
+        if not selection.held_out:
+            raise ConfigError(
+                f"texts: one is left to learn from ({len(texts)} written, {selection.num_empty} without an answer, "
+                f"{selection.num_repeated} repeated, {selection.num_excluded} excluded), and none to measure the head on; "
+                "write more"
+            )
+        return selection
+
+    def _trainer(
+        self,
+        texts: Sequence[LearnedText],
+        draft_ids: NDArray[np.int64],
+        *,
+        num_steps: int,
+        kept: KeptFeatures | None,
+    ) -> HeadTrainer:
+        ids, seed = torch.from_numpy(draft_ids), self.settings.seed
+        begun = self._begun or begin_from_block(self.target, ids, seed=seed)
+        content, tensors = add_induction_heads(*begun, self.target.model.embed(ids), seed=seed)
+        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=seed)
+        return HeadTrainer(self.target, content, tensors, texts, settings, kept)
 
     def _origin(self) -> str:
         """Where the texts came from."""
