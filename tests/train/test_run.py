@@ -113,6 +113,21 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
 
 
 @needs_kernels
+def test_a_head_that_drafts_otherwise_than_it_is_trained_is_not_trained(tmp_path, monkeypatch):
+    def swapped(folder, target):
+        head = load_eagle3(folder, target)
+        head.needs = head.needs[::-1]
+        return head
+
+    monkeypatch.setattr("forerun.train.served_head.load_eagle3", swapped)
+    run = TrainingRun(settings(tmp_path), lambda found: None)
+    with pytest.raises(ConfigError, match="the engine's logits and the trainer's differ"):
+        run.go()
+    assert not run.folder.state.exists()
+    assert run.folder.saved_steps() == []
+
+
+@needs_kernels
 def test_a_head_of_another_kind_is_not_trained_further(tmp_path):
     with pytest.raises(ModelError, match=r"config.json"):
         TrainingRun(settings(tmp_path, begin_with=tmp_path), lambda found: None)

@@ -127,6 +127,21 @@ class HeadTrainer:
         """Return the head's tensors as they are now, fp32."""
         return {name: tensor.detach() for name, tensor in self._masters.items()}
 
+    def observe(self, texts: Sequence[LearnedText]) -> ObservedTexts:
+        """Compute what the head learns from texts."""
+        return self._observer.observe(texts)
+
+    @torch.no_grad()
+    def logits(self, observed: ObservedTexts) -> Tensor:
+        """Compute the logits of the first drafted token at learned places from 1 on, [N, V] fp32."""
+        head = self._head()
+        num_texts, length = observed.token_ids.shape
+        features = [observed.features[name][:, :-1].flatten(0, 1) for name in head.needs]
+        positions = torch.arange(length - 1).repeat(num_texts)
+        attend = FlashUnrolledAttention(num_texts)
+        outputs = head.forward(observed.token_ids[:, 1:].flatten(), head.fuse(features), positions, attend)
+        return head.logits(outputs[observed.rows * (length - 1) + observed.places - 1]).float()
+
     def run_step(self) -> StepReport:
         """Train on the next batch."""
         settings = self.settings

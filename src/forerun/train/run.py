@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, q
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
 from forerun.train.run_settings import RunSettings
 from forerun.train.selection import LearnedText, Selection, read_excluded, select
+from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
 from forerun.train.texts import TextFile, WrittenText
@@ -223,6 +225,9 @@ class TrainingRun:
                 trainer.resume(self.folder.state)
             elif self._begun is not None:
                 self._keep(trainer)  # what it begins with is measured too: training further may make it worse
+            with tempfile.TemporaryDirectory(dir=self.folder.work) as stored:
+                self._store(trainer, Path(stored))
+                check_served_head(trainer, Path(stored), self.target, selection.learned[0])
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
             curve = [num_tokens for num_tokens in CURVE_AT if num_tokens > trainer.num_tokens]
             saved = time.monotonic()
@@ -469,8 +474,11 @@ class TrainingRun:
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)
-        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
+        self._store(trainer, folder)
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
+
+    def _store(self, trainer: HeadTrainer, folder: Path) -> None:
+        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
 
     def _tokens_at(self, step: int) -> int:
         return int((self.folder.head(step) / "tokens.txt").read_text())
