@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -31,12 +32,16 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(estimates, "LEAST_STEPS", 3)
 
 
-def settings(tmp_path, **changes):
+def settings(tmp_path, *, count=64, **changes):
     path = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": f"Question {number}?"} for number in range(64)]
+    lines = [{"prompt": f"Question {number}?"} for number in range(count)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     defaults = {"prompts": path, "epochs": 3.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
     return RunSettings(model=str(chat_model_folder()), output=tmp_path / "head", **(defaults | changes))
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def stop_in(stage):
@@ -49,14 +54,24 @@ def stop_in(stage):
 
 @needs_kernels
 def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path):
-    asked = settings(tmp_path)
+    excluded = tmp_path / "evaluation.txt"
+    excluded.write_text("one two three four five six seven eight nine")
+    asked = settings(tmp_path, exclude=(excluded,), verifier="org/name")
     for stage in ("write", "mask", "train", "measure", "package"):
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in(stage)).go()
     measured = TrainingRun(asked, lambda found: None).go()
     assert [one.temperature for one in measured.at] == [0.0, 1.0]
     assert measured.speed_up is not None
-    assert (tmp_path / "head" / "README.md").read_text().startswith("# EAGLE-3 head for")
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert card.startswith("# EAGLE-3 head for")
+    assert f"| prompts | a file (digest {digest(asked.prompts)}) |" in card
+    assert f"| excluded | evaluation.txt (digest {digest(excluded)}) |" in card
+    assert f"| digest of the texts | {digest(tmp_path / 'head' / 'training' / 'texts.bin')} |" in card
+    assert " --exclude evaluation.txt " in card
+    assert " --verifier org/name " in card
+    written = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert written["speculators_config"]["verifier"]["name_or_path"] == "org/name"
     config = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
     drafting, plain = (LLM(str(chat_model_folder()), max_model_len=128, speculative_config=c) for c in (config, None))
     params = SamplingParams(temperature=1.0, seed=0, max_tokens=40)
@@ -163,6 +178,10 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
         TrainingRun(asked, stop_in("train")).go()
     written = [folder / "training" / "texts.bin" for folder in (first.output, asked.output)]
     assert written[0].read_bytes() == written[1].read_bytes()
+    third = replace(asked, texts=asked.output, output=tmp_path / "third")
+    TrainingRun(third, lambda found: None).take_texts()
+    for one in (asked, third):
+        assert TrainingRun(one, lambda found: None)._origin() == f"a file (digest {digest(first.prompts)})"
     TrainingRun(asked, lambda found: None)
     with pytest.raises(ConfigError, match=r"--epochs: got 20.0, but the \d+ steps .* were planned for 2.5"):
         TrainingRun(replace(asked, epochs=20.0), lambda found: None)

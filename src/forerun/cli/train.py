@@ -73,6 +73,8 @@ class TrainingOptions:
     """How the head is stored: speculators (vLLM serves it) or specforge."""
     stored_as: str = "bf16"
     """The head's matrices: bf16, or int8 (compressed-tensors), half of the bytes."""
+    verifier: str | None = None
+    """What "vllm serve OUTPUT" loads as the model, a hub id or a folder; by default the hub id MODEL, else where MODEL lies here."""
     keep_features: Flag = False
     """Keep the model's hidden states of the texts on disk until the head is trained, so that they are computed only once."""
     seed: int = 0

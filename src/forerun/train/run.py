@@ -23,9 +23,8 @@ from forerun.drafters.pool_files import ModelIdentity
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
-from forerun.models.fingerprint import fingerprint_of_files
 from forerun.models.heads.eagle3 import read_flags
-from forerun.models.store import resolve_model
+from forerun.models.store import hub_id, resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, feature_layers
@@ -39,7 +38,7 @@ from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
-from forerun.train.run_settings import RunSettings
+from forerun.train.run_settings import RunSettings, origin_of
 from forerun.train.selection import LearnedText, Selection, read_excluded, select
 from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
@@ -104,7 +103,8 @@ class TrainingRun:
         if self.plans.count is not None:  # too few even if each conversation were as long as it may be
             count_steps(self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS))
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
-        self.folder = RunFolder(settings.output, settings.identity(path))
+        self._identity = settings.identity(path)
+        self.folder = RunFolder(settings.output, self._identity)
         self.folder.check_extent(settings.extent())
 
     @property
@@ -179,7 +179,7 @@ class TrainingRun:
             ConfigError: there are none, or they are of another model.
         """
         if self.settings.from_pool is not None:
-            model = ModelIdentity(fingerprint=fingerprint_of_files(self._path), name=self.settings.model)
+            model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
             self.folder.texts.unlink(missing_ok=True)
             with TextFile(self.folder.texts) as file:
                 for text in read_pooled_texts(self.settings.from_pool, model):
@@ -192,11 +192,13 @@ class TrainingRun:
         try:
             written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
             shutil.copyfile(other / self.folder.texts.name, self.folder.texts)
+            origin = other / self.folder.origin.name
+            shutil.copyfile(origin if origin.exists() else other / SETTINGS, self.folder.origin)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--texts: {source} holds no texts of a training run ({error}); give the --output of one"
             ) from None
-        if written.get("fingerprint") != self.settings.identity(self._path)["fingerprint"]:
+        if written.get("fingerprint") != self._identity["fingerprint"]:
             raise ConfigError(f"--texts: {source} is of another model; give texts that this one wrote")
         self.folder.finish("write")
 
@@ -306,11 +308,17 @@ class TrainingRun:
             layout=self.settings.layout,
             target=self._path,
             stored_as=self.settings.stored_as,
+            verifier=self._verifier,
         )
         facts = {
-            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(self._path)[:16]}",
+            "target": f"{self.settings.model}, fingerprint {self._identity['fingerprint'][:16]}",
             "texts": f"{len(selection.learned)} of the target's own, {selection.num_places} tokens learnt",
             "prompts": self._origin(),
+            "excluded": ", ".join(
+                f"{path.name} (digest {digest})"
+                for path, digest in zip(self.settings.exclude, self._identity["exclude"], strict=True)
+            )
+            or "nothing",
             "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
             "draft vocabulary": f"{len(selection.draft_ids)} tokens, {selection.coverage:.1%} of what is learnt",
             "digest of the texts": sha256_of(self.folder.texts)[:16],
@@ -452,9 +460,14 @@ class TrainingRun:
 
     def _origin(self) -> str:
         """Where the texts came from."""
-        if self.settings.from_pool is not None:
-            return "those of a server's users, whose answers it kept"
-        return "invented by the target" if self.settings.prompts is None else self.settings.prompts.name
+        if not self.folder.origin.exists():
+            return origin_of(self._identity)
+        return origin_of(json.loads(self.folder.origin.read_text(encoding="utf-8")))
+
+    @property
+    def _verifier(self) -> str:
+        """What vLLM loads as the target."""
+        return self.settings.verifier or hub_id(self.settings.model) or str(self._path.resolve())
 
     @property
     def _draft_ids(self) -> NDArray[np.int64] | None:
@@ -478,7 +491,14 @@ class TrainingRun:
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
 
     def _store(self, trainer: HeadTrainer, folder: Path) -> None:
-        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
+        save_head(
+            folder,
+            trainer.content,
+            trainer.tensors(),
+            layout=self.settings.layout,
+            target=self._path,
+            verifier=self._verifier,
+        )
 
     def _tokens_at(self, step: int) -> int:
         return int((self.folder.head(step) / "tokens.txt").read_text())

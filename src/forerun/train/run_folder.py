@@ -53,6 +53,7 @@ class RunFolder:
         """
         self.output, self.work = output, output / WORK
         self.texts, self.state = self.work / "texts.bin", self.work / "state.safetensors"
+        self.origin = self.work / "origin.json"  # settings of the run that wrote the texts, if it was another
         self.heads, self.features = self.work / "heads", self.work / "features"
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class RunSettings:
     draft_vocab_size: int = 8192
     layout: str = "speculators"
     stored_as: str = "bf16"
+    verifier: str | None = None
     keep_features: bool = False
     learning_rate: float = 3e-3
     seed: int = 0
@@ -112,6 +114,17 @@ class RunSettings:
     def extent(self) -> dict[str, float | None]:
         """Return how much is asked for, which may change until the training has been planned."""
         return {"budget": self.budget, "epochs": self.epochs}
+
+
+def origin_of(identity: Mapping[str, Any]) -> str:
+    """Return where the texts of a run come from, by what its `RunSettings.identity` says."""
+    if identity.get("from_pool") is not None:
+        return "those of a server's users, whose answers it kept"
+    if identity.get("texts") is not None:
+        return "those of another run"
+    if identity.get("prompts") is not None:
+        return f"a file (digest {identity['prompts']})"
+    return "invented by the target"
 
 
 def _digest(option: str, path: Path) -> str:
