@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelError
 from forerun.models.heads.eagle3 import load_eagle3
-from forerun.train import estimates
+from forerun.train import estimates, head_trainer
 from forerun.train.run import TrainingRun
 from forerun.train.run_settings import RunSettings
 from tests.native import needs_kernels
@@ -125,6 +126,59 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
     measured = run.go()
     assert measured.num_tokens > 3000
     assert "those of a server's users" in (tmp_path / "head" / "README.md").read_text()
+
+
+@needs_kernels
+def test_a_disk_that_is_full_whenever_tensors_are_written_costs_no_more_than_going_on(tmp_path, monkeypatch):
+    asked = settings(tmp_path, count=20, epochs=2.0)
+    save = head_trainer.save_file
+
+    def full_at(number):
+        calls = itertools.count()
+
+        def written(tensors, path, metadata):
+            if next(calls) == number:
+                path.write_bytes(b"a part")
+                raise OSError(28, "No space left on device")
+            save(tensors, path, metadata)
+
+        return written
+
+    for number in range(5):  # the head that is compared, three that are kept, the state
+        monkeypatch.setattr(head_trainer, "save_file", full_at(number))
+        with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
+            TrainingRun(asked, lambda found: None).go()
+    monkeypatch.setattr(head_trainer, "save_file", save)
+    with pytest.raises(TornDownError):
+        TrainingRun(asked, stop_in("measure")).go()
+    run = TrainingRun(asked, lambda found: None)
+    assert len(run.folder.saved_steps()) == 3
+    for step in run.folder.saved_steps():
+        load_eagle3(run.folder.head(step), run.target)
+        assert run._tokens_at(step) > 0
+    assert not list(run.folder.work.rglob("*.unfinished"))
+
+
+def test_without_kernels_a_run_ends_in_a_head_that_drafts(tmp_path, monkeypatch):
+    monkeypatch.setattr("forerun.build.load_kernels", lambda: None)
+    asked = settings(tmp_path, count=20, epochs=2.0)
+    run = TrainingRun(asked, lambda found: None)
+    assert run.target.kernels is None
+    assert run.target.model.device.type == "cpu"
+    measured = run.go()
+    assert all(one.num_steps > 0 for one in measured.at)
+    head = load_eagle3(asked.output, run.target)
+    assert head.chains is None
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("cuda:99", "device: got 'cuda:99', but"), ("tpu", "may be auto, cpu, cuda")]
+)
+def test_a_device_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path, device, message):
+    asked = settings(tmp_path, device=device)
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
 
 
 @needs_kernels

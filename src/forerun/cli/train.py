@@ -77,6 +77,8 @@ class TrainingOptions:
     """What "vllm serve OUTPUT" loads as the model, a hub id or a folder; by default the hub id MODEL, else where MODEL lies here."""
     keep_features: Flag = False
     """Keep the model's hidden states of the texts on disk until the head is trained, so that they are computed only once."""
+    device: str = "cpu"
+    """Where all of it runs: cpu, cuda, or auto, which takes a GPU where there is one."""
     seed: int = 0
     """Seed of conversations, of the first weights and of the order of texts."""
 

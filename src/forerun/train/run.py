@@ -82,15 +82,18 @@ class TrainingRun:
         self.settings, self._report = settings, report
         path = self._path = resolve_model(settings.model)
         self._engine = EngineSettings(
-            model=settings.model, device="cpu", max_model_len=WritingLimits().most_conversation
+            model=settings.model, device=settings.device, max_model_len=WritingLimits().most_conversation
         )
+        device = self._engine.torch_device
+        if device.type != "cpu":
+            self._engine = replace(self._engine, dtype="bfloat16")  # fp16 has too narrow a range for gradients
         self._excluded = read_excluded(settings.exclude)
         self.plans: Plans = (
             InventedConversations(count=settings.magpie, seed=settings.seed)
             if settings.prompts is None
             else read_conversations(settings.prompts)
         )
-        self.target = load_target(path, self._engine, torch.device("cpu"))
+        self.target = load_target(path, self._engine, device)
         self._limits = WritingLimits(most_conversation=min(1024, self.target.model.max_model_len))
         self._engine = replace(
             self._engine,
@@ -454,7 +457,8 @@ class TrainingRun:
     ) -> HeadTrainer:
         ids, seed = torch.from_numpy(draft_ids), self.settings.seed
         begun = self._begun or begin_from_block(self.target, ids, seed=seed)
-        content, tensors = add_induction_heads(*begun, self.target.model.embed(ids), seed=seed)
+        embeddings = self.target.model.embed(ids.to(self.target.model.device)).cpu()
+        content, tensors = add_induction_heads(*begun, embeddings, seed=seed)
         settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=seed)
         return HeadTrainer(self.target, content, tensors, texts, settings, kept)
 

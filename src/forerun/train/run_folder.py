@@ -120,7 +120,9 @@ class RunFolder:
     def _may_begin(self) -> bool:
         """Whether nothing is in the folder but what a run leaves there that was interrupted before its settings were written."""
         begun = {self.work, self.heads, unfinished(self.work / SETTINGS)}
-        return not self.output.exists() or (self.output.is_dir() and begun.issuperset(self.output.rglob("*")))
+        if not self.output.exists():
+            return True
+        return self.output.is_dir() and all(path in begun for path in self.output.rglob("*"))
 
     def _load(self) -> Progress:
         if not self._progress_file.exists():

@@ -40,6 +40,7 @@ class RunSettings:
     stored_as: str = "bf16"
     verifier: str | None = None
     keep_features: bool = False
+    device: str = "cpu"
     learning_rate: float = 3e-3
     seed: int = 0
 
