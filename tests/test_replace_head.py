@@ -90,6 +90,19 @@ def test_what_has_no_head_refuses_one(tmp_path):
         tiny_llm().replace_head(tmp_path)
 
 
+OTHERS = {"look-ups alone": {"auto_memory": 0}, "self": {"auto_memory": 100}, "ngram": {"drafter": {"method": "ngram"}}}
+
+
+@needs_kernels
+@pytest.mark.parametrize("named", OTHERS)
+def test_auto_without_a_head_refuses_one_since_it_keeps_nothing_for_it(tmp_path, named):
+    llm = chat_llm({"method": "auto", **OTHERS[named]})
+    head = save_trained_head(tmp_path, seed=0)
+    for refused in (llm.check_replaces_head, lambda: llm.replace_head(head)):
+        with pytest.raises(ConfigError, match=rf"auto drafts with {named} here.* name a head to begin with"):
+            refused()
+
+
 def test_a_folder_without_a_head_is_refused(tmp_path):
     head = save_trained_head(tmp_path / "head", seed=0)
     llm = chat_llm({"method": "eagle3", "model": str(head), "num_speculative_tokens": 3})

@@ -144,6 +144,7 @@ class LLM:
             )
         if self._target.ranks is not None:
             raise ConfigError("head: of a target in several processes it cannot be replaced; start them anew with it")
+        config.check_has_head(self._executor.drafting.drafter)
         return config
 
     def drafter_choices(self) -> list[Choice]:

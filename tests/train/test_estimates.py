@@ -10,11 +10,27 @@ from forerun.errors import ConfigError
 from forerun.train.estimates import CURVE, Estimate, Rates, expected_length
 from forerun.train.probing import WritingPace
 
-RATES = Rates(writing=1000.0, training=500.0, per_text=200.0, overhead=1.25, num_weights=10, memory_bytes=7)
+RATES = Rates(
+    writing=1000.0,
+    training=500.0,
+    measuring=30.0,
+    timing=4.0,
+    per_text=200.0,
+    overhead=1.25,
+    num_weights=10,
+    memory_bytes=7,
+)
 
 
 def estimate(rates=RATES, **changes):
-    asked = {"budget": 1000.0, "count": None, "epochs": None, "shares": (0.4, 0.5), "most_epochs": 8.0, "num_heads": 2}
+    asked = {
+        "budget": 1000.0,
+        "count": None,
+        "epochs": None,
+        "shares": (0.4, 0.5),
+        "most_epochs": 8.0,
+        "kept_at": (0, 0),
+    }
     return Estimate.of(rates, **(asked | changes))
 
 
@@ -29,6 +45,13 @@ def test_what_is_not_written_is_left_to_train():
     found = estimate(count=500)
     assert found.num_written == 100_000
     assert found.train_seconds == pytest.approx(900 - 100)
+
+
+def test_each_head_that_will_be_kept_is_measured_and_stored():
+    few, more = (estimate(kept_at=at) for at in ((0, 0, 1e6, 2e6), (0, 0, 1e5, 2e5, 1e6)))
+    assert few.measure_seconds == pytest.approx(2 * 30 + 4)
+    assert more.measure_seconds == pytest.approx(4 * 30 + 4)
+    assert more.disk_bytes > few.disk_bytes
 
 
 def test_epochs_are_a_limit_within_the_budget_and_all_without_one():

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
 from forerun.models.checkpoint import StateDict, renamed
 from forerun.models.heads.eagle3 import MASK, PEagleHead, canonical_name
 from forerun.models.heads.reader import HeadReader
+from forerun.train import head_trainer
+from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention
 from forerun.train.copied_block import begin_from_block
+from forerun.train.draft_loss import CHUNK_ROWS
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.induction_heads import add_induction_heads
 from forerun.train.objectives import peagle_loss, unrolled_loss
 from forerun.train.packaging import LAYOUTS, save_head
 from forerun.train.selection import LearnedText
-from forerun.train.target import Batch, observe
-from tests.engines import tiny_target
+from forerun.train.target import Batch, load_for_training, observe
+from tests.engines import native_target, tiny_target
+from tests.native import needs_kernels
 from tests.train.target_folder import chat_model, chat_model_folder
 
 DRAFT_IDS = torch.arange(0, 264, 2)
@@ -38,11 +45,20 @@ def learned(count=24, length=30):
     ]
 
 
-def trainer(**changes):
+def trainer(target=None, *, adds_heads=False, **changes):
     settings = HeadSettings(
         **({"num_steps": 6, "batch_tokens": 200, "pass_tokens": 100, "measured_every": 1} | changes)
     )
-    return HeadTrainer(chat_model(), *begin_from_block(chat_model(), DRAFT_IDS, seed=0), learned(), settings)
+    begun = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
+    if adds_heads:
+        begun = add_induction_heads(*begun, chat_model().model.embed(DRAFT_IDS), seed=0)
+    return HeadTrainer(target or chat_model(), *begun, learned(), settings)
+
+
+@functools.cache
+def torch_target():
+    """The same model as torch computes it, without the native kernels, as on a GPU."""
+    return load_for_training(str(chat_model_folder()), dtype=torch.bfloat16)
 
 
 def test_a_head_begins_as_a_copy_of_the_last_block():
@@ -136,6 +152,94 @@ def test_an_interrupted_run_ends_in_the_same_head(tmp_path):
         second.run_step()
     for name, tensor in whole.tensors().items():
         assert torch.equal(second.tensors()[name], tensor), name
+
+
+def test_a_state_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"a part")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "state.safetensors"
+    training = trainer()
+    training.run_step()
+    training.save(path)
+    whole = path.read_bytes()
+    training.run_step()
+    monkeypatch.setattr("forerun.train.head_trainer.save_file", full)
+    with pytest.raises(ConfigError, match=r"No space left on device.*; make room and give the same command again"):
+        training.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == whole
+
+
+class WideTensors(TorchDispatchMode):
+    """Counts the tensors in fp32 or wider that have more rows of a vocabulary than are computed at a time."""
+
+    num_found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor) and one.ndim > 1 and one.shape[-1] in (264, len(DRAFT_IDS)):
+                self.num_found += one.dtype.itemsize > 2 and one.numel() // one.shape[-1] > CHUNK_ROWS
+        return made
+
+
+@needs_kernels
+@pytest.mark.parametrize("most_rows", [CHUNK_ROWS, 1000])
+@pytest.mark.parametrize("kind", ["kernels", "torch"])
+def test_no_logits_of_all_places_are_in_fp32(monkeypatch, kind, most_rows):
+    for name in ("draft_loss.CHUNK_ROWS", "observer.LOGITS_ROWS"):
+        monkeypatch.setattr(f"forerun.train.{name}", most_rows)
+    target = native_target() if kind == "kernels" else torch_target()
+    assert target.model.dtype == torch.bfloat16
+    training = trainer(target, batch_tokens=1000, pass_tokens=1000, masked_every=1)
+    with WideTensors() as wide:
+        training.run_step()
+    assert (wide.num_found == 0) == (most_rows == CHUNK_ROWS)
+
+
+def test_without_kernels_the_same_is_learnt_in_bf16_from_masters_in_fp32():
+    native, plain = trainer(), trainer(torch_target())
+    assert torch_target().kernels is None
+    assert plain._head().dtype == torch.bfloat16
+    for _ in range(6):
+        expected, found = native.run_step(), plain.run_step()
+        assert found.loss == pytest.approx(expected.loss, rel=0.02)
+        assert found.acceptance == pytest.approx(expected.acceptance, rel=0.05)
+    for name, tensor in plain.tensors().items():
+        assert tensor.dtype == (torch.float32 if tensor.is_floating_point() else native.tensors()[name].dtype)
+
+
+def test_attention_for_other_devices_gives_the_same_gradients(monkeypatch):
+    found = []
+    for attention in (FlashUnrolledAttention, UnrolledAttention):
+        monkeypatch.setattr(
+            head_trainer, "unrolled_attention", lambda num_texts, device, kind=attention: kind(num_texts)
+        )
+        training = trainer(torch_target(), adds_heads=True)
+        loss = training._loss(training.observe(learned(4)), [0.1, 0.08, 0.06], [0.1, 0.1, 0.1], None)
+        loss.backward()
+        found.append({name: tensor.grad for name, tensor in training._masters.items() if tensor.requires_grad})
+    for name, gradient in found[0].items():
+        assert gradient.norm() > 0
+        assert (found[1][name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("attention", [FlashUnrolledAttention, UnrolledAttention])
+def test_a_step_makes_all_tensors_on_the_targets_device(monkeypatch, attention):
+    monkeypatch.setattr(head_trainer, "unrolled_attention", lambda num_texts, device: attention(num_texts))
+    training = trainer(torch_target(), adds_heads=True, masked_every=1)
+    training.run_step()  # plans the batches, which is done on the CPU
+    heads = [training._head() for _ in range(10)]  # whose tables of rotations are made there, too, and then moved
+    monkeypatch.setattr(training, "_head", heads.pop)
+    texts = learned(2)
+    # what is made without naming a device lies on this one, and fails with all that lies elsewhere
+    with torch.device("meta"):
+        report = training.run_step()
+        logits = training.logits(training.observe(texts))
+    assert report.loss > 0
+    assert logits.isfinite().all()
 
 
 def test_a_state_that_is_none_is_refused(tmp_path):

@@ -51,12 +51,15 @@ def test_a_head_in_int8_takes_fewer_bytes_and_is_rounded_once(tmp_path, layout):
     assert all(torch.equal(rounded[name], tensor) for name, tensor in again.items())
 
 
-def test_the_layout_of_speculators_names_the_target_as_vllm_loads_it(tmp_path):
+@pytest.mark.parametrize("verifier", [None, "org/name"])
+def test_the_layout_of_speculators_names_the_target_as_vllm_loads_it(tmp_path, verifier):
     content, tensors = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
-    save_head(tmp_path, content, tensors, layout="speculators", target=chat_model_folder())
+    save_head(tmp_path, content, tensors, layout="speculators", target=chat_model_folder(), verifier=verifier)
     written = json.loads((tmp_path / "config.json").read_text())
-    verifier = written["speculators_config"]["verifier"]
-    assert verifier == {"name_or_path": str(chat_model_folder().resolve()), "architectures": ["LlamaForCausalLM"]}
+    assert written["speculators_config"]["verifier"] == {
+        "name_or_path": verifier or str(chat_model_folder().resolve()),
+        "architectures": ["LlamaForCausalLM"],
+    }
     assert written["norm_before_residual"] is False
     assert written["transformer_layer_config"]["rope_theta"] == content["rope_theta"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from safetensors.torch import load_file
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelError
 from forerun.models.heads.eagle3 import load_eagle3
-from forerun.train import estimates
+from forerun.train import estimates, head_trainer
 from forerun.train.run import TrainingRun
 from forerun.train.run_settings import RunSettings
 from tests.native import needs_kernels
@@ -30,12 +33,16 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(estimates, "LEAST_STEPS", 3)
 
 
-def settings(tmp_path, **changes):
+def settings(tmp_path, *, count=64, **changes):
     path = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": f"Question {number}?"} for number in range(64)]
+    lines = [{"prompt": f"Question {number}?"} for number in range(count)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     defaults = {"prompts": path, "epochs": 3.0, "draft_vocab_size": 240, "learning_rate": 1e-3}
     return RunSettings(model=str(chat_model_folder()), output=tmp_path / "head", **(defaults | changes))
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def stop_in(stage):
@@ -48,14 +55,24 @@ def stop_in(stage):
 
 @needs_kernels
 def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path):
-    asked = settings(tmp_path)
+    excluded = tmp_path / "evaluation.txt"
+    excluded.write_text("one two three four five six seven eight nine")
+    asked = settings(tmp_path, exclude=(excluded,), verifier="org/name")
     for stage in ("write", "mask", "train", "measure", "package"):
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in(stage)).go()
     measured = TrainingRun(asked, lambda found: None).go()
     assert [one.temperature for one in measured.at] == [0.0, 1.0]
     assert measured.speed_up is not None
-    assert (tmp_path / "head" / "README.md").read_text().startswith("# EAGLE-3 head for")
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert card.startswith("# EAGLE-3 head for")
+    assert f"| prompts | a file (digest {digest(asked.prompts)}) |" in card
+    assert f"| excluded | evaluation.txt (digest {digest(excluded)}) |" in card
+    assert f"| digest of the texts | {digest(tmp_path / 'head' / 'training' / 'texts.bin')} |" in card
+    assert " --exclude evaluation.txt " in card
+    assert " --verifier org/name " in card
+    written = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert written["speculators_config"]["verifier"]["name_or_path"] == "org/name"
     config = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
     drafting, plain = (LLM(str(chat_model_folder()), max_model_len=128, speculative_config=c) for c in (config, None))
     params = SamplingParams(temperature=1.0, seed=0, max_tokens=40)
@@ -112,6 +129,74 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
 
 
 @needs_kernels
+def test_a_disk_that_is_full_whenever_tensors_are_written_costs_no_more_than_going_on(tmp_path, monkeypatch):
+    asked = settings(tmp_path, count=20, epochs=2.0)
+    save = head_trainer.save_file
+
+    def full_at(number):
+        calls = itertools.count()
+
+        def written(tensors, path, metadata):
+            if next(calls) == number:
+                path.write_bytes(b"a part")
+                raise OSError(28, "No space left on device")
+            save(tensors, path, metadata)
+
+        return written
+
+    for number in range(5):  # the head that is compared, three that are kept, the state
+        monkeypatch.setattr(head_trainer, "save_file", full_at(number))
+        with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
+            TrainingRun(asked, lambda found: None).go()
+    monkeypatch.setattr(head_trainer, "save_file", save)
+    with pytest.raises(TornDownError):
+        TrainingRun(asked, stop_in("measure")).go()
+    run = TrainingRun(asked, lambda found: None)
+    assert len(run.folder.saved_steps()) == 3
+    for step in run.folder.saved_steps():
+        load_eagle3(run.folder.head(step), run.target)
+        assert run._tokens_at(step) > 0
+    assert not list(run.folder.work.rglob("*.unfinished"))
+
+
+def test_without_kernels_a_run_ends_in_a_head_that_drafts(tmp_path, monkeypatch):
+    monkeypatch.setattr("forerun.build.load_kernels", lambda: None)
+    asked = settings(tmp_path, count=20, epochs=2.0)
+    run = TrainingRun(asked, lambda found: None)
+    assert run.target.kernels is None
+    assert run.target.model.device.type == "cpu"
+    measured = run.go()
+    assert all(one.num_steps > 0 for one in measured.at)
+    head = load_eagle3(asked.output, run.target)
+    assert head.chains is None
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("cuda:99", "device: got 'cuda:99', but"), ("tpu", "may be auto, cpu, cuda")]
+)
+def test_a_device_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path, device, message):
+    asked = settings(tmp_path, device=device)
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
+def test_a_head_that_drafts_otherwise_than_it_is_trained_is_not_trained(tmp_path, monkeypatch):
+    def swapped(folder, target):
+        head = load_eagle3(folder, target)
+        head.needs = head.needs[::-1]
+        return head
+
+    monkeypatch.setattr("forerun.train.served_head.load_eagle3", swapped)
+    run = TrainingRun(settings(tmp_path), lambda found: None)
+    with pytest.raises(ConfigError, match="the engine's logits and the trainer's differ"):
+        run.go()
+    assert not run.folder.state.exists()
+    assert run.folder.saved_steps() == []
+
+
+@needs_kernels
 def test_a_head_of_another_kind_is_not_trained_further(tmp_path):
     with pytest.raises(ModelError, match=r"config.json"):
         TrainingRun(settings(tmp_path, begin_with=tmp_path), lambda found: None)
@@ -147,6 +232,10 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
         TrainingRun(asked, stop_in("train")).go()
     written = [folder / "training" / "texts.bin" for folder in (first.output, asked.output)]
     assert written[0].read_bytes() == written[1].read_bytes()
+    third = replace(asked, texts=asked.output, output=tmp_path / "third")
+    TrainingRun(third, lambda found: None).take_texts()
+    for one in (asked, third):
+        assert TrainingRun(one, lambda found: None)._origin() == f"a file (digest {digest(first.prompts)})"
     TrainingRun(asked, lambda found: None)
     with pytest.raises(ConfigError, match=r"--epochs: got 20.0, but the \d+ steps .* were planned for 2.5"):
         TrainingRun(replace(asked, epochs=20.0), lambda found: None)
@@ -161,19 +250,55 @@ def test_texts_of_no_run_are_refused(tmp_path):
 
 @needs_kernels
 def test_a_run_that_is_too_short_is_refused_by_its_estimate(tmp_path):
-    run = TrainingRun(settings(tmp_path, epochs=0.01), lambda found: None)
+    run = TrainingRun(settings(tmp_path, epochs=0.15), lambda found: None)
     with pytest.raises(ConfigError, match="at least 3 of 2048 tokens are needed"):
         run.estimate(seconds=0.2)
     assert "train" not in run.folder.progress.seconds
+    assert not run.is_estimated
 
 
 @needs_kernels
-def test_an_estimate_knows_what_is_written_and_its_time_counts(tmp_path):
-    run = TrainingRun(settings(tmp_path), lambda found: None)
+def test_too_few_conversations_however_long_are_refused_before_there_is_a_folder(tmp_path):
+    asked = settings(tmp_path, epochs=0.01)
+    with pytest.raises(ConfigError, match=r"comes to 655 tokens.* at least 3 of 2048 tokens are needed"):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
+def test_a_budget_in_which_nothing_can_be_trained_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "LEAST_STEPS", 10**6)
+    run = TrainingRun(settings(tmp_path, budget=130.0, epochs=None, prompts=None), lambda found: None)
+    with pytest.raises(ConfigError, match="at least 1000000 of 2048 tokens are needed"):
+        run.estimate(seconds=0.2)
+    assert not run.folder.texts.exists()
+
+
+@needs_kernels
+def test_one_usable_conversation_is_refused_by_the_estimate_and_before_training(tmp_path):
+    path = tmp_path / "same.txt"
+    path.write_text("Same?\n" * 20)
+    asked = settings(tmp_path, prompts=path)
+    message = r"one is left to learn from \(20 written, \d+ without an answer, \d+ repeated.* and none to measure"
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None).estimate(seconds=0.2)
+    with pytest.raises(ConfigError, match=message):
+        TrainingRun(asked, lambda found: None).go()
+    assert "train" not in TrainingRun(asked, lambda found: None).folder.progress.seconds
+
+
+@needs_kernels
+def test_an_estimate_knows_what_is_written_and_is_noted_with_its_time(tmp_path):
+    asked = settings(tmp_path)
+    run = TrainingRun(asked, lambda found: None)
+    assert not run.is_estimated
     estimate = run.estimate(seconds=0.2)
     assert estimate.num_trained > 3.0 * estimate.num_written  # questions are computed too
     assert estimate.memory_bytes > 50e6
+    assert estimate.measure_seconds > 0
     assert run.folder.progress.seconds["estimate"] > 0
+    assert TrainingRun(asked, lambda found: None).is_estimated
+    assert not TrainingRun(replace(asked, epochs=2.0), lambda found: None).is_estimated
 
 
 @needs_kernels
@@ -193,6 +318,9 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         ({"texts": Path("x")}, "--prompts and --texts are both given"),
         ({"epochs": None}, "--budget: is missing"),
         ({"epochs": 0.0}, "--epochs: got 0"),
+        ({"epochs": math.inf}, "--epochs: got inf; must be above 0 and finite"),
+        ({"epochs": math.nan}, "--epochs: got nan"),
+        ({"learning_rate": 0.0}, "--learning-rate: got 0; must be above 0 and finite"),
         ({"prompts": None}, "without --budget say how many"),
         ({"budget": 5.0}, "in which nothing can be trained"),
     ],

@@ -53,8 +53,15 @@ def test_what_is_held_out_is_not_learnt():
     assert len(held_out) + len(found.learned) == 100
 
 
+@pytest.mark.parametrize(("count", "num_held_out"), [(1, 0), (2, 1), (31, 1), (32, 1), (63, 1), (64, 2)])
+def test_of_few_texts_one_is_held_out(count, num_held_out):
+    found = selected(several(count))
+    assert (len(found.held_out), len(found.learned)) == (num_held_out, count - num_held_out)
+
+
 def test_empty_and_repeated_texts_are_left_out_and_counted():
     texts = [text(0, [5, 6, 7, 8, 9], (2, 5)), text(1, []), text(2, [5, 6, 1, 2, 3], (2, 5)), text(3, range(9), (4, 9))]
+    texts.append(text(4, range(10, 20), (4, 9)))  # which is held out
     found = selected(texts)
     assert (len(found.learned), found.num_empty, found.num_repeated) == (2, 1, 1)
     assert found.learned[0].token_ids.tolist() == [5, 6, 7, 8, 9]
@@ -72,9 +79,38 @@ def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_pat
     assert selected(texts, tokenizer=Words(), excluded=read_excluded([path])).num_excluded == 0
 
 
-def test_an_excluded_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--exclude: cannot read"):
-        read_excluded([tmp_path / "missing.txt"])
+EIGHT, OTHERS = "a b c d e f g h", "i j k l m n o p"
+PROMPTS = [{"turns": [EIGHT, "short"]}, {"prompt": OTHERS}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("whole.json", json.dumps(PROMPTS, indent=2)),
+        ("lines.json", "\n".join(map(json.dumps, PROMPTS))),
+        ("lines.jsonl", "\n\n".join(map(json.dumps, PROMPTS)) + "\n"),
+        ("marked.jsonl", "\ufeff" + "\n".join(map(json.dumps, PROMPTS))),
+        ("lines.txt", f"{EIGHT}\n{OTHERS}\n"),
+        (
+            "separators.jsonl",
+            json.dumps({"prompt": EIGHT.replace(" ", "\u2028")}, ensure_ascii=False) + f'["{OTHERS}"]',
+        ),
+    ],
+)
+def test_all_strings_of_an_excluded_file_are_read(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert read_excluded([path]) == ngrams(EIGHT) | ngrams(OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("missing.txt", None), ("cut.json", '[{"prompt": "a'), ("no.jsonl", "a b")]
+)
+def test_an_excluded_file_that_cannot_be_read_is_refused(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"--exclude: cannot read .*{name}"):
+        read_excluded([tmp_path / name])
 
 
 def test_ngrams_ignore_case_and_punctuation():

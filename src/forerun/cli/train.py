@@ -73,8 +73,12 @@ class TrainingOptions:
     """How the head is stored: speculators (vLLM serves it) or specforge."""
     stored_as: str = "bf16"
     """The head's matrices: bf16, or int8 (compressed-tensors), half of the bytes."""
+    verifier: str | None = None
+    """What "vllm serve OUTPUT" loads as the model, a hub id or a folder; by default the hub id MODEL, else where MODEL lies here."""
     keep_features: Flag = False
     """Keep the model's hidden states of the texts on disk until the head is trained, so that they are computed only once."""
+    device: str = "cpu"
+    """Where all of it runs: cpu, cuda, or auto, which takes a GPU where there is one."""
     seed: int = 0
     """Seed of conversations, of the first weights and of the order of texts."""
 
@@ -118,7 +122,7 @@ def train(
     console = Console(stderr=True, highlight=False)
     with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
         run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
-        if dry_run or not run.folder.progress.seconds:
+        if dry_run or not run.is_estimated:
             estimate = run.estimate()
             _show_estimate(console, estimate)
         if dry_run:
@@ -137,6 +141,7 @@ def _show_estimate(console: Console, estimate: Estimate) -> None:
     console.print(
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
+        f"measuring: {_hours(estimate.measure_seconds)}; "
         f"disk {decimal(round(estimate.disk_bytes))}; {memory}"
         f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
         soft_wrap=True,

@@ -130,6 +130,17 @@ class AutoConfig:
         lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
         return AutoDrafter(lookup, model)
 
+    def check_has_head(self, drafter: Drafter) -> None:
+        """See `BuildsWithHead`."""
+        assert isinstance(drafter, AutoDrafter), "it was built from these settings"
+        has_head = drafter.model_name == HEAD if self.drafter is None else isinstance(self.drafter[1], EagleConfig)
+        if not has_head:
+            raise ConfigError(
+                f"head: auto drafts with {drafter.model_name or 'look-ups alone'} here, so the hidden states that a head reads "
+                "are not kept; name a head to begin with, as its drafter: "
+                '{"method": "auto", "drafter": {"method": "eagle3", "model": FOLDER}}'
+            )
+
     def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:
         """See `BuildsWithHead`."""
         assert isinstance(before, AutoDrafter), "the drafter before was built from these settings"
@@ -298,6 +309,11 @@ class AutoDrafter:
         self._keeper = drafter if isinstance(drafter, KeepsKV) else None
         self.kv_bytes_per_block = 0 if self._keeper is None else self._keeper.kv_bytes_per_block
         self.num_scratch_blocks = 0 if self._keeper is None else self._keeper.num_scratch_blocks
+
+    @property
+    def model_name(self) -> str | None:
+        """What the model is called; None if there is none."""
+        return None if self._model is None else self._model.name
 
     @property
     def num_member_failures(self) -> int:

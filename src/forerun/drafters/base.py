@@ -136,6 +136,14 @@ class ChoosesDrafters(Protocol):
 class BuildsWithHead(Protocol):
     """Settings of a method that drafts with a trained head, which another of the same features can take the place of."""
 
+    def check_has_head(self, drafter: Drafter) -> None:
+        """Look whether the drafter in use, built from these settings, has a head: else nothing is kept that one could read.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        ...
+
     def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:
         """Make the drafter with the head in `folder`; what the one `before` has learnt of texts is taken over.
 

@@ -60,6 +60,9 @@ class EagleConfig(TrainedHeadConfig):
         predictor = HeadPredictor(head)
         return self._drafter(target, predictor, make_writer(self.sampling, target, predictor))
 
+    def check_has_head(self, drafter: Drafter) -> None:
+        """See `BuildsWithHead`: it always has one."""
+
     def build_with_head(self, folder: Path, target: TargetInfo, *, before: Drafter) -> Drafter:  # noqa: ARG002 - it knows no texts
         """See `BuildsWithHead`."""
         return replace(self, model=str(folder)).build(target)

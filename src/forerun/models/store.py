@@ -329,6 +329,12 @@ def resolve_model(
     )
 
 
+def hub_id(name: str) -> str | None:
+    """Return the hub repository for which `resolve_model` takes a name, or None where it takes it for anything else."""
+    is_local = Path(name).expanduser().exists() or name in KNOWN_MODELS
+    return None if is_local or not _HUB_ID.fullmatch(name) else name
+
+
 def _ready(name: str, store: ModelStore) -> Path:
     """Return the folder of a known model, and pull it where it is absent or broken."""
     state = store.state(name)

@@ -21,6 +21,7 @@ class UnrolledAttention:
 
     def __init__(self, num_texts: int) -> None:
         self._num_texts = num_texts
+        self._first_queries: dict[int, Tensor] = {}  # by layer; [B, R, num_heads, key_dim]
         self._keys: dict[int, list[Tensor]] = {}  # by layer; of each pass [B, R, num_kv_heads, key_dim]
         self._values: dict[int, list[Tensor]] = {}
 
@@ -42,19 +43,33 @@ class UnrolledAttention:
         keys.append(self._by_text(key))
         values.append(self._by_text(value))
         num_rows, num_kv_heads, key_dim = keys[-1].shape[1:]
+        query = self._by_text(query)
+        self._first_queries.setdefault(layer, query)
         # [B, R, num_kv_heads, query heads of each, key_dim]
-        query = self._by_text(query).reshape(self._num_texts, num_rows, num_kv_heads, -1, key_dim)
+        query = query.reshape(self._num_texts, num_rows, num_kv_heads, -1, key_dim)
         text = torch.einsum("brhgd,bchd->bhgrc", query, keys[0])
         own = [torch.einsum("brhgd,brhd->bhgr", query, later[:, :num_rows])[..., None] for later in keys[1:]]
         scores = torch.cat([text, *own], dim=-1).float() * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        visible = _visible(num_rows, text.shape[-1], len(own), window).to(scores.device)
+        visible = _visible(num_rows, text.shape[-1], len(own), window, device=scores.device)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1).to(value.dtype)
         attended = torch.einsum("bhgrc,bchd->brhgd", weights[..., : text.shape[-1]], values[0])
         for weight, later in zip(weights[..., text.shape[-1] :].unbind(-1), values[1:], strict=True):
             attended = attended + torch.einsum("bhgr,brhd->brhgd", weight, later[:, :num_rows])
         return attended.reshape(self._num_texts * num_rows, -1, value.shape[-1])
+
+    def first_pass(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of a layer in the first pass, each [B, num_heads, R, dim]."""
+        query, key = (rows.transpose(1, 2) for rows in (self._first_queries[layer], self._keys[layer][0]))
+        return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+
+    def after_first_pass(self) -> UnrolledAttention:
+        """As it was after the first pass, for later ones of another kind."""
+        again = UnrolledAttention(self._num_texts)
+        again._keys = {layer: keys[:1] for layer, keys in self._keys.items()}
+        again._values = {layer: values[:1] for layer, values in self._values.items()}
+        return again
 
     def _by_text(self, rows: Tensor) -> Tensor:
         """[B * R, heads, dim] -> [B, R, heads, dim]"""
@@ -204,11 +219,16 @@ class BlockAttention:
         return attended.flatten(3, 4).flatten(0, 2)
 
 
-def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None) -> Tensor:
+def unrolled_attention(num_texts: int, device: torch.device) -> UnrolledAttention | FlashUnrolledAttention:
+    """Return the attention of a head in training whose layers have no windows and caps: the fused one is of CPUs alone."""
+    return FlashUnrolledAttention(num_texts) if device.type == "cpu" else UnrolledAttention(num_texts)
+
+
+def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None, *, device: torch.device) -> Tensor:
     """Make the attention mask of pass `num_later`, [num_rows, num_keys + num_later]; row r of pass n has position r + n."""
-    rows, keys = torch.arange(num_rows)[:, None], torch.arange(num_keys)[None]
-    text, own = keys <= rows, torch.ones(num_rows, num_later, dtype=torch.bool)
+    rows, keys = torch.arange(num_rows, device=device)[:, None], torch.arange(num_keys, device=device)[None]
+    text, own = keys <= rows, torch.ones(num_rows, num_later, dtype=torch.bool, device=device)
     if window is not None:
         text = text & (keys > rows + num_later - window)
-        own &= torch.arange(1, num_later + 1) > num_later - window
+        own &= torch.arange(1, num_later + 1, device=device) > num_later - window
     return torch.cat([text, own], dim=1)

@@ -99,7 +99,7 @@ def read_conversations(path: Path) -> GivenConversations:
         ConfigError: the file cannot be read or is empty, or a line is in another form; the first such line is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would cut texts at U+2028 too
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts: cannot read {path} ({error}); give a .jsonl or .txt file") from None
     parse = _of_text if path.suffix == ".txt" else _of_json

@@ -33,7 +33,7 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
         seed: of the weights that have nothing to be copied from.
 
     Returns:
-        The content of config.json and the tensors, fp32, in the authors' layout.
+        The content of config.json and the tensors, fp32 in the CPU's memory, in the authors' layout.
 
     Raises:
         ConfigError: the target's blocks differ from Llama's, or its files do not hold its tensors.
@@ -60,7 +60,7 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     fusion[:, -width:] += torch.eye(width)
     tensors["fc.weight"] = fusion
     tensors["norm.weight"] = final_norm
-    tensors["lm_head.weight"] = model.head_rows(draft_ids).float().clone()
+    tensors["lm_head.weight"] = model.head_rows(draft_ids.to(model.device)).cpu().float().clone()
     tensors[MASK] = torch.zeros(1, 1, num_features * width)
     tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
     tensors["t2d"] = torch.zeros(model.vocab_size, dtype=torch.bool).index_fill(0, draft_ids, value=True)

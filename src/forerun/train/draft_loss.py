@@ -18,19 +18,19 @@ class _DraftLoss(torch.autograd.Function):
     def forward(
         ctx: Any, normed: Tensor, weight: Tensor, wanted: Tensor, is_hybrid: bool, measured: Tensor | None
     ) -> Tensor:
-        total = 0.0
-        gradients = torch.empty(wanted.shape, dtype=normed.dtype)
+        total = torch.zeros((), dtype=torch.float64, device=normed.device)
+        gradients = torch.empty(wanted.shape, dtype=normed.dtype, device=normed.device)
         for first in range(0, len(normed), CHUNK_ROWS):
             rows = slice(first, first + CHUNK_ROWS)
             logits = (normed[rows] @ weight.T).float()
             if measured is not None:
                 measured += measure(logits, wanted[rows])
             losses, gradient = loss_and_gradient(logits, wanted[rows].float(), is_hybrid=is_hybrid)
-            total += losses.sum().item()
+            total += losses.sum()
             gradients[rows] = gradient
-        of_weight = gradients.T @ normed if ctx.needs_input_grad[1] else torch.empty(0)
+        of_weight = gradients.T @ normed if ctx.needs_input_grad[1] else normed.new_empty(0)
         ctx.save_for_backward(gradients @ weight, of_weight)
-        return torch.tensor(total)
+        return total.float()
 
     @staticmethod
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:

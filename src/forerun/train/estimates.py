@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
@@ -20,11 +21,13 @@ LEAST_STEPS = 80  # fewer train nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What was measured of writing and training on this machine.
+    """What was measured of writing, training and answering on this machine.
 
     Attributes:
         writing: tokens of answers written in a second.
         training: tokens trained in a second, prompts included.
+        measuring: seconds in which a head's acceptance is measured.
+        timing: seconds in which times with and without the best head are compared.
         per_text: tokens of answers in a conversation.
         overhead: tokens of texts / tokens of answers.
         num_weights: of the head.
@@ -34,6 +37,8 @@ class Rates:
 
     writing: float
     training: float
+    measuring: float
+    timing: float
     per_text: float
     overhead: float
     num_weights: int
@@ -50,6 +55,7 @@ class Estimate:
         num_trained: tokens that will be trained on, each time they are.
         write_seconds: time of writing.
         train_seconds: time of training.
+        measure_seconds: time of measuring the heads that are kept.
         disk_bytes: of the output folder.
         memory_bytes: of the process at its largest; None if that is not known.
         length: acceptance length to be expected, greedy.
@@ -59,6 +65,7 @@ class Estimate:
     num_trained: float
     write_seconds: float
     train_seconds: float
+    measure_seconds: float
     disk_bytes: float
     memory_bytes: int | None
     length: float
@@ -73,7 +80,7 @@ class Estimate:
         epochs: float | None,
         shares: tuple[float, float],
         most_epochs: float,
-        num_heads: int,
+        kept_at: Sequence[float],
         num_written: float | None = None,
     ) -> Estimate:
         """Estimate a run.
@@ -85,7 +92,7 @@ class Estimate:
             epochs: times that each text is trained on, or None for as many as there is time for.
             shares: of the budget, that writing may take and that training may take.
             most_epochs: at most so many are trained.
-            num_heads: how many are kept.
+            kept_at: for each head that is kept, after how many tokens of training; 0 if it is however few there are.
             num_written: tokens of answers, where all are written already.
 
         Raises:
@@ -102,11 +109,13 @@ class Estimate:
             num_written * rates.overhead, seconds=left, rate=rates.training, most_epochs=epochs or most_epochs
         )
         count_steps(num_trained)
+        num_heads = sum(num_tokens <= num_trained for num_tokens in kept_at)
         return cls(
             num_written=num_written,
             num_trained=num_trained,
             write_seconds=write_seconds,
             train_seconds=num_trained / rates.training,
+            measure_seconds=num_heads * rates.measuring + rates.timing,
             disk_bytes=num_written * rates.overhead * (BYTES_PER_TOKEN + rates.kept_bytes)
             + rates.num_weights * (STATE_BYTES + HEAD_BYTES * (num_heads + 1)),
             memory_bytes=rates.memory_bytes,
@@ -129,8 +138,8 @@ def count_steps(num_trained: float) -> int:
     num_steps = round(num_trained / per_step)
     if num_steps < LEAST_STEPS:
         raise ConfigError(
-            f"--budget: is enough to train on {num_trained:.0f} tokens, which are {num_steps} steps, and at least "
-            f"{LEAST_STEPS} of {per_step} tokens are needed to train anything; give more time, epochs or conversations"
+            f"training: what is asked for comes to {num_trained:.0f} tokens at most, which are {num_steps} steps, and at "
+            f"least {LEAST_STEPS} of {per_step} tokens are needed to train anything; give more time, epochs or conversations"
         )
     return num_steps
 

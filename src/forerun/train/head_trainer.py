@@ -1,4 +1,4 @@
-"""Trains one EAGLE-3 head in steps that can be interrupted between any two of them."""
+"""Trains one EAGLE-3 head, on the target's device, in steps that can be interrupted between any two of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import StateDict
 from forerun.models.heads.eagle3 import MASK, NUM_INDUCTION_HEADS, Eagle3Head, PEagleHead, canonical_name
 from forerun.ops.native.memory import give_back_freed_memory
-from forerun.train.attention import FlashUnrolledAttention
+from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention, unrolled_attention
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
 from forerun.train.induction_heads import attention_loss
@@ -111,8 +111,10 @@ class HeadTrainer:
         self._batches = Batches(
             texts, batch_tokens=settings.batch_tokens, pass_tokens=settings.pass_tokens, seed=settings.seed
         )
+        self._device = target.model.device
         self._masters = {
-            name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()
+            name: tensor.to(self._device, copy=True).requires_grad_(tensor.is_floating_point())
+            for name, tensor in tensors.items()
         }
         self._trained = [tensor for tensor in self._masters.values() if tensor.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -127,17 +129,33 @@ class HeadTrainer:
         """Return the head's tensors as they are now, fp32."""
         return {name: tensor.detach() for name, tensor in self._masters.items()}
 
+    def observe(self, texts: Sequence[LearnedText]) -> ObservedTexts:
+        """Compute what the head learns from texts."""
+        return self._observer.observe(texts)
+
+    @torch.no_grad()
+    def logits(self, observed: ObservedTexts) -> Tensor:
+        """Compute the logits of the first drafted token at learned places from 1 on, [N, V] fp32."""
+        head = self._head()
+        num_texts, length = observed.token_ids.shape
+        features = [observed.features[name][:, :-1].flatten(0, 1) for name in head.needs]
+        positions = torch.arange(length - 1, device=self._device).repeat(num_texts)
+        attend = unrolled_attention(num_texts, self._device)
+        outputs = head.forward(observed.token_ids[:, 1:].flatten(), head.fuse(features), positions, attend)
+        return head.logits(outputs[observed.rows * (length - 1) + observed.places - 1]).float()
+
     def run_step(self) -> StepReport:
         """Train on the next batch."""
         settings = self.settings
         parts = self._batches.parts(self.step)
         unrolled = [(index + self.step) % settings.unrolled_every == 0 for index in range(len(parts))]
-        num_places = torch.zeros(settings.num_passes)  # by pass
+        num_places = torch.zeros(settings.num_passes, device="cpu")  # by pass
         for part, is_unrolled in zip(parts, unrolled, strict=True):
             num_places[: settings.num_passes if is_unrolled else 1] += sum(len(text.places) for text in part)
-        weights = settings.decay ** torch.arange(settings.num_passes) / num_places.clamp(min=1)
+        decayed = settings.decay ** torch.arange(settings.num_passes, device="cpu")
+        weights: list[float] = (decayed / num_places.clamp(min=1)).tolist()
         is_measured = self.step % settings.measured_every == 0
-        measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64)
+        measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64, device=self._device)
         total = 0.0
         for index, (part, is_unrolled) in enumerate(zip(parts, unrolled, strict=True)):
             of_part = weights[: settings.num_passes if is_unrolled else 1]
@@ -154,7 +172,7 @@ class HeadTrainer:
         self.step += 1
         num_tokens = sum(len(text.token_ids) for part in parts for text in part)
         self.num_tokens += num_tokens
-        means = (measured / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
+        means = (measured.cpu() / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
         return StepReport(step=self.step, num_tokens=num_tokens, loss=total, acceptance=means[0], agreement=means[1])
 
     def save(self, path: Path) -> None:
@@ -184,7 +202,7 @@ class HeadTrainer:
                     master.data.copy_(file.get_tensor(name))
                     if f"exp_avg/{name}" in names:
                         self._optimizer.state[master] = {
-                            kind: file.get_tensor(f"{kind}/{name}").clone() for kind in MOMENTS
+                            kind: file.get_tensor(f"{kind}/{name}").to(self._device, copy=True) for kind in MOMENTS
                         }
         except Exception as error:
             raise ConfigError(
@@ -195,7 +213,13 @@ class HeadTrainer:
         head: Eagle3Head = self._build(self.content, StateDict(self._masters), self._target)
         return head
 
-    def _loss(self, observed: ObservedTexts, weights: Tensor, mask_weights: Tensor, measured: Tensor | None) -> Tensor:
+    def _loss(
+        self,
+        observed: ObservedTexts,
+        weights: Sequence[float],
+        mask_weights: Sequence[float],
+        measured: Tensor | None,
+    ) -> Tensor:
         """Sum the losses at learned places of a pass for each of `weights` (training-time test, arXiv 2503.01840).
 
         For each of `mask_weights` but the first, places are also drafted from masks after the first pass (P-EAGLE, arXiv
@@ -203,10 +227,10 @@ class HeadTrainer:
         """
         head, settings = self._head(), self.settings
         num_texts, length = observed.token_ids.shape
-        attend = FlashUnrolledAttention(num_texts)
+        attend = unrolled_attention(num_texts, self._device)
         weight = self._masters["lm_head.weight"].to(self._target.model.dtype)
         states = head.fuse([observed.features[name].flatten(0, 1) for name in head.needs]).view(num_texts, length, -1)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=self._device)
 
         def loss_of(outputs: Tensor, index: int, measured: Tensor | None = None) -> Tensor:
             """The loss of outputs [texts * rows, width], of which row r read token r + 1 + index and predicts the next."""
@@ -218,7 +242,7 @@ class HeadTrainer:
             return draft_loss(head.normed(outputs[rows]), weight, wanted, is_hybrid=is_hybrid, measured=measured)
 
         def positions(index: int) -> Tensor:
-            return torch.arange(index, length - 1).repeat(num_texts)
+            return torch.arange(index, length - 1, device=self._device).repeat(num_texts)
 
         for index in range(min(len(weights), length - 1)):
             num_rows = length - 1 - index
@@ -233,12 +257,12 @@ class HeadTrainer:
             return loss
         attend = attend.after_first_pass()
         for index in range(1, min(len(mask_weights), length - 1)):
-            masks = torch.full(((length - 1 - index) * num_texts,), head.mask.token_id)
+            masks = torch.full(((length - 1 - index) * num_texts,), head.mask.token_id, device=self._device)
             outputs = head.forward(masks, head.mask.state.expand(len(masks), -1), positions(index), attend)
             loss = loss + mask_weights[index] * loss_of(outputs, index)
         return loss
 
-    def _attention_loss(self, attend: FlashUnrolledAttention, observed: ObservedTexts) -> Tensor:
+    def _attention_loss(self, attend: UnrolledAttention | FlashUnrolledAttention, observed: ObservedTexts) -> Tensor:
         """The loss of where the induction heads, the last of the only layer, look in the first pass."""
         query, key = (heads[:, -self._num_induction_heads :] for heads in attend.first_pass(0))
         heads_of_key = self.content["num_attention_heads"] // self.content["num_key_value_heads"]

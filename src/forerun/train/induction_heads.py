@@ -95,7 +95,7 @@ def attention_loss(query: Tensor, key: Tensor, token_ids: Tensor, rows: Tensor, 
         return query.new_zeros((), dtype=torch.float32)
     same = token_ids[:, :, None] == token_ids[:, None, :]
     copied = (same[:, :-2, :-2] & same[:, 1:-1, 1:-1] & same[:, 2:, 2:]).tril(-2)  # [B, row, row read from - 1]
-    is_asked = torch.zeros(copied.shape[:2], dtype=torch.bool)
+    is_asked = torch.zeros(copied.shape[:2], dtype=torch.bool, device=copied.device)
     is_asked[rows, places - 1] = True
     text, row = (is_asked & copied.any(-1)).nonzero(as_tuple=True)
     if not len(text):
@@ -104,7 +104,7 @@ def attention_loss(query: Tensor, key: Tensor, token_ids: Tensor, rows: Tensor, 
     asking = query[text, :, row].float().view(len(text), key.shape[1], -1, query.shape[-1])
     scores = torch.einsum("nkhd,nkcd->nkhc", asking, key[text].float()) * query.shape[-1] ** -0.5
     num_keys = key.shape[2]
-    is_later = torch.arange(num_keys) > row[:, None]
+    is_later = torch.arange(num_keys, device=row.device) > row[:, None]
     wanted = F.pad(copied[text, row], (1, num_keys - num_rows - 1))
     of_all = scores.masked_fill(is_later[:, None, None], float("-inf")).logsumexp(-1)
     of_wanted = scores.masked_fill(~wanted[:, None, None], float("-inf")).logsumexp(-1)

@@ -20,6 +20,8 @@ NUM_DRAFTED = 3  # tokens of each draft
 DRAFTING = {"method": "eagle3", "num_speculative_tokens": NUM_DRAFTED, "draft_sample_method": "coupled"}
 """How it is drafted: with the noise that the target draws with, so that sampled drafts are accepted as often as they can be."""
 
+TEMPERATURES = (0.0, 1.0)
+NUM_TOKENS = 128  # of an answer, at most
 NUM_TIMED = 4  # prompts that are answered alone, with and without drafts, to compare times
 
 
@@ -78,8 +80,8 @@ def measure_head(
     *,
     settings: EngineSettings,
     num_tokens: int,
-    temperatures: Sequence[float] = (0.0, 1.0),
-    max_tokens: int = 128,
+    temperatures: Sequence[float] = TEMPERATURES,
+    max_tokens: int = NUM_TOKENS,
 ) -> Measurement:
     """Answer prompts with the head's drafts, all of `NUM_DRAFTED` tokens, and count what is accepted.
 
@@ -115,7 +117,7 @@ def measure_times(
     measured: Measurement,
     *,
     settings: EngineSettings,
-    max_tokens: int = 128,
+    max_tokens: int = NUM_TOKENS,
 ) -> Measurement:
     """Add to a measurement what a drafted token costs and how much sooner an answer comes, one after the other."""
     drafting = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))

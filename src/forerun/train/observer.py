@@ -1,7 +1,7 @@
 """Computes what a head learns from: the target's hidden states and its probabilities.
 
-The engine's own model computes them, on the native kernels where there are any, so they are those that the head
-will see when it drafts. That is done anew for each batch, unless they are kept on disk (`KeptFeatures`).
+The engine's own model computes them, on the CPU's native kernels where there are any and by torch on a GPU, so they are
+those that the head will see when it drafts. That is done anew for each batch, unless they are kept on disk (`KeptFeatures`).
 """
 
 from __future__ import annotations
@@ -67,18 +67,20 @@ class Observer:
             ConfigError: they cannot be kept on disk.
         """
         states = self._states(texts)  # of each text [S - 1, features, width]: nothing is learnt at the last token
-        longest = max(len(text.token_ids) for text in texts)
-        token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-        features = torch.zeros(len(self._names), len(texts), longest, states[0].shape[-1], dtype=states[0].dtype)
+        device, longest = self._target.model.device, max(len(text.token_ids) for text in texts)
+        token_ids = torch.zeros(len(texts), longest, dtype=torch.int64, device=device)
+        features = states[0].new_zeros(len(self._names), len(texts), longest, states[0].shape[-1])
         for row, (text, own) in enumerate(zip(texts, states, strict=True)):
             token_ids[row, : len(text.token_ids)] = torch.from_numpy(text.token_ids)
             features[:, row, : len(own)] = own[:, :-1].transpose(0, 1)
-        last_hidden = torch.cat([own[text.places, -1] for text, own in zip(texts, states, strict=True)])
+        places = [torch.from_numpy(text.places).to(device) for text in texts]
+        counts = torch.tensor([len(own) for own in places], device=device)
+        last_hidden = torch.cat([own[at, -1] for at, own in zip(places, states, strict=True)])
         return ObservedTexts(
             token_ids=token_ids,
             features=dict(zip(self._names, features, strict=True)),
-            rows=torch.repeat_interleave(torch.tensor([len(text.places) for text in texts])),
-            places=torch.from_numpy(np.concatenate([text.places for text in texts])),
+            rows=torch.repeat_interleave(counts),
+            places=torch.cat(places),
             wanted=self._wanted(last_hidden),
         )
 
@@ -88,14 +90,14 @@ class Observer:
         if self._kept is None:
             return self._compute(ids)
         found = {
-            index: states
+            index: states.to(self._target.model.device)
             for index, (text, own) in enumerate(zip(texts, ids, strict=True))
             if (states := self._kept.read(text.number, own)) is not None
         }
         missing = [index for index in range(len(texts)) if index not in found]
         if missing:
             for index, states in zip(missing, self._compute([ids[index] for index in missing]), strict=True):
-                self._kept.write(texts[index].number, ids[index], states)
+                self._kept.write(texts[index].number, ids[index], states.cpu())
                 found[index] = states
         return [found[index] for index in range(len(texts))]
 
@@ -104,7 +106,7 @@ class Observer:
         lengths = [len(own) for own in ids]
         result = model.forward(*self._pass(ids, lengths))
         names = (*self._names, LAST)
-        states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1).cpu()
+        states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1)
         return list(states.split(lengths))  # type: ignore[no-untyped-call]
 
     def _pass(self, ids: Sequence[Tensor], lengths: Sequence[int]) -> tuple[ForwardBatch, Attend]:
@@ -113,13 +115,11 @@ class Observer:
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         firsts = np.cumsum([0, *num_blocks])
         tables = [np.arange(firsts[row], firsts[row + 1], dtype=np.int32) for row in range(len(ids))]
-        places = [torch.arange(length) for length in lengths]
+        places = [torch.arange(length, device=model.device) for length in lengths]
         batch = ForwardBatch(
             token_ids=torch.cat(list(ids)).to(model.device),
-            positions=torch.cat(places).to(model.device),
-            slot_mapping=torch.cat([int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]).to(
-                model.device
-            ),
+            positions=torch.cat(places),
+            slot_mapping=torch.cat([int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]),
             sequences=[
                 SequenceRows(num_context=0, num_rows=length, block_ids=table)
                 for length, table in zip(lengths, tables, strict=True)
@@ -139,10 +139,10 @@ class Observer:
     def _wanted(self, last_hidden: Tensor) -> Tensor:
         """Compute the probabilities of the tokens that can be drafted, [N, V], from hidden states [N, width]."""
         model = self._target.model
-        wanted = torch.empty(len(last_hidden), len(self._draft_ids), dtype=model.dtype)
+        wanted = last_hidden.new_empty(len(last_hidden), len(self._draft_ids))
         for first in range(0, len(last_hidden), LOGITS_ROWS):
             rows = slice(first, first + LOGITS_ROWS)
-            logits = model.logits(last_hidden[rows].to(model.device))
+            logits = model.logits(last_hidden[rows])
             odds = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
             wanted[rows] = odds.index_select(1, self._draft_ids) / odds.sum(-1, keepdim=True)
         return wanted

@@ -56,6 +56,7 @@ def save_head(
     layout: str,
     target: Path,
     stored_as: str = "bf16",
+    verifier: str | None = None,
 ) -> None:
     """Write config.json and model.safetensors, floats in bf16 but for matrices in int8.
 
@@ -64,8 +65,10 @@ def save_head(
         content: config.json in the authors' layout.
         tensors: the head's, in the authors' layout.
         layout: one of `LAYOUTS`.
-        target: the target's folder or file, which `vllm serve` loads with a head in the layout of speculators.
+        target: the target's folder or file.
         stored_as: one of `STORED_AS`.
+        verifier: what `vllm serve` loads as the target of a head in the layout of speculators, a hub id or a folder; None:
+            where the target lies now.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -78,7 +81,7 @@ def save_head(
             rounded[name] = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
     if layout == "speculators":
         rounded = {canonical_name(name): tensor for name, tensor in rounded.items()}
-        content = _speculators_config(content, target=target)
+        content = _speculators_config(content, target=target, verifier=verifier or str(target.resolve()))
     if stored_as == "int8":
         ignored = [name for name, tensor in rounded.items() if tensor.ndim == 2 and tensor.dtype == torch.bfloat16]
         modules = [name.removesuffix(".weight") for name in sorted(ignored)]
@@ -103,9 +106,9 @@ def in_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), scales
 
 
-def _speculators_config(content: Mapping[str, Any], *, target: Path) -> dict[str, Any]:
+def _speculators_config(content: Mapping[str, Any], *, target: Path, verifier: str) -> dict[str, Any]:
     """Return config.json in speculators' layout."""
-    verifier = {"name_or_path": str(target.resolve()), "architectures": list(read_config(target).architectures or [])}
+    architectures = list(read_config(target).architectures or [])
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": NUM_DRAFTED,
@@ -119,7 +122,7 @@ def _speculators_config(content: Mapping[str, Any], *, target: Path) -> dict[str
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": verifier,
+            "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
         **{name: content[name] for name in OUTSIDE_LAYER[1:] if name in content},
         "target_hidden_size": None,
@@ -187,16 +190,21 @@ def model_card(
     return "\n".join(lines)
 
 
+def unfinished(path: Path) -> Path:
+    """Where `write_text` writes a file before it takes its name."""
+    return path.with_name(f"{path.name}.unfinished")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file beside the one that is there, which it then replaces.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    part = unfinished(path)
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

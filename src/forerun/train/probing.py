@@ -1,14 +1,22 @@
-"""Measures how fast this machine writes and trains, before a run is promised to take so long."""
+"""Measures how fast this machine writes, trains and answers, before a run is promised to take so long."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from forerun.core.sampling_params import SamplingParams
+from forerun.llm import LLM
 from forerun.train.head_trainer import HeadTrainer
+from forerun.train.measuring import NUM_TIMED, NUM_TOKENS, TEMPERATURES
+from forerun.train.selection import LearnedText
 
 PROBE_STEPS = 4
+PROBE_TOKENS = 16  # of an answer
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 
@@ -49,6 +57,32 @@ def training_rate(trainer: HeadTrainer) -> tuple[float, int]:
         trainer.run_step()
     rate = (trainer.num_tokens - before) / (time.monotonic() - begin)
     return rate, sum(tensor.numel() for tensor in trainer.tensors().values() if tensor.is_floating_point())
+
+
+def quick_texts(*, vocab_size: int, length: int) -> list[LearnedText]:
+    """Make up texts that are trained on in less time than any that are written: of one length, with few places to learn."""
+    token_ids = np.arange(length) % vocab_size
+    places = np.arange(length - length // 4, length - 1)
+    return [LearnedText(number=number, token_ids=token_ids, places=places) for number in range(16)]
+
+
+def measuring_seconds(llm: LLM, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return the seconds that measuring a head takes, and those of comparing times with and without one.
+
+    Answers begin as they do without drafts: those take fewer steps, each of which takes longer.
+    """
+    acceptance = _answering_seconds(llm, prompts, num_tokens=len(TEMPERATURES) * NUM_TOKENS)
+    return acceptance, _answering_seconds(llm, prompts[:1], num_tokens=2 * NUM_TIMED * NUM_TOKENS)
+
+
+def _answering_seconds(llm: LLM, prompts: Sequence[Sequence[int]], *, num_tokens: int) -> float:
+    """Return the seconds in which prompts are read and each is answered with so many tokens, from the first few of them."""
+    times = [time.monotonic()]
+    for count in (1, 1 + PROBE_TOKENS):  # what was read for the first is kept for the second
+        params = SamplingParams(temperature=0.0, max_tokens=count)
+        llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        times.append(time.monotonic())
+    return times[1] - times[0] + num_tokens / PROBE_TOKENS * (times[2] - times[1])
 
 
 def peak_memory() -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +23,8 @@ from forerun.drafters.pool_files import ModelIdentity
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
-from forerun.models.fingerprint import fingerprint_of_files
 from forerun.models.heads.eagle3 import read_flags
-from forerun.models.store import resolve_model
+from forerun.models.store import hub_id, resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, feature_layers
@@ -36,13 +36,14 @@ from forerun.train.measuring import Measurement, measure_head, measure_times
 from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
-from forerun.train.probing import WritingPace, peak_memory, training_rate
+from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
 from forerun.train.run_folder import SETTINGS, WORK, RunFolder
-from forerun.train.run_settings import RunSettings
-from forerun.train.selection import Selection, read_excluded, select
+from forerun.train.run_settings import RunSettings, origin_of
+from forerun.train.selection import LearnedText, Selection, read_excluded, select
+from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
-from forerun.train.texts import TextFile
+from forerun.train.texts import TextFile, WrittenText
 from forerun.train.trained_head import begin_from_head, draft_ids_of
 from forerun.train.writing import WritingLimits, write_texts
 
@@ -81,15 +82,18 @@ class TrainingRun:
         self.settings, self._report = settings, report
         path = self._path = resolve_model(settings.model)
         self._engine = EngineSettings(
-            model=settings.model, device="cpu", max_model_len=WritingLimits().most_conversation
+            model=settings.model, device=settings.device, max_model_len=WritingLimits().most_conversation
         )
+        device = self._engine.torch_device
+        if device.type != "cpu":
+            self._engine = replace(self._engine, dtype="bfloat16")  # fp16 has too narrow a range for gradients
         self._excluded = read_excluded(settings.exclude)
         self.plans: Plans = (
             InventedConversations(count=settings.magpie, seed=settings.seed)
             if settings.prompts is None
             else read_conversations(settings.prompts)
         )
-        self.target = load_target(path, self._engine, torch.device("cpu"))
+        self.target = load_target(path, self._engine, device)
         self._limits = WritingLimits(most_conversation=min(1024, self.target.model.max_model_len))
         self._engine = replace(
             self._engine,
@@ -99,8 +103,11 @@ class TrainingRun:
             num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
         )
         ChatMarks.read(self.tokenizer)
+        if self.plans.count is not None:  # too few even if each conversation were as long as it may be
+            count_steps(self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS))
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
-        self.folder = RunFolder(settings.output, settings.identity(path))
+        self._identity = settings.identity(path)
+        self.folder = RunFolder(settings.output, self._identity)
         self.folder.check_extent(settings.extent())
 
     @property
@@ -175,7 +182,7 @@ class TrainingRun:
             ConfigError: there are none, or they are of another model.
         """
         if self.settings.from_pool is not None:
-            model = ModelIdentity(fingerprint=fingerprint_of_files(self._path), name=self.settings.model)
+            model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
             self.folder.texts.unlink(missing_ok=True)
             with TextFile(self.folder.texts) as file:
                 for text in read_pooled_texts(self.settings.from_pool, model):
@@ -188,26 +195,20 @@ class TrainingRun:
         try:
             written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
             shutil.copyfile(other / self.folder.texts.name, self.folder.texts)
+            origin = other / self.folder.origin.name
+            shutil.copyfile(origin if origin.exists() else other / SETTINGS, self.folder.origin)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--texts: {source} holds no texts of a training run ({error}); give the --output of one"
             ) from None
-        if written.get("fingerprint") != self.settings.identity(self._path)["fingerprint"]:
+        if written.get("fingerprint") != self._identity["fingerprint"]:
             raise ConfigError(f"--texts: {source} is of another model; give texts that this one wrote")
         self.folder.finish("write")
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
         with TextFile(self.folder.texts) as file:
-            selection = select(
-                file.texts,
-                vocab_size=self.target.model.vocab_size,
-                num_draft=self.settings.draft_vocab_size,
-                always=self.target.eos_token_ids,
-                draft_ids=self._draft_ids,
-                tokenizer=self.tokenizer,
-                excluded=self._excluded,
-            )
+            selection = self._select(file.texts, excluded=self._excluded)
         note = (
             f"{len(selection.learned)} conversations, {selection.num_places / 1e6:.2f}M places to learn, draft vocabulary "
             f"covers {selection.coverage:.1%}; left out: {selection.num_empty} empty, {selection.num_repeated} repeated, "
@@ -229,6 +230,9 @@ class TrainingRun:
                 trainer.resume(self.folder.state)
             elif self._begun is not None:
                 self._keep(trainer)  # what it begins with is measured too: training further may make it worse
+            with tempfile.TemporaryDirectory(dir=self.folder.work) as stored:
+                self._store(trainer, Path(stored))
+                check_served_head(trainer, Path(stored), self.target, selection.learned[0])
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
             curve = [num_tokens for num_tokens in CURVE_AT if num_tokens > trainer.num_tokens]
             saved = time.monotonic()
@@ -257,12 +261,7 @@ class TrainingRun:
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
-        draft_ids = torch.from_numpy(selection.draft_ids)
-        begun = self._begun or begin_from_block(self.target, draft_ids, seed=self.settings.seed)
-        embeddings = self.target.model.embed(draft_ids)
-        content, tensors = add_induction_heads(*begun, embeddings, seed=self.settings.seed)
-        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=self.settings.seed)
-        return HeadTrainer(self.target, content, tensors, selection.learned, settings, self._kept())
+        return self._trainer(selection.learned, selection.draft_ids, num_steps=num_steps, kept=self._kept())
 
     def measure(self, selection: Selection) -> None:
         """Measure the heads that were kept, in the engine."""
@@ -312,11 +311,17 @@ class TrainingRun:
             layout=self.settings.layout,
             target=self._path,
             stored_as=self.settings.stored_as,
+            verifier=self._verifier,
         )
         facts = {
-            "target": f"{self.settings.model}, fingerprint {fingerprint_of_files(self._path)[:16]}",
+            "target": f"{self.settings.model}, fingerprint {self._identity['fingerprint'][:16]}",
             "texts": f"{len(selection.learned)} of the target's own, {selection.num_places} tokens learnt",
             "prompts": self._origin(),
+            "excluded": ", ".join(
+                f"{path.name} (digest {digest})"
+                for path, digest in zip(self.settings.exclude, self._identity["exclude"], strict=True)
+            )
+            or "nothing",
             "trained": f"{measured.num_tokens / 1e6:.2f}M tokens, {best} steps, seed {self.settings.seed}",
             "draft vocabulary": f"{len(selection.draft_ids)} tokens, {selection.coverage:.1%} of what is learnt",
             "digest of the texts": sha256_of(self.folder.texts)[:16],
@@ -339,8 +344,11 @@ class TrainingRun:
         """Write and train for some seconds to say what the run will take; what is written is kept.
 
         Raises:
-            ConfigError: what is asked for is too little to train anything.
+            ConfigError: what is asked for is too little to train anything, which is said before anything is written where
+                that can be told from the budget alone.
         """
+        if self.settings.budget is not None and not self.folder.is_done("write"):
+            self._check_budget(self.settings.budget)
         writing = None
         if self.settings.texts is not None or self.settings.from_pool is not None:
             self.take_texts()
@@ -349,35 +357,44 @@ class TrainingRun:
             writing = self.write(most_seconds=spent + seconds).answers_per_second
         with TextFile(self.folder.texts) as file:
             texts, num_written = file.texts, file.num_written
-        selection = select(
-            texts,
-            vocab_size=self.target.model.vocab_size,
-            num_draft=self.settings.draft_vocab_size,
-            always=self.target.eos_token_ids,
-            draft_ids=self._draft_ids,
-        )
+        selection = self._select(texts)
         kept, model = self._kept(), self.target.model
+        prompts = [text.token_ids[: text.spans[0][0]].tolist() for text in texts if text.spans][:NUM_MEASURED]
         with StageClock(self.folder, "estimate"):
             training, num_weights = training_rate(self.trainer(selection, num_steps=1000))
+            measuring, timing = measuring_seconds(
+                LLM.from_target(self.target, self._engine, SpeculativeConfig()), prompts
+            )
         rates = Rates(
             writing=writing or num_written / max(1.0, self.folder.progress.seconds.get("write", 0.0)),
             training=training,
+            measuring=measuring,
+            timing=timing,
             per_text=num_written / max(1, sum(bool(text.spans) for text in texts)),
             overhead=sum(len(text.token_ids) for text in texts) / max(1, num_written),
             num_weights=num_weights,
             memory_bytes=peak_memory(),
             kept_bytes=0 if kept is None else len(kept.names) * model.hidden_size * model.dtype.itemsize,
         )
-        return Estimate.of(
+        estimate = Estimate.of(
             rates,
             budget=self.settings.budget,
             count=self.plans.count,
             epochs=self.settings.epochs,
             shares=(WRITE_SHARE, TRAIN_SHARE),
             most_epochs=MOST_EPOCHS,
-            num_heads=len(HEADS_KEPT_AT) + len(CURVE_AT),
+            kept_at=[*[0.0] * (len(HEADS_KEPT_AT) + (self._begun is not None)), *CURVE_AT],
             num_written=num_written if self.folder.is_done("write") else None,
         )
+        self.folder.progress.estimated = self.settings.extent()
+        self.folder.save()
+        return estimate
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether an estimate has said that what is asked for comes to something, or training has begun since."""
+        progress = self.folder.progress
+        return progress.num_steps is not None or progress.estimated == self.settings.extent()
 
     def _plan_steps(self, selection: Selection) -> int:
         """How many steps are trained: the epochs asked for, as far as there is time for them."""
@@ -390,11 +407,71 @@ class TrainingRun:
             plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=settings.epochs or MOST_EPOCHS)
         )
 
+    def _check_budget(self, budget: float) -> None:
+        """Train for some steps on made-up texts, to see whether a budget can come to anything.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        model = self.target.model
+        if self._draft_ids is None:
+            draft_ids = np.arange(min(self.settings.draft_vocab_size, model.vocab_size))
+        else:
+            draft_ids = self._draft_ids
+        texts = quick_texts(vocab_size=model.vocab_size, length=min(256, self._limits.most_conversation))
+        with StageClock(self.folder, "estimate"):
+            rate, _ = training_rate(self._trainer(texts, draft_ids, num_steps=1000, kept=None))
+        left = (WRITE_SHARE + TRAIN_SHARE) * budget - sum(self.folder.progress.seconds.values())
+        count_steps(max(0.0, left) * rate)
+
+    def _select(self, texts: Sequence[WrittenText], *, excluded: frozenset[tuple[str, ...]] = frozenset()) -> Selection:
+        """Select what is learnt of texts, and what is held out.
+
+        Raises:
+            ConfigError: too little is left.
+        """
+        selection = select(
+            texts,
+            vocab_size=self.target.model.vocab_size,
+            num_draft=self.settings.draft_vocab_size,
+            always=self.target.eos_token_ids,
+            draft_ids=self._draft_ids,
+            tokenizer=self.tokenizer,
+            excluded=excluded,
+        )
+        if not selection.held_out:
+            raise ConfigError(
+                f"texts: one is left to learn from ({len(texts)} written, {selection.num_empty} without an answer, "
+                f"{selection.num_repeated} repeated, {selection.num_excluded} excluded), and none to measure the head on; "
+                "write more"
+            )
+        return selection
+
+    def _trainer(
+        self,
+        texts: Sequence[LearnedText],
+        draft_ids: NDArray[np.int64],
+        *,
+        num_steps: int,
+        kept: KeptFeatures | None,
+    ) -> HeadTrainer:
+        ids, seed = torch.from_numpy(draft_ids), self.settings.seed
+        begun = self._begun or begin_from_block(self.target, ids, seed=seed)
+        embeddings = self.target.model.embed(ids.to(self.target.model.device)).cpu()
+        content, tensors = add_induction_heads(*begun, embeddings, seed=seed)
+        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=seed)
+        return HeadTrainer(self.target, content, tensors, texts, settings, kept)
+
     def _origin(self) -> str:
         """Where the texts came from."""
-        if self.settings.from_pool is not None:
-            return "those of a server's users, whose answers it kept"
-        return "invented by the target" if self.settings.prompts is None else self.settings.prompts.name
+        if not self.folder.origin.exists():
+            return origin_of(self._identity)
+        return origin_of(json.loads(self.folder.origin.read_text(encoding="utf-8")))
+
+    @property
+    def _verifier(self) -> str:
+        """What vLLM loads as the target."""
+        return self.settings.verifier or hub_id(self.settings.model) or str(self._path.resolve())
 
     @property
     def _draft_ids(self) -> NDArray[np.int64] | None:
@@ -414,8 +491,18 @@ class TrainingRun:
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)
-        save_head(folder, trainer.content, trainer.tensors(), layout=self.settings.layout, target=self._path)
+        self._store(trainer, folder)
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
+
+    def _store(self, trainer: HeadTrainer, folder: Path) -> None:
+        save_head(
+            folder,
+            trainer.content,
+            trainer.tensors(),
+            layout=self.settings.layout,
+            target=self._path,
+            verifier=self._verifier,
+        )
 
     def _tokens_at(self, step: int) -> int:
         return int((self.folder.head(step) / "tokens.txt").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.train.measuring import Measurement
-from forerun.train.packaging import write_text
+from forerun.train.packaging import unfinished, write_text
 
 WORK = "training"  # subfolder of the output
 SETTINGS = "settings.json"  # in it: what a run cannot change on the way
@@ -25,6 +25,7 @@ class Progress:
         seconds: spent in each stage.
         done: stages that are complete.
         num_steps: of training, once that has begun.
+        estimated: budget and epochs for which an estimate has said that the run comes to something.
         extent: budget and epochs that `num_steps` was planned for.
         measured: measurements of heads, by the head's step.
     """
@@ -32,6 +33,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     num_steps: int | None = None
+    estimated: dict[str, float | None] = field(default_factory=dict)
     extent: dict[str, float | None] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
 
@@ -51,16 +53,17 @@ class RunFolder:
         """
         self.output, self.work = output, output / WORK
         self.texts, self.state = self.work / "texts.bin", self.work / "state.safetensors"
+        self.origin = self.work / "origin.json"  # settings of the run that wrote the texts, if it was another
         self.heads, self.features = self.work / "heads", self.work / "features"
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS
         if settings_file.exists():
-            _check_same(json.loads(settings_file.read_text(encoding="utf-8")), dict(identity), output)
-        elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+            _check_same(_read_settings(settings_file), dict(identity), output)
+        elif not self._may_begin():
             raise ConfigError(f"--output: {output} exists and is no folder of a training run; give another")
         else:
             try:
-                self.heads.mkdir(parents=True)
+                self.heads.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(
                     f"--output: cannot make {output} ({error}); give a place that can be written"
@@ -114,6 +117,13 @@ class RunFolder:
         """Keep the progress."""
         write_text(self._progress_file, json.dumps(asdict(self.progress), indent=2) + "\n")
 
+    def _may_begin(self) -> bool:
+        """Whether nothing is in the folder but what a run leaves there that was interrupted before its settings were written."""
+        begun = {self.work, self.heads, unfinished(self.work / SETTINGS)}
+        if not self.output.exists():
+            return True
+        return self.output.is_dir() and all(path in begun for path in self.output.rglob("*"))
+
     def _load(self) -> Progress:
         if not self._progress_file.exists():
             return Progress()
@@ -121,6 +131,21 @@ class RunFolder:
             return Progress(**json.loads(self._progress_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self._progress_file}: cannot be read ({error}); delete it") from error
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Read a run's settings.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(stored, dict):
+            raise TypeError("is no object")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give another --output") from error
+    return stored
 
 
 def _check_same(stored: Mapping[str, Any], given: Mapping[str, Any], output: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,27 +38,35 @@ class RunSettings:
     draft_vocab_size: int = 8192
     layout: str = "speculators"
     stored_as: str = "bf16"
+    verifier: str | None = None
     keep_features: bool = False
+    device: str = "cpu"
     learning_rate: float = 3e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_amounts()
+
+    def _check_choices(self) -> None:
         if self.method != "eagle3":
             raise ConfigError(
                 f"--method: got {self.method!r}; may be eagle3; forerun.train.trainer.train_head trains the others"
             )
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"--layout: got {self.layout!r}; may be {', '.join(LAYOUTS)}")
-        if self.stored_as not in STORED_AS:
-            raise ConfigError(f"--stored-as: got {self.stored_as!r}; may be {', '.join(STORED_AS)}")
+        for option, value, known in (("layout", self.layout, LAYOUTS), ("stored-as", self.stored_as, STORED_AS)):
+            if value not in known:
+                raise ConfigError(f"--{option}: got {value!r}; may be {', '.join(known)}")
+
+    def _check_amounts(self) -> None:
         given = [name for name in ("prompts", "magpie", "texts", "from_pool") if getattr(self, name) is not None]
         if len(given) > 1:
             first, second = (name.replace("_", "-") for name in given[:2])
             raise ConfigError(f"--{first} and --{second} are both given; keep one")
         if self.magpie is not None and self.magpie < 1:
             raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(f"--epochs: got {self.epochs:g}; must be above 0")
+        for option, number in (("epochs", self.epochs), ("learning-rate", self.learning_rate)):
+            if number is not None and not 0 < number < math.inf:
+                raise ConfigError(f"--{option}: got {number:g}; must be above 0 and finite")
         if self.budget is None and self.epochs is None:
             raise ConfigError("--budget: is missing; say how long it may take, e.g. 3h, or give --magpie and --epochs")
         if self.budget is None and not given:
@@ -105,6 +115,17 @@ class RunSettings:
     def extent(self) -> dict[str, float | None]:
         """Return how much is asked for, which may change until the training has been planned."""
         return {"budget": self.budget, "epochs": self.epochs}
+
+
+def origin_of(identity: Mapping[str, Any]) -> str:
+    """Return where the texts of a run come from, by what its `RunSettings.identity` says."""
+    if identity.get("from_pool") is not None:
+        return "those of a server's users, whose answers it kept"
+    if identity.get("texts") is not None:
+        return "those of another run"
+    if identity.get("prompts") is not None:
+        return f"a file (digest {identity['prompts']})"
+    return "invented by the target"
 
 
 def _digest(option: str, path: Path) -> str:

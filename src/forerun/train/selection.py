@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ MOST_PERIOD = 32  # tokens of what is repeated in a loop
 LEAST_COVERAGE = 0.95
 LEAST_COVERAGE_TAKEN = 0.9  # by a draft vocabulary that was chosen for other texts
 NUM_ALWAYS = 3  # ids from 0 that are always drafted: the special tokens of most vocabularies
-HELD_OUT_EVERY = 32  # conversations
+NO_JSON_SPACE = re.compile(r"[^ \t\n\r]")
+HELD_OUT_EVERY = 32  # conversations; of fewer than so many one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +106,9 @@ def select(
         else:
             openings.add(opening)
             kept.append(text)
-    held_out = [text for index, text in enumerate(kept) if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    learned = [
-        _learned(text, places)
-        for index, text in enumerate(kept)
-        if index % HELD_OUT_EVERY != HELD_OUT_EVERY - 1 and len(places := _places(text))
-    ]
+    held_out = [] if len(kept) < 2 else kept[min(HELD_OUT_EVERY, len(kept)) - 1 :: HELD_OUT_EVERY]
+    numbers = {text.number for text in held_out}
+    learned = [_learned(text, places) for text in kept if text.number not in numbers and len(places := _places(text))]
     if not learned:
         raise ConfigError(
             f"texts: none is left to learn from ({len(ordered)} written, {num_empty} without an answer, {num_repeated} "
@@ -154,10 +152,10 @@ def read_excluded(paths: Sequence[Path]) -> frozenset[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     for path in paths:
         try:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                strings = _strings(json.loads(line)) if path.suffix in (".json", ".jsonl") and line.strip() else [line]
-                for string in strings:
-                    found |= ngrams(string)
+            text = path.read_text(encoding="utf-8-sig")
+            is_json = path.suffix in (".json", ".jsonl")
+            for string in _strings(list(_json_values(text))) if is_json else text.split("\n"):
+                found |= ngrams(string)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--exclude: cannot read {path} ({error}); give a .jsonl or text file") from None
     return frozenset(found)
@@ -198,6 +196,14 @@ def _draft_vocabulary(counts: NDArray[np.int64], *, num_draft: int, always: Iter
     order = np.argsort(-counts, kind="stable")
     others = order[~np.isin(order, fixed)][: max(0, num_draft - len(fixed))]
     return np.sort(np.concatenate([fixed, others]))[:num_draft]
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """The JSON values of a text, one after the other: one for each line, or a single one over many lines."""
+    decoder, place = json.JSONDecoder(), 0
+    while found := NO_JSON_SPACE.search(text, place):
+        value, place = decoder.raw_decode(text, found.start())
+        yield value
 
 
 def _strings(value: object) -> list[str]:

@@ -1,0 +1,135 @@
+"""`forerun train`: an estimate first, a bar for each stage, one line of JSON; whatever interrupts it, the same command goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from forerun.cli import train as command
+from forerun.cli.app import INTERRUPTED, main
+from forerun.cli.train import parse_duration, stage_bars
+from forerun.train import estimates
+from forerun.train.run import StageReport
+from tests.native import needs_kernels
+from tests.train.target_folder import chat_model_folder
+
+
+@pytest.fixture
+def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that trains on a few prompts in a few steps."""
+    monkeypatch.setattr(estimates, "LEAST_STEPS", 3)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Question {number}?\n" for number in range(20)))
+    options = ["--prompts", str(prompts), "--epochs", "5", "--draft-vocab-size", "240"]
+    return ["train", str(chat_model_folder()), "--output", str(tmp_path / "head"), *options]
+
+
+def done(tmp_path: Path) -> list[str]:
+    """The stages that are complete."""
+    found: list[str] = json.loads((tmp_path / "head/training/progress.json").read_text())["done"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("90m", 5400), ("3h", 10800), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800)]
+)
+def test_a_duration_is_numbers_with_units(text: str, seconds: float) -> None:
+    assert parse_duration(float, [text]) == seconds
+
+
+@pytest.mark.parametrize("text", ["3", "h", "3x", "-3h", "3h 5m", "1h30", ".5h"])
+def test_a_budget_that_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "m", "--output", "o", f"--budget={text}"]) == 2
+    assert f"got {text!r}; write e.g. 3h, 90m or 1h30m" in capsys.readouterr().err
+
+
+@needs_kernels
+def test_a_dry_run_says_what_the_run_will_take_and_keeps_nothing(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "--dry-run", "--json"]) == 0
+    output = capsys.readouterr()
+    for phrase in ("writing 0.0", "training on 0.0", "measuring: ", "disk ", "memory ", "acceptance length perhaps 1."):
+        assert phrase in output.err
+    estimate = json.loads(output.out)
+    assert output.out.count("\n") == 1
+    assert set(estimate) == {
+        *("num_written", "num_trained", "write_seconds", "train_seconds", "measure_seconds", "disk_bytes"),
+        *("memory_bytes", "length"),
+    }
+    assert estimate["train_seconds"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+@needs_kernels
+def test_a_run_goes_on_after_ctrl_c_in_each_stage_and_ends_with_one_line_of_json(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted_in(stage: str) -> int:
+        def report(bars: object, found: StageReport) -> None:
+            if found.stage == stage:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(command._BarPerStage, "__call__", report)
+            return main(argv)
+
+    for stage in ("write", "mask", "train", "measure", "package"):
+        assert interrupted_in(stage) == INTERRUPTED
+    assert done(tmp_path) == ["write", "train", "measure"]
+    capsys.readouterr()
+    assert main([*argv, "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.out.count("\n") == 1
+    found: dict[str, Any] = json.loads(output.out)
+    assert set(found) == {"head", "num_tokens", "at", "draft_ms", "speed_up"}
+    assert found["head"] == str(tmp_path / "head")
+    assert [one["temperature"] for one in found["at"]] == [0.0, 1.0]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "temperature 1: acceptance length" in shown
+    assert f"head: {tmp_path / 'head'}" in shown
+
+
+@needs_kernels
+def test_what_an_estimate_refuses_it_refuses_again_before_more_is_written(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["0.4" if word == "5" else word for word in argv]) == 2
+        assert "at least 3 of 2048 tokens are needed" in capsys.readouterr().err
+        assert done(tmp_path) == []
+
+
+def drawn(reports: list[StageReport], *, is_terminal: bool) -> str:
+    """What the bars show of these reports, half a minute apart."""
+    screen, now = io.StringIO(), 1000.0
+    console = Console(file=screen, force_terminal=is_terminal, width=100, get_time=lambda: now)
+    with stage_bars(console) as report:
+        for one in reports:
+            report(one)
+            now += 31.0
+    return screen.getvalue()
+
+
+def test_each_stage_has_a_bar_with_its_note() -> None:
+    reports = [
+        StageReport(stage="write", done=1.0, total=2.0, note="half of them"),
+        StageReport(stage="write", done=2.0, total=2.0, note="all of them"),
+        StageReport(stage="train", done=3.0, total=None, note="loss 2"),
+    ]
+    shown = drawn(reports, is_terminal=True).splitlines()
+    last = [next(line for line in reversed(shown) if stage in line) for stage in ("write", "train")]
+    assert "all of them" in last[0]
+    assert "loss 2" in last[1]
+
+
+def test_without_a_terminal_each_stage_says_a_line_a_minute() -> None:
+    reports = [StageReport(stage="write", done=float(i), total=4.0, note="texts") for i in range(3)]
+    reports.append(StageReport(stage="train", done=1.0, total=None, note="loss 2"))
+    assert drawn(reports, is_terminal=False).splitlines() == ["write 0% texts", "write 50% texts", "train loss 2"]
