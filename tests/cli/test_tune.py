@@ -68,7 +68,7 @@ def test_tune_writes_a_configuration_its_reasons_and_a_picture(tune, tmp_path):
         assert line in (tuned / "serve.yaml").read_text()
     plan = DeploymentPlan.load_file(tuned)
     assert plan.speculative_config == best["speculative_config"]
-    assert (plan.engine.max_num_seqs, plan.engine.dtype) == (64, "float32")
+    assert (plan.engine.max_num_seqs, plan.engine.dtype, plan.engine.device) == (64, "float32", "cpu")
     assert f"forerun serve --config {tuned / 'serve.yaml'}" in shown.replace("\n", "")
     pytest.importorskip("matplotlib")
     assert "<svg" in (tuned / "pareto.svg").read_text()

@@ -198,6 +198,9 @@ def _planned_engine(best: Candidate, engine: EngineSettings, target: LoadedTarge
         block_size=engine.block_size,
         dtype=str(target.model.dtype).removeprefix("torch."),
         quantization=best.quantization,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        device=target.model.device.type,
+        kernel_settings=engine.kernel_settings,
     )
 
 

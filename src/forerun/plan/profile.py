@@ -26,7 +26,10 @@ TRACES_FOLDER = "draft_traces"
 SERVERS_KERNELS = "a server's own"
 """`Profile.kernels` of what was measured through a server."""
 
-COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
+COUNTS = (
+    *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"),
+    "tensor_parallel_size",
+)
 NAMES = ("model", "machine", "kernels", "dtype", "version")
 
 
@@ -34,6 +37,8 @@ NAMES = ("model", "machine", "kernels", "dtype", "version")
 class Profile:
     """Everything that is known of one engine: its limits, its step times, its drafters.
 
+    `kernel_settings` are those settings of how it computes that were not as by default, in the names of
+    `EngineSettings`; `tensor_parallel_size` processes computed it together, each on a `device` of its own.
     `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
     costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
     "name/class". `traces` are files of draft traces, absolute or from the working directory.
@@ -48,9 +53,13 @@ class Profile:
     dtype: str
     version: str  # of forerun, or of the server that was measured
     quantization: str | None = None
+    tensor_parallel_size: int = 1
+    device: str | None = None  # cpu or cuda; None: a server does not say
+    kernel_settings: dict[str, Any] = field(default_factory=dict)
     gigabytes_per_second: float | None  # the memory's, median of the probes between measurements; None: not probed
     weight_bytes: int | None  # that a step reads
-    kv_bytes_per_token: int | None
+    kv_bytes_per_token: int | None  # in all processes together, heads that two of them hold once
+    kv_cache_memory_bytes: int | None = None  # that its blocks take, on a GPU those of one process; None: not known
     vocab_size: int
     num_blocks: int
     block_size: int
@@ -89,17 +98,20 @@ class Profile:
                 "run forerun profile again with the same --output-dir, which goes on where it stopped"
             )
 
-    def check_fits(self, *, model: str | None = None, machine: str | None = None, version: str | None = None) -> None:
-        """Refuse a profile of something else; what is None is not compared.
+    def check_fits(self, **wanted: Any) -> None:
+        """Refuse a profile of something else.
+
+        Args:
+            wanted: values of `NAMES`; what is left out or None is not compared.
 
         Raises:
-            ConfigError: the profile is of another model, machine or version of forerun.
+            ConfigError: the profile is of another model, machine or version of forerun, or computed otherwise.
         """
-        for name, wanted in (("model", model), ("machine", machine), ("version", version)):
+        for name, value in wanted.items():
             found = getattr(self, name)
-            if wanted is not None and wanted != found:
+            if value is not None and value != found:
                 raise ConfigError(
-                    f"profile: it is of another {name} ({found!r}, here {wanted!r}); make one with forerun profile"
+                    f"profile: it is of another {name} ({found!r}, here {value!r}); make one with forerun profile"
                 )
 
     @property

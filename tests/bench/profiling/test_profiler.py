@@ -38,6 +38,13 @@ def test_a_profile_is_whole_and_comes_back_from_its_folder(folder: Path) -> None
     assert found.conditions["grid"] == GRID.to_json()
 
 
+def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
+    found = profiler(tmp_path / "p", settings=replace(settings(), device_step=False, max_model_len=300)).run()
+    assert (found.tensor_parallel_size, found.device, found.kernel_settings) == (1, "cpu", {"device_step": False})
+    assert found.kv_bytes_per_token is not None
+    assert found.kv_cache_memory_bytes == found.num_blocks * found.block_size * found.kv_bytes_per_token
+
+
 def test_a_drafter_with_a_model_has_a_trace_that_its_acceptance_comes_from(folder: Path) -> None:
     found = Profile.load(folder)
     for name in found.configs:
@@ -131,9 +138,13 @@ def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -
     [
         ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
         ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
+        ({"settings": replace(settings(), tensor_parallel_size=2)}, "tensor_parallel_size"),
+        ({"settings": replace(settings(), device_step=False)}, "kernel_settings"),
     ],
 )
-def test_stages_of_other_prompts_or_memory_are_not_taken(tmp_path: Path, changes: dict[str, object], name: str) -> None:
+def test_stages_of_other_prompts_memory_or_processes_are_not_taken(
+    tmp_path: Path, changes: dict[str, object], name: str
+) -> None:
     first = profiler(tmp_path)
     open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
     with pytest.raises(ConfigError, match=f"another {name} "):

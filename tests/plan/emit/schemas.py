@@ -16,7 +16,13 @@ DYNAMO_MOCKER_OPTIONS = DYNAMO_RUNTIME_OPTIONS | {  # ai-dynamo 1.4.2, dynamo/mo
 }
 SGLANG_OPTIONS = {  # SGLang 0.5.23, sglang/srt/arg_groups/fields
     *("--model-path", "--port", "--dtype", "--context-length", "--max-running-requests", "--chunked-prefill-size"),
-    *("--tp-size", "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps"),
+    *(
+        "--tp-size",
+        "--page-size",
+        "--speculative-algorithm",
+        "--speculative-draft-model-path",
+        "--speculative-num-steps",
+    ),
     *("--speculative-eagle-topk", "--speculative-num-draft-tokens", "--speculative-ngram-max-bfs-breadth"),
 }
 TRTLLM_KEYS = {  # TensorRT-LLM 1.3, tensorrt_llm/llmapi/llm_args.py (TorchLlmArgs), 2026-11

@@ -13,6 +13,7 @@ from forerun.bench.profiling.step_sweep import DECODE, MeasuredStep, RoundResult
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
+    FREE,
     LEAST_POINTS,
     PREFILL_FILE,
     DecodePoint,
@@ -51,7 +52,8 @@ def write_outputs(
     steps = [step for one in rounds for step in one.steps]
     write_sweep(folder / SWEEP_FILE, steps)
     prefill = prefill_points(rounds)
-    write_prefill(folder / PREFILL_FILE, prefill)
+    num_gpus = profile.tensor_parallel_size
+    write_prefill(folder / PREFILL_FILE, prefill, num_gpus=num_gpus)
     max_kv_tokens = profile.num_blocks * profile.block_size
     cells = step_medians(steps, draft_length=draft_length)
     if not _interpolated(cells):
@@ -63,7 +65,7 @@ def write_outputs(
     for length in _interpolated(cells):
         points = decode_points(profile, cells, chosen.name, length)
         path = folder / f"decode_k{length}" / "raw_data.npz"
-        write_decode(path, points, max_kv_tokens=max_kv_tokens)
+        write_decode(path, points, max_kv_tokens=max_kv_tokens, num_gpus=num_gpus)
         write_mocker(
             folder / f"mocker_k{length}.npz",
             profile.step_times,
@@ -72,7 +74,7 @@ def write_outputs(
             contexts=[point.context for point in points],
             num_sequences=[point.num_sequences for point in points],
             max_kv_tokens=max_kv_tokens,
-            draft_seconds=_draft_seconds(profile, chosen.name, length),
+            drafting=FREE if chosen.name is None else profile.drafting[chosen.name],
         )
     selected = folder / DECODE_FILE
     selected.parent.mkdir(exist_ok=True)

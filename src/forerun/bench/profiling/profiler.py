@@ -27,6 +27,7 @@ from forerun.bench.replay import drafts_from_text
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
+from forerun.kv.cache import bytes_per_block
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.models.decoder import Decoder
@@ -108,7 +109,7 @@ class Profiler:
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
         rounds = self._rounds(llm, grid, stages)
-        limits = _limits(llm)
+        limits = _limits(llm, self.target)
         del llm  # its KV memory
         recording = self._recording(grid, stages)
         profile = self._profile(rounds, grid, limits, recording, stages)
@@ -196,6 +197,8 @@ class Profiler:
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
             "block_size": settings.block_size,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "kernel_settings": settings.kernel_settings,
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
             "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
@@ -337,9 +340,13 @@ def machine_name(llm: LLM) -> str:
     return describe_machine(llm.device).partition("; ")[0]
 
 
-def _limits(llm: LLM) -> dict[str, Any]:
+def _limits(llm: LLM, target: LoadedTarget) -> dict[str, Any]:
     """What an engine of this model is, in the fields of `Profile`."""
     model, parts = llm.executor.model, llm.engine.parts
+    heads = {} if target.ranks is None else {"num_kv_heads": target.ranks.num_kv_heads}
+    block_bytes = bytes_per_block(
+        [replace(spec, **heads) for spec in model.kv_specs], block_size=parts.block_size, dtype=model.dtype
+    )
     config = model.config if isinstance(model, Decoder) else None
     kv_bytes = None
     if isinstance(model, Decoder) and config is not None:
@@ -350,6 +357,10 @@ def _limits(llm: LLM) -> dict[str, Any]:
         "dtype": str(llm.dtype).removeprefix("torch."),
         "weight_bytes": model.weight_bytes if isinstance(model, Decoder) else None,
         "kv_bytes_per_token": kv_bytes,
+        "kv_cache_memory_bytes": parts.pool.num_blocks * block_bytes,
+        "tensor_parallel_size": llm.settings.tensor_parallel_size,
+        "device": llm.device.type,
+        "kernel_settings": llm.settings.kernel_settings,
         "vocab_size": model.vocab_size,
         "num_blocks": parts.pool.num_blocks,
         "block_size": parts.block_size,

@@ -19,6 +19,7 @@ from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PR
 from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
 from forerun.plan.emit.speculation import drafter_kv_notes, vllm_notes
 from forerun.plan.emit.vllm import engine_options
+from forerun.plan.profile import PROFILE_FILE
 
 VERSION = "1.6.1"
 REGISTRY = "nvcr.io/nvidia/ai-dynamo"
@@ -45,6 +46,8 @@ def dynamo(request: EmitRequest) -> Emission:
     """The graph in both versions, the ConfigMap of the planner, a script for one machine, the mocker's options."""
     if request.profile_folder is None:
         raise ConfigError("--profile: Dynamo's planner reads measured latencies; give the folder of forerun profile")
+    if (request.profile_folder / PROFILE_FILE).is_file():  # Dynamo's own profiler writes none
+        request.profile()
     measured = measured_length(request.profile_folder, _num_drafted(request))
     profile_data = read_profile_data(request.profile_folder, measured)
     workers = _workers(request)
