@@ -139,7 +139,8 @@ class ReplayOptions:
     """A day of traffic."""
 
     replay: Path | None = None
-    """A trace: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
+    """A trace: mooncake's .jsonl or that of "forerun serve --request-log", Azure's .csv, or the .json of a load test with
+    --save-detailed."""
     interval: float = DEFAULT_INTERVAL
     """Seconds from one decision to the next."""
     predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
