@@ -45,6 +45,17 @@ def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
     assert found.kv_cache_memory_bytes == found.num_blocks * found.block_size * found.kv_bytes_per_token
 
 
+def test_the_share_that_is_done_rises_to_all(tmp_path: Path) -> None:
+    shares: list[float] = []
+    measuring = profiler(tmp_path / "p")
+    measuring.advance = shares.append
+    measuring.run()
+    assert shares == sorted(shares)
+    assert len(set(shares)) >= 3 * GRID.num_measurements
+    assert shares[0] < 0.1
+    assert shares[-1] == pytest.approx(1.0)
+
+
 def test_a_drafter_with_a_model_has_a_trace_that_its_acceptance_comes_from(folder: Path) -> None:
     found = Profile.load(folder)
     for name in found.configs:
@@ -107,9 +118,11 @@ def test_an_interrupted_profile_measures_only_what_is_missing(tmp_path: Path, mo
         Profile.load(tmp_path / "p")
     rounds_before = [number for number in rounds if number >= 0]
     said: list[str] = []
+    shares: list[float] = []
     again = profiler(tmp_path / "p")
-    again.announce = said.append
+    again.announce, again.advance = said.append, shares.append
     again.run()
+    assert shares[0] > 0.1, "the round that was kept is done"
     assert [number for number in rounds if number >= 0][len(rounds_before) :] == [1]
     assert any("going on from there" in line for line in said)
     with pytest.raises(ConfigError, match="has a profile already"):
@@ -123,6 +136,15 @@ def test_a_budget_chooses_a_grid_and_says_when_it_is_short(tmp_path: Path) -> No
     llm = task._sweep_engine()
     with pytest.raises(ConfigError, match="leave no more"):
         task._grid(llm, task._rough_times(llm))
+
+
+@pytest.mark.parametrize("stage", ["round-1", "drafter-0"])
+def test_a_damaged_stage_is_named(tmp_path: Path, stage: str) -> None:
+    profiler(tmp_path / "p").run()
+    (tmp_path / "p" / "profile.json").unlink()
+    (tmp_path / "p" / "stages" / f"{stage}.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"{stage}\.json is damaged \(lacks .*delete it"):
+        profiler(tmp_path / "p").run()
 
 
 def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:

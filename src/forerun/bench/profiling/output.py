@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +84,8 @@ def write_outputs(
         return False
     from forerun.bench.profiling.page import write_page  # matplotlib: only when it is needed
 
+    if draft_length is not None:
+        steps = [replace(step, sample=step.sample.with_draft_length(draft_length)) for step in steps]
     write_page(profile, prefill, cells, steps, folder / PAGE_FILE)
     return True
 
