@@ -15,8 +15,9 @@ from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.plan.emit.forerun_server import resources_of
 from forerun.plan.emit.systems import OWN, SYSTEMS, emit
+from forerun.plan.sla import Sla
 from tests.plan.emit import resources, schemas
-from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, request, with_engine, write_profile
+from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
 
 
 @pytest.fixture
@@ -266,6 +267,26 @@ def test_trtllm_gets_keys_that_it_has_and_three_files_where_phases_are_apart():
     assert {*apart["prefill.yaml"], *apart["decode.yaml"]} <= schemas.TRTLLM_KEYS
 
 
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize("plan", [PLAN, APART])
+@pytest.mark.parametrize("config", [None, NGRAM | WINDOW | SCHEDULE, EAGLE3, MTP])
+def test_the_sections_of_trtllms_files_have_keys_and_types_that_it_has(plan, config):
+    files = emit("trtllm", request(plan, speculative_config=config)).files
+    for name in ("config.yaml",) if plan is PLAN else ("prefill.yaml", "decode.yaml"):
+        settings = yaml.safe_load(files[name])
+        sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
+        assert sections.keys() <= schemas.TRTLLM_SECTIONS.keys()
+        for section, values in sections.items():
+            for key, value in values.items():
+                assert type(value) is schemas.TRTLLM_SECTIONS[section][key], f"{section}.{key}"
+        if "speculative_config" in sections:
+            assert sections["speculative_config"]["decoding_type"] in schemas.TRTLLM_DECODING_TYPES
+        if plan is APART:
+            assert sections["cache_transceiver_config"]["backend"] in schemas.TRTLLM_BACKENDS
+
+
 def test_the_host_drafters_of_trtllm_cannot_overlap_steps():
     plain, eagle = (
         yaml.safe_load(emit("trtllm", request(speculative_config=config)).files["config.yaml"])
@@ -352,6 +373,30 @@ def test_dynamos_mocker_gets_conditional_rates_and_no_more_than_five(profile_fol
     (words,) = commands(emission.files["mocker.sh"])
     assert value(words, "--aic-nextn") == "5"
     assert any("--aic-nextn" in note for note in emission.notes)
+
+
+def test_dynamos_mocker_has_engines_of_both_kinds_where_they_are_apart(profile_folder):
+    emission = emit("dynamo", request(APART, profile_folder=profile_folder))
+    prefill, decode = commands(emission.files["mocker.sh"])
+    assert all(options(words) <= schemas.DYNAMO_MOCKER_OPTIONS for words in (prefill, decode))
+    found = [(value(words, "--disaggregation-mode"), value(words, "--num-workers")) for words in (prefill, decode)]
+    assert found == [("prefill", "1"), ("decode", "2")]
+    assert ["--aic-nextn" in words for words in (prefill, decode)] == [False, True]
+
+
+def test_what_dynamos_planner_cannot_hold_of_an_sla_is_said(profile_folder):
+    """Its settings have ttft_ms and itl_ms alone."""
+
+    def notes(**limits):
+        sla = Sla(**{"ttft": 0.5, "tpot": 0.05} | limits)
+        return " ".join(emit("dynamo", request(sla=sla, profile_folder=profile_folder)).notes)
+
+    assert "no share of requests, as the plan's 90%" in notes(attainment=0.9)
+    assert "no limit of e2el, as the plan's 9000 ms" in notes(e2el=9.0)
+    assert "no limit of 70 ms between two messages (icl)" in notes(icl=0.07)
+    assert "itl_ms is the plan's limit of 70 ms between two messages" in notes(tpot=None, icl=0.07)
+    assert "e2el" not in notes()
+    assert "icl" not in notes()
 
 
 def test_a_drafter_with_kv_in_two_kinds_of_engines_is_a_known_trap(profile_folder):
