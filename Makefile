@@ -1,5 +1,5 @@
 # Everything a user or a contributor does:
-# make demo | demo-plan | head | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-gpu | soak | bench | format | clean
+# make demo | demo-plan | head | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-emitted | test-gpu | soak | bench | format | clean
 # make test-gpu | soak-gpu | sanitize-gpu, on a machine with an NVIDIA GPU
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-gpu soak-gpu sanitize-gpu soak check package wheels bench format clean
+.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check package wheels bench format clean
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -26,8 +26,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 demo: install
 	$(BIN)/forerun demo
 
+# SLA=ttft=...,itl=... is its latency target.
 demo-plan: install
-	BIN=$(BIN) sh scripts/demo_plan.sh
+	BIN=$(BIN) SLA=$(SLA) sh scripts/demo_plan.sh
 
 # The head that the package carries for the default model, anew: hours.
 head: install
@@ -45,9 +46,17 @@ sanitize: install
 test-arm: install
 	BIN=$(BIN) sh scripts/test_arm.sh
 
+# Tests that other systems take part in are skipped where these are not installed, each in an environment of its own:
+# .venv/bin/python -m benchmarks.peers install, and make test-emitted for those that read launch files.
 test-slow: install
 	$(BIN)/forerun models pull smollm2-135m
 	$(BIN)/python -m pytest -m slow
+
+# What forerun emit writes, read by the parsers of the systems themselves; installs those: some gigabytes.
+test-emitted: install
+	$(BIN)/forerun models pull smollm2-135m
+	$(BIN)/python -m benchmarks.peers install vllm sglang dynamo dynamo_1_6 ray ray_2_56 manifests
+	$(BIN)/python -m pytest -m slow tests/slow/test_emitted_files.py tests/slow/test_dynamo.py
 
 # One NVIDIA GPU: the kernels against their twins on it, and a row's bits.
 test-gpu: install

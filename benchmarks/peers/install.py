@@ -15,7 +15,9 @@ from forerun.errors import ForerunError
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
-TOOLS = ("dynamo", "dynamo_1_6", "dynamo_worker", "lm_eval", "manifests", "ray", "speculators")
+TOOLS = (
+    *("dynamo", "dynamo_1_6", "dynamo_worker", "lm_eval", "manifests", "ray", "ray_2_56", "sglang", "speculators"),
+)
 """Tools of the slow tests, which are no engines."""
 
 INSTALLED = "installed.txt"

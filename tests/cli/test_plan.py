@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,12 @@ def test_an_infeasible_sla_is_said_with_the_best_that_can_be_done(folder, tmp_pa
 def test_a_small_budget_says_how_many_engines_would_do(folder, capsys):
     assert run(folder, *SLA, *LOAD, "--budget", 4, "--devices-per-engine", 2) == 1
     assert "4 engines would be enough; give a larger --budget" in capsys.readouterr().out
+
+
+def test_an_engine_takes_as_many_devices_as_its_profile_had_processes(tmp_path, capsys):
+    replace(fake_profile(), tensor_parallel_size=2, traces={}).save(tmp_path)
+    assert run(tmp_path, *SLA, *LOAD, "--budget", 1) == 2
+    assert "one engine takes 2" in capsys.readouterr().err
 
 
 def test_running_engines_are_given_up_only_where_the_others_stay_unbusy(folder, capsys):

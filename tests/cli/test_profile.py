@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forerun.cli.app import main
-from forerun.plan.profile import Profile
+from forerun.plan.acceptance import AcceptanceProfile
+from forerun.plan.profile import SERVERS_KERNELS, Profile
+from forerun.plan.step_times import DraftingCost
+from tests.plan.profiles import fake_profile
 from tests.stand_in import save_stand_in
 
 QUICK = [
@@ -47,7 +51,13 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--input-lengths", "5"], "input_lengths: got 1 different value"),
         (["--speculative-config.method", "suffix"], "takes configurations from --configs"),
         (["--server", "http://127.0.0.1:9", "--budget", "60s"], "leave them out"),
-        (["--server", "http://127.0.0.1:9", "--dtype", "float32"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--device", "cpu"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--dtype", "float32", "--tensor-parallel-size", "2"], "no server answers"),
+        (["--server", "http://127.0.0.1:9", "--speculative-config.num_speculative_tokens", "2"], "got method None"),
+        (["--merge", "a", "--server", "http://127.0.0.1:9"], "leave out --server"),
+        (["--merge", "a", "--rounds", "2"], "nothing is measured"),
+        (["--merge", "a", "b/a"], "give folders of different names"),
+        (["--merge", "a", "b"], "a: has no profile.json"),
         (["--server", "localhost"], "must be a URL"),
         (["--server", "http://127.0.0.1:9"], "no server answers"),
         (["--num-kv-tokens", "100"], "is for --server"),
@@ -59,3 +69,28 @@ def test_bad_options_are_refused_before_the_model_is_loaded(
 ) -> None:
     assert main(["profile", "no/such-model", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = replace(
+        fake_profile(), kernels=SERVERS_KERNELS, machine="http://here", configs={}, drafting={}, acceptance={}
+    )
+    drafting = replace(
+        plain,
+        has_plain_steps=False,
+        configs={"server": {"method": "suffix", "num_speculative_tokens": 2}},
+        served_steps={"server": plain.step_times},
+        drafting={"server": DraftingCost()},
+        acceptance={"server": AcceptanceProfile(method="suffix", conditional=(0.5, 0.5))},
+    )
+    plain.save(tmp_path / "plain")
+    drafting.save(tmp_path / "served-suffix")
+    words = ["profile", "tiny", "--merge", str(tmp_path / "plain"), str(tmp_path / "served-suffix")]
+    assert main([*words, "--output-dir", str(tmp_path / "both")]) == 0
+    assert "served-suffix" in capsys.readouterr().out
+    found = Profile.load(tmp_path / "both")
+    assert (found.has_plain_steps, list(found.configs)) == (True, ["served-suffix"])
+    assert main([*words, "--output-dir", str(tmp_path / "both")]) == 2
+    assert "has a profile already" in capsys.readouterr().err
+    assert main(["profile", "other", *words[2:], "--output-dir", str(tmp_path / "new")]) == 2
+    assert "another model" in capsys.readouterr().err

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from forerun.cli.app import main
+from forerun.models.tokenizer import load_tokenizer
 from tests.plan.simulation.profiles import a_profile
+from tests.stand_in import VOCAB_SIZE, save_stand_in
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,36 @@ def test_recorded_texts_are_repeated_at_a_rate(folder, capsys):
     assert run(folder, "--recorded", "--config", "suffix", "--rate", 5, "--num-requests", 12, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["total_output_tokens"] == 12 * 40
+
+
+def test_conversations_have_their_own_lengths(tmp_path, capsys, caplog):
+    """Prompts and answers of the file, by the profiled model's tokenizer; what is too long is said."""
+    model = save_stand_in(tmp_path / "model")
+    a_profile(tmp_path / "profile", model=str(model), vocab_size=VOCAB_SIZE)
+    texts = [("hello there", "hello"), ("hi", "how are you"), ("long " * 600, "yes")]
+    turns = [{"conversations": [{"value": prompt}, {"value": answer}]} for prompt, answer in texts]
+    (tmp_path / "chats.json").write_text(json.dumps(turns))
+    options = ("--conversations", tmp_path / "chats.json", "--rate", 5, "--num-requests", 6, "--json")
+    assert run(tmp_path / "profile", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    encode = load_tokenizer(model).encode
+    prompts, answers = (sum(len(encode(text[place])) for text in texts[:2]) for place in (0, 1))
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (3 * prompts, 3 * answers)
+    assert "1 of 3 are longer than max_model_len (512), and are left out" in caplog.text
+
+
+def test_a_request_log_is_simulated(folder, tmp_path, capsys):
+    lines = [{"request_log": 1, "block_size": 16}]
+    lines += [
+        {"timestamp": 1000 * number, "input_length": 40, "output_length": 5, "hash_ids": [1, 2]} for number in range(4)
+    ]
+    log = tmp_path / "requests.jsonl"
+    log.write_text("\n".join(map(json.dumps, reversed(lines[1:]))))
+    log.write_text(json.dumps(lines[0]) + "\n" + log.read_text())
+    assert run(folder, "--trace", log, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (160, 20)
+    assert found["prefix_cache_hit_rate"] == pytest.approx(3 * 32 / 160)
 
 
 def test_prefill_and_decode_apart(folder, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 import yaml
 
+import forerun
+from forerun import LLM
 from forerun.bench import instruments
-from forerun.bench.machine import describe_machine
+from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.tuning import step_times, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
@@ -68,7 +71,7 @@ def test_tune_writes_a_configuration_its_reasons_and_a_picture(tune, tmp_path):
         assert line in (tuned / "serve.yaml").read_text()
     plan = DeploymentPlan.load_file(tuned)
     assert plan.speculative_config == best["speculative_config"]
-    assert (plan.engine.max_num_seqs, plan.engine.dtype) == (64, "float32")
+    assert (plan.engine.max_num_seqs, plan.engine.dtype, plan.engine.device) == (64, "float32", "cpu")
     assert f"forerun serve --config {tuned / 'serve.yaml'}" in shown.replace("\n", "")
     pytest.importorskip("matplotlib")
     assert "<svg" in (tuned / "pareto.svg").read_text()
@@ -128,6 +131,15 @@ def test_k_by_batch_size_is_simulated_too_and_kept(tune, monkeypatch):
     assert again["screened"] == report["screened"]
 
 
+def test_sampled_texts_are_verified_in_other_lossless_ways_too(tune):
+    report = json.loads(tune("--temperature", "1", "--json").out)
+    tried = {one["speculative_config"]["rejection_sample_method"] for one in report["screened"] if ", " in one["name"]}
+    assert tried == {"standard", "block"}
+    assert {name for name in report["probed"] if ", " in name} == {
+        one["name"] for one in report["screened"] if ", " in one["name"]
+    }
+
+
 def test_a_rate_with_goals_is_tuned_for_goodput(tune):
     few = ("--max-num-seqs", "4")
     report = json.loads(tune("--load", "rate=50", "--goodput", "ttft:5000", "e2el:9000", *few, "--json").out)
@@ -172,29 +184,66 @@ def test_options_at_their_defaults_are_left_out_of_the_file():
 
 
 def test_a_profile_stands_in_for_measured_steps(tune, tmp_path, model, monkeypatch):
-    profile(model).save(tmp_path / "profile")
+    profile(model, kernels=kernels(model)).save(tmp_path / "profile")
     monkeypatch.setattr(tuner, "measure_step_times", None)
     tune("--profile", str(tmp_path / "profile"))
     assert (tmp_path / "tuned" / "steps.json").exists()
 
 
-def test_a_profile_of_another_model_or_machine_is_refused(tune, tmp_path, model):
-    profile("another").save(tmp_path / "profile")
-    assert "it is of another model" in tune("--profile", str(tmp_path / "profile"), code=2).err
-    profile(model, "elsewhere").save(tmp_path / "profile")
-    assert "it is of another machine" in tune("--profile", str(tmp_path / "profile"), code=2).err
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "another"}, "it is of another model"),
+        ({"machine": "elsewhere"}, "it is of another machine"),
+        ({"version": "0.0.1"}, "it is of another version"),
+        ({"kernels": "native of another kind"}, "it is of another kernels"),
+        ({"dtype": "bfloat16"}, "it is of another dtype"),
+        ({"tensor_parallel_size": 2}, "it is of another tensor_parallel_size"),
+        ({"kernel_settings": {"activation_dtype": "int8"}}, "it is of another kernel_settings"),
+        ({"quantization": "int8"}, "it is of weights in the format int8, and tuned are None"),
+    ],
+)
+def test_a_profile_of_something_else_is_refused_and_leaves_no_folder(tune, tmp_path, model, changes, said):
+    replace(profile(model, kernels=kernels(model)), **changes).save(tmp_path / "profile")
+    assert said in tune("--profile", str(tmp_path / "profile"), code=2).err
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_folder_without_a_profile_is_refused(tune, tmp_path):
     assert "has no profile.json" in tune("--profile", str(tmp_path), code=2).err
 
 
-def profile(model, machine=None):
+@pytest.mark.parametrize(
+    "options", [("--max-model-len", "64"), ("--kv-cache-memory-bytes", "9000000"), ("--block-size", "8")]
+)
+def test_a_folder_goes_on_only_with_the_same_engine(tune, options):
+    tune("--dry-run")
+    assert "is of a tuning with engine" in tune("--dry-run", *options, code=2).err
+
+
+def test_a_folder_goes_on_only_with_the_same_machine_and_profile(tune, tmp_path, model):
+    profile(model, kernels=kernels(model)).save(tmp_path / "profile")
+    tune("--dry-run", "--profile", str(tmp_path / "profile"))
+    assert "is of a tuning with profile" in tune("--dry-run", code=2).err
+    settings = tmp_path / "tuned" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"machine": "elsewhere"}))
+    assert "machine 'elsewhere' instead of" in tune("--dry-run", "--profile", str(tmp_path / "profile"), code=2).err
+
+
+@functools.cache
+def kernels(model):
+    return describe_kernels(LLM(model, max_model_len=64, speculative_config=None))
+
+
+def profile(model, machine=None, kernels="torch"):
     machine = machine or describe_machine(torch.device("cpu")).partition("; ")[0]
     steps = [StepSample(num_rows=n, num_sequences=1, num_context_tokens=9, seconds=0.01 + n / 1e3) for n in (1, 4, 9)]
     return Profile(
         model=model,
         machine=machine,
-        kernels="torch",
+        kernels=kernels,
         dtype="float32",
-        version="0",
+        version=forerun.__version__,
         gigabytes_per_second=10.0,
         weight_bytes=None,
         kv_bytes_per_token=None,

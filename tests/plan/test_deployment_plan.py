@@ -18,6 +18,8 @@ PLAN = replace(
     warnings=("one",),
 )
 
+ENGINE = PLAN.to_json()["engine"]
+
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = PLAN.save(tmp_path / "new" / "folder")
@@ -35,6 +37,23 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"engine": {"max_num_seq": 1}}, "did you mean 'max_num_seqs'"),
         ({"engine": {"max_num_seqs": 1}}, "missing"),
         ({"load": {"rate": 1}}, "isl, osl missing"),
+        ({"sla": []}, "a key is missing or of another type"),
+        ({"engine": None}, "got engine=None; must be an object"),
+        ({"engine": ENGINE | {"max_num_seqs": 0}}, "got max_num_seqs=0; must be a whole number, at least 1"),
+        ({"engine": ENGINE | {"tensor_parallel_size": "2"}}, "got tensor_parallel_size='2'"),
+        ({"engine": ENGINE | {"dtype": None}}, "got dtype=None; must be a text"),
+        ({"engine": ENGINE | {"device": "tpu"}}, "got device='tpu'; must be cpu, cuda or null"),
+        ({"engine": ENGINE | {"kernel_settings": []}}, r"got kernel_settings=\[\]; must be an object"),
+        ({"replicas": -3}, "got replicas=-3; must be a whole number, at least 1"),
+        ({"replicas": "x"}, "got replicas='x'"),
+        ({"replicas": True}, "got replicas=True"),
+        ({"replicas": 3, "prefill_replicas": 1, "decode_replicas": 2}, "must add up"),
+        ({"layout": "disaggregated"}, "got prefill_replicas=0; must be a whole number, at least 1"),
+        ({"speculative_config": 7}, "got speculative_config=7; must be an object or null"),
+        ({"feasible": "yes"}, "got feasible='yes'; must be true or false"),
+        ({"model": None}, "got model=None; must be a text"),
+        ({"warnings": "one"}, "got warnings='one'; must be a list"),
+        ({"warnings": [1]}, "got a warning=1; must be a text"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:

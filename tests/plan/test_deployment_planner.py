@@ -53,6 +53,17 @@ def test_the_planned_configuration_is_one_that_the_engine_takes(profile: Profile
     assert plan.acceptance["method"] == plan.speculative_config["method"]
 
 
+def test_the_planned_engine_is_the_profiled_one(profile: Profile) -> None:
+    changes = {
+        "tensor_parallel_size": 2,
+        "device": "cuda",
+        "kernel_settings": {"device_matmul": "torch"},
+        "block_size": 32,
+    }
+    plan, _ = plan_deployment(replace(profile, **changes), LOAD, SLA)
+    assert {name: getattr(plan.engine, name) for name in changes} == changes
+
+
 def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> None:
     _, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(methods=("suffix",)))
     policy = answer.plan.policy

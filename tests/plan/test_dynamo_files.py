@@ -21,7 +21,7 @@ from forerun.plan.dynamo_files import (
     write_mocker,
     write_prefill,
 )
-from forerun.plan.step_times import StepTimeModel
+from forerun.plan.step_times import DraftingCost, StepTimeModel
 from tests.plan.profiles import WEIGHTS
 
 PREFILL = [PrefillPoint(isl=isl, ttft_seconds=0.01 + isl / 5000) for isl in (100, 500, 2000)]
@@ -65,13 +65,29 @@ def test_the_mockers_table_has_whole_steps(tmp_path: Path) -> None:
         contexts=[128, 1024],
         num_sequences=[1, 4],
         max_kv_tokens=32_768,
-        draft_seconds=0.001,
+        drafting=DraftingCost(seconds_per_step=0.001),
     )
     found = read_arrays(tmp_path / "m.npz", MOCKER_KEYS)
     assert found["decode_itl"].shape == (len(found["decode_active_kv_tokens"]), 2)
     row = found["decode_active_kv_tokens"].tolist().index(4 * 128)
     expected = model.seconds(num_rows=16, num_sequences=4, num_context_tokens=512) + 0.001
     assert found["decode_itl"][row, 0] == pytest.approx(1e3 * expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y_context_length": [100.0, 0.0, 300.0]}, r"y_context_length\[1\] is 0; must be above 0"),
+        ({"max_kv_tokens": [0.0]}, r"max_kv_tokens\[0\] is 0"),
+        ({"max_kv_tokens": []}, "max_kv_tokens is empty"),
+        ({"K": [1.0]}, "same length"),
+    ],
+)
+def test_a_decode_sweep_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, list[float]], said: str) -> None:
+    arrays = {key: [1.0, 2.0, 3.0] for key in DECODE_KEYS} | {"max_kv_tokens": [100.0]} | changes
+    np.savez(tmp_path / "d.npz", **{key: np.array(values) for key, values in arrays.items()})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=said):
+        read_decode(tmp_path / "d.npz")
 
 
 def test_dynamos_own_files_without_our_keys_can_be_read(tmp_path: Path) -> None:

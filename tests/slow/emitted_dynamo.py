@@ -31,13 +31,16 @@ def main(graph_file: Path, mocker_script: Path, folder: Path) -> None:
     latencies = importlib.import_module("dynamo.planner.monitoring.perf_metrics")
     steps = latencies._convert_decode_profiling(str(folder))
     prompts = latencies._convert_prefill_profiling(str(folder))
-    words = shlex.split(mocker_script.read_text().replace("\\\n", " ").split("dynamo.mocker", 1)[1])
-    mocker = importlib.import_module("dynamo.mocker.args").parse_args(words)
-    resolved = importlib.import_module("dynamo.mocker.args").resolve_planner_profile_data(mocker.planner_profile_data)
+    mocker = importlib.import_module("dynamo.mocker.args")
+    lines = mocker_script.read_text().replace("\\\n", " ").splitlines()
+    commands = [line.split("dynamo.mocker", 1)[1].removesuffix(" &") for line in lines if "dynamo.mocker" in line]
+    started = [mocker.parse_args(shlex.split(words)) for words in commands]
+    resolved = mocker.resolve_planner_profile_data(started[-1].planner_profile_data)
     found = {
         "step_ms": [1e3 * one.wall_time for one in steps],
         "prompt_tokens": [one.scheduled_requests.sum_prefill_tokens for one in prompts],
         "mocker_times": str(resolved.npz_path),
+        "mocked": [[one.disaggregation_mode, one.num_workers] for one in started],
     }
     (folder / "found.json").write_text(json.dumps(found))
 

@@ -1,6 +1,6 @@
 """What `forerun emit` writes, read by the systems themselves, each in an environment of its own.
 
-python -m benchmarks.peers install vllm dynamo dynamo_1_6 ray manifests
+make test-emitted
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 
 from forerun.models.store import resolve_model
 from forerun.plan.emit.systems import emit
-from tests.plan.emit.plans import APART, NGRAM, PLAN, SCHEDULE, WINDOW, request, write_profile
+from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
 from tests.slow.environments import interpreter_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -76,10 +76,35 @@ def test_dynamo_reads_the_graph_the_settings_and_the_latencies(environment, name
     assert found["prompt_tokens"] == [100, 500, 1000]
     assert found["step_ms"] == pytest.approx([11.4, 11.4, 18.4, 18.4])
     assert found["mocker_times"].endswith("mocker_k4.npz")
+    assert found["mocked"] == ([["agg", 3]] if plan is PLAN else [["prefill", 1], ["decode", 2]])
 
 
-def test_ray_serve_reads_its_configuration(tmp_path):
-    read_by("ray", "emitted_ray.py", written("ray", tmp_path, PLAN) / "serve.yaml")
+@pytest.mark.parametrize("environment", ["ray", "ray_2_56"])
+def test_ray_serve_reads_its_configuration(environment, tmp_path):
+    """The release whose names are written, and that of the image."""
+    read_by(environment, "emitted_ray.py", written("ray", tmp_path, PLAN) / "serve.yaml")
+
+
+@pytest.mark.parametrize("config", [None, NGRAM, EAGLE3, {"method": "mtp", "num_speculative_tokens": 2}])
+def test_sglang_reads_its_options(config, tmp_path):
+    plan = with_engine(replace(PLAN, speculative_config=config), tensor_parallel_size=2)
+    script = emit("sglang", request(plan)).files["serve.sh"]
+    line = next(line for line in script.replace("\\\n", " ").splitlines() if "sglang.launch_server" in line)
+    words = [
+        "30000" if word == "${PORT:-30000}" else word for word in shlex.split(line.split("sglang.launch_server")[1])
+    ]
+    (tmp_path / "words.json").write_text(json.dumps(words))
+    read_by("sglang", "emitted_sglang.py", tmp_path / "words.json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    engine = plan.engine
+    assert found["tp_size"] == 2
+    assert (found["max_running_requests"], found["chunked_prefill_size"]) == (
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+    )
+    assert (found["context_length"], found["page_size"]) == (engine.max_model_len, engine.block_size)
+    length = None if config is None else config["num_speculative_tokens"] + 1
+    assert found["speculative_num_draft_tokens"] == length
 
 
 def test_kubernetes_and_compose_read_their_files(tmp_path):

@@ -17,6 +17,9 @@ Clock = Callable[[], float]
 Progress = Callable[[str], None]
 """Is called with a line that says how far a measurement is."""
 
+Advance = Callable[[float], None]
+"""Is called with the share of a measurement that is done, from 0 to 1, as far as it was estimated well."""
+
 BUFFER_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes that the bandwidth probe reads, by kind of device: several times the device's caches."""
 NUM_READS = 3
@@ -27,6 +30,33 @@ Read = Callable[["Tensor"], object]
 
 def no_progress(message: str) -> None:
     """Show no progress."""
+
+
+def no_advance(share: float) -> None:
+    """Show no progress."""
+
+
+@dataclass(slots=True)
+class Work:
+    """How much is done of a work that was estimated to take so many seconds."""
+
+    seconds: float
+    advance: Advance = no_advance
+    done: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """So much more of it is done."""
+        self.done += seconds
+        self.advance(min(1.0, self.done / self.seconds))
+
+    def counted(self, progress: Progress, *, seconds: float, count: int) -> Progress:
+        """A progress that counts its lines, of which a part of the work that takes `seconds` has `count`."""
+
+        def show(line: str) -> None:
+            self.add(seconds / count)
+            progress(line)
+
+        return show
 
 
 @dataclass(frozen=True, slots=True)

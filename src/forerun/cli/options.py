@@ -117,6 +117,8 @@ class EngineOptions:
     """Sequences computed at the same time, at most."""
     max_num_batched_tokens: int = 2048
     """Tokens computed in one forward pass, at most."""
+    block_size: int = 16
+    """Tokens of a block of the KV cache."""
     kv_cache_memory_bytes: int | None = None
     """Memory for the KV cache, in bytes; by default a share of what is free."""
     gpu_memory_utilization: float = 0.9

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import rich.progress
 from rich.console import Console
 
 from forerun.bench.instruments import Progress
@@ -116,6 +117,37 @@ def _share_of(stats: SpeculationStats) -> str:
     """The accepted tokens of one of several drafters."""
     tokens = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} tokens"
     return f"{tokens} in {stats.num_drafts} drafts ({_acceptance(stats)})"
+
+
+class Bar:
+    """A bar of a measurement's progress, with the line that says what is measured; made by `bar`."""
+
+    def __init__(self, shown: rich.progress.Progress) -> None:
+        self._shown = shown
+        self._task = shown.add_task("starting", total=1.0)
+
+    def progress(self, line: str) -> None:
+        """Say what is measured."""
+        self._shown.update(self._task, description=line)
+
+    def advance(self, share: float) -> None:
+        """Show that so much is done, from 0 to 1."""
+        self._shown.update(self._task, completed=share)
+
+
+@contextmanager
+def bar(console: Console | None = None) -> Iterator[Bar]:
+    """Show a measurement's progress as a bar with the time left, on stderr, if that is a terminal."""
+    console = Console(stderr=True, highlight=False) if console is None else console
+    columns = (
+        rich.progress.SpinnerColumn(),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeRemainingColumn(),
+        rich.progress.TextColumn("{task.description}", markup=False),
+    )
+    with rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield Bar(shown)
 
 
 @contextmanager

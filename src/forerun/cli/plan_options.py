@@ -64,8 +64,8 @@ class ChoiceOptions:
     """aggregated: each engine serves whole requests; disaggregated: some compute prompts and hand the KV over; any: the better of both."""
     budget: int | None = None
     """GPUs or cores that all engines may take together; by default as many as it needs."""
-    devices_per_engine: int = 1
-    """GPUs or cores of one engine, as profiled."""
+    devices_per_engine: int | None = None
+    """GPUs or cores of one engine, as profiled; by default one for each process of the profile's tensor parallelism."""
     running: int | None = None
     """Engines that run now; fewer are planned only if they stay below 80 % busy."""
     method: Annotated[tuple[str, ...], Parameter(negative=())] = ()
@@ -94,11 +94,10 @@ class ChoiceOptions:
         Raises:
             ConfigError: the budget is less than one engine, or the profile does not know the size of the KV.
         """
-        most = None if self.budget is None else self.budget // self.devices_per_engine
+        devices = self.devices_per_engine or profile.tensor_parallel_size
+        most = None if self.budget is None else self.budget // devices
         if most == 0:
-            raise ConfigError(
-                f"budget: got {self.budget}, and one engine takes {self.devices_per_engine}; must be at least that"
-            )
+            raise ConfigError(f"budget: got {self.budget}, and one engine takes {devices}; must be at least that")
         rate = 1e9 * self.transfer_gigabytes_per_second
         if rate != float("inf") and profile.kv_bytes_per_token is None:
             raise ConfigError(
@@ -140,7 +139,8 @@ class ReplayOptions:
     """A day of traffic."""
 
     replay: Path | None = None
-    """A trace: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
+    """A trace: mooncake's .jsonl or that of "forerun serve --request-log", Azure's .csv, or the .json of a load test with
+    --save-detailed."""
     interval: float = DEFAULT_INTERVAL
     """Seconds from one decision to the next."""
     predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")

@@ -22,10 +22,10 @@ from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import Prompt, read_kinds
-from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import status
+from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
+from forerun.cli.output import bar
 from forerun.errors import ConfigError
-from forerun.plan.profile import PROFILE_FILE
+from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
 
 if TYPE_CHECKING:
     from forerun.bench.profiling.grid import ProfileGrid
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from forerun.plan.profile import Profile
 
 SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+STARTED_WITH = ("max_num_seqs", "max_num_batched_tokens", "dtype", "quantization", "tensor_parallel_size")
+"""Engine options that say how a server was started, besides those of speculation."""
 
 DEFAULT_CONFIGS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
@@ -107,12 +110,16 @@ class ServerOptions:
     """A server to measure in place of an engine of this process."""
 
     server: str | None = None
-    """Its URL, e.g. http://localhost:8000; --max-num-seqs and --max-num-batched-tokens then say how it was started.
-    OPENAI_API_KEY of the environment is its key."""
+    """Its URL, e.g. http://localhost:8000; --speculative-config, --max-num-seqs, --max-num-batched-tokens, --dtype,
+    --quantization and --tensor-parallel-size then say how it was started. OPENAI_API_KEY of the environment is its key."""
     num_kv_tokens: int | None = None
     """Tokens that its KV memory holds, where its metrics do not say so."""
+    merge: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    """Finished profiles of one server, started with another way to draft each time: put them into one folder, and measure nothing."""
 
     def __post_init__(self) -> None:
+        if self.merge is not None and self.server is not None:
+            raise ConfigError("--merge: it puts together what was measured; leave out --server")
         if self.num_kv_tokens is not None and (self.server is None or self.num_kv_tokens < 1):
             raise ConfigError(
                 f"--num-kv-tokens: got {self.num_kv_tokens}; must be 1 or more, and is for --server: leave it out"
@@ -169,25 +176,43 @@ def profile(
         forerun profile smollm2-135m --budget 60s
         forerun profile smollm2-135m --configs drafters.yaml --prompts support.jsonl code.jsonl
         forerun profile smollm2-135m --server http://localhost:8000 --num-kv-tokens 100000 --output-dir served
+        forerun profile smollm2-135m --merge served-plain served-suffix --output-dir served
     """
-    if engine.names_drafter or engine.no_speculation:
+    if server.server is None and (engine.names_drafter or engine.no_speculation):
         raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
     folder = Path(f"profile-{Path(model).name}") if output_dir is None else output_dir
     check_folder(folder, overwrite=overwrite)
-    if server.server is None:
+    if server.merge is not None:
+        _refuse_measuring(drafters, grid, engine)
+        found = _merged(model, server.merge)
+        found.save(folder)
+    elif server.server is None:
         target, task = _local(model, drafters, grid, engine)
         from forerun.bench.profiling.profiler import Profiler
 
-        with status() as progress:
+        with bar() as shown:
             found = Profiler(
-                target=target, task=task, folder=folder, overwrite=overwrite, progress=progress, announce=_announce
+                target=target,
+                task=task,
+                folder=folder,
+                overwrite=overwrite,
+                progress=shown.progress,
+                announce=_announce,
+                advance=shown.advance,
             ).run()
     else:
         at_server = _at_server(server, model, drafters, grid, engine)
         from forerun.bench.profiling.server_profiler import profile_server
 
-        with status() as progress:
-            found = profile_server(at_server, folder, overwrite=overwrite, progress=progress, announce=_announce)
+        with bar() as shown:
+            found = profile_server(
+                at_server,
+                folder,
+                overwrite=overwrite,
+                progress=shown.progress,
+                announce=_announce,
+                advance=shown.advance,
+            )
     if json_output:
         print(json.dumps(json.loads((folder / PROFILE_FILE).read_text(encoding="utf-8"))))
     else:
@@ -226,6 +251,31 @@ def _local(
     return target, task
 
 
+def _refuse_measuring(drafters: DrafterOptions, grid: GridOptions, engine: EngineOptions) -> None:
+    if (drafters, grid, engine) != (DRAFTERS, GRID, ENGINE):
+        raise ConfigError("--merge: nothing is measured, so what is drafted, the grid and engine options do not apply")
+
+
+def _merged(model: str, folders: Sequence[Path]) -> Profile:
+    """The profiles of a server in some folders, as one; configurations get the names of the folders.
+
+    Raises:
+        ConfigError: one is of another model or engine, or two folders have the same name.
+    """
+    from forerun.plan.merged_profile import merged_profile
+    from forerun.plan.profile import Profile
+
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"--merge: got {', '.join(names)}, which name configurations; give folders of different names"
+        )
+    parts = {name: Profile.load(folder) for name, folder in zip(names, folders, strict=True)}
+    for one in parts.values():
+        one.check_fits(model=model)
+    return merged_profile(parts)
+
+
 def _at_server(
     server: ServerOptions,
     model: str,
@@ -243,12 +293,15 @@ def _at_server(
     from forerun.bench.profiling.grid import GRIDS, SERVER_GRID
     from forerun.bench.profiling.server_profiler import ServerTask  # aiohttp, which is an extra
 
-    same = replace(ENGINE, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens)
+    applied = (*STARTED_WITH, "no_speculation", *SPECULATIVE_OPTIONS)
+    same = replace(ENGINE, **{name: getattr(engine, name) for name in applied})
     if drafters.configs is not None or grid.budget is not None or same != engine:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in STARTED_WITH)
         raise ConfigError(
-            "--server: it is measured as it was started, so --budget, --configs and engine options other than "
-            "--max-num-seqs and --max-num-batched-tokens do not apply; leave them out"
+            f"--server: it is measured as it was started, so --budget, --configs and engine options other than {names} and "
+            "--speculative-config do not apply; leave them out"
         )
+    asked = engine.asked_speculation()
     kinds = drafters.kinds()
     texts = {kind: [text for text in some if isinstance(text, str)] for kind, some in kinds.items()}
     if any(len(texts[kind]) < len(some) for kind, some in kinds.items()):
@@ -262,6 +315,10 @@ def _at_server(
         grid=grid.grid(GRIDS[SERVER_GRID]) or GRIDS[SERVER_GRID],
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        speculative_config={"method": asked} if isinstance(asked, str) else asked,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        tensor_parallel_size=engine.tensor_parallel_size,
         num_kv_tokens=server.num_kv_tokens,
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )
@@ -274,15 +331,19 @@ def _announce(line: str) -> None:
 def _show(found: Profile, folder: Path, console: Console) -> None:
     """Print what matters most, and where the rest is."""
     times = found.step_times
+    plain = {"step, ms": (times, 0)} if found.has_plain_steps else {}
+    lengths = {f"K = {k}": (times, k) for k in (1, 3, 5)}
+    served = {name: (one, found.acceptance[name].num_places) for name, one in found.served_steps.items()}
+    measured = plain | (served if found.kernels == SERVERS_KERNELS else lengths)
     table = Table(title=f"{found.model} on {found.machine}")
-    for name in ("sequences", "step, ms", *(f"K = {k}" for k in (1, 3, 5))):
+    for name in ("sequences", *measured):
         table.add_column(name, justify="right")
     for count in (1, 4, 16):
-        row = [
-            f"{1e3 * times.seconds(num_rows=count * (k + 1), num_sequences=count, num_context_tokens=512 * count):.1f}"
-            for k in (0, 1, 3, 5)
-        ]
-        table.add_row(str(count), *row)
+        seconds = (
+            one.seconds(num_rows=count * (k + 1), num_sequences=count, num_context_tokens=512 * count)
+            for one, k in measured.values()
+        )
+        table.add_row(str(count), *(f"{1e3 * one:.1f}" for one in seconds))
     console.print(table)
     for name, acceptance in found.acceptance.items():
         rates = " ".join(f"{rate:.0%}" for rate in acceptance.marginal[:8])

@@ -136,6 +136,11 @@ def replica_spec(model: str, server: ServerOptions, engine: EngineOptions) -> Re
     """What each replica runs; a known model that is absent is pulled first."""
     from forerun.deploy.ray.replica import ReplicaSpec
 
+    if server.request_log is not None:
+        raise ConfigError(
+            "request_log: each replica would name blocks by itself, so that prompts of two replicas never begin alike; serve "
+            "with one engine, or leave out --request-log"
+        )
     loading.pull_if_needed(model)
     if server.served_model_name is None:
         server = replace(server, served_model_name=model)

@@ -46,7 +46,8 @@ class RequestOptions:
     load: str | None = None
     """Synthetic requests, e.g. "rate=20,isl=3000,osl=300": per second, tokens of prompts and of answers; also isl_cv, osl_cv, cv or burstiness, prefix_hit_rate."""
     trace: Path | None = None
-    """Requests of a file: mooncake's .jsonl, Azure's .csv, or the .json of a load test with --save-detailed."""
+    """Requests of a file: mooncake's .jsonl or that of "forerun serve --request-log", Azure's .csv, or the .json of a load
+    test with --save-detailed."""
     conversations: Path | None = None
     """Requests as long as the conversations of a file in ShareGPT's format, at --rate."""
     recorded: bool = False

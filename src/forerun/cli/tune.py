@@ -21,9 +21,10 @@ from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import read_prompts
-from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
 from forerun.cli.output import status
 from forerun.errors import ConfigError
+from forerun.plan.profile import PROFILE_FILE
 
 if TYPE_CHECKING:
     from forerun.bench.tuning.estimate import Estimate
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 ENGINE = EngineOptions()
 DEFAULT_LOAD = "concurrency=1"
 WIDTH = 120  # of what is printed where there is no terminal
+
+OF_THE_SPACE = ("model", "max_num_seqs", "max_num_batched_tokens", "quantization", *SPECULATIVE_OPTIONS)
+"""Settings of the engine of which a tuning's folder says by other names what is tried."""
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
 Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
@@ -136,6 +140,7 @@ def tune(
     """
     from forerun.bench.machine import describe_machine  # torch: only when it is needed
     from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
+    from forerun.bench.tuning.step_times import check_profile
     from forerun.bench.tuning.tuner import Tuner
     from forerun.plan.profile import Profile
     from forerun.plan.tuning.serve_config import serve_config, serve_options
@@ -151,12 +156,13 @@ def tune(
 
     known = None if search.profile is None else Profile.load(search.profile)
     if known is not None:
-        known.check_fits(model=model)
+        known.check_fits(model=model)  # the rest when it is loaded
     settings, target = _settings(model, prompts, workload, search, engine)
     targets[engine.quantization] = target
+    machine = describe_machine(target.model.device).partition("; ")[0]
     if known is not None:
-        known.check_fits(machine=describe_machine(target.model.device).partition("; ")[0])
-    folder = TuningFolder(output, _identity(settings))
+        check_profile(known, settings.engine, settings.space.quantizations, load_target)
+    folder = TuningFolder(output, _identity(settings, machine, search.profile))
     console = Console(stderr=True, highlight=False)
     with status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
@@ -198,6 +204,9 @@ def _planned_engine(best: Candidate, engine: EngineSettings, target: LoadedTarge
         block_size=engine.block_size,
         dtype=str(target.model.dtype).removeprefix("torch."),
         quantization=best.quantization,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        device=target.model.device.type,
+        kernel_settings=engine.kernel_settings,
     )
 
 
@@ -217,7 +226,7 @@ def _settings(
     sla = None if workload.goodput is None else parse_goodput(workload.goodput)
     usual = "goodput" if sla is not None else "throughput" if load.rate is None else "latency"
     given = read_prompts(prompts)[: workload.num_prompts]
-    space = _space(load, search, engine)
+    space = _space(load, search, engine, temperature=workload.temperature)
     engine_settings = EngineSettings.from_keywords(model, engine.plain_settings())
     target = loading.load_target(engine_settings)
     if target.tokenizer is None:
@@ -240,15 +249,18 @@ def _settings(
     return settings, target
 
 
-def _space(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> SearchSpace:
-    from forerun.plan.tuning.candidates import SPECULATION, SearchSpace
+def _space(load: OfferedLoad, search: SearchOptions, engine: EngineOptions, *, temperature: float) -> SearchSpace:
+    from forerun.plan.tuning.candidates import LOSSLESS_VERIFIERS, SPECULATION, SearchSpace
 
     speculation: Mapping[str, Mapping[str, Any]] = (
         SPECULATION if search.configs is None else read_configs(search.configs)
     )
     quantizations = dict.fromkeys([engine.quantization, *(search.try_quantization or ())])
     return SearchSpace(
-        speculation=speculation, limits=_limits(load, search, engine), quantizations=tuple(quantizations)
+        speculation=speculation,
+        limits=_limits(load, search, engine),
+        quantizations=tuple(quantizations),
+        verifiers=LOSSLESS_VERIFIERS if temperature > 0.0 else (),
     )
 
 
@@ -282,14 +294,16 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
     return found
 
 
-def _identity(settings: TuningSettings) -> dict[str, Any]:
+def _identity(settings: TuningSettings, machine: str, profile: Path | None) -> dict[str, Any]:
     """What a tuning is of: a folder goes on only with the same."""
-    workload = settings.workload
+    workload, engine = settings.workload, settings.engine
     prompts = hashlib.sha256(json.dumps([*workload.prompts]).encode()).hexdigest()[:16]
     return {
         "forerun": forerun.__version__,
-        "model": settings.engine.model,
-        "engine": {name: str(getattr(settings.engine, name)) for name in ("dtype", "device", "load_format", "seed")},
+        "model": engine.model,
+        "machine": machine,
+        "engine": {one.name: str(getattr(engine, one.name)) for one in fields(engine) if one.name not in OF_THE_SPACE},
+        "profile": None if profile is None else hashlib.sha256((profile / PROFILE_FILE).read_bytes()).hexdigest()[:16],
         "prompts": f"{len(workload.prompts)} prompts, {prompts}",
         "load": workload.load.to_json(),
         "max_tokens": workload.max_tokens,

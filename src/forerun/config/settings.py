@@ -27,6 +27,11 @@ LOAD_FORMATS = ("auto", "dummy")
 ACTIVATION_DTYPES = ("auto", "int8")
 DEVICE_MATMULS = ("kernels", "torch")
 
+KERNEL_SETTINGS = (
+    *("activation_dtype", "device_step", "device_matmul", "enforce_eager", "cudagraph_capture_sizes", "kernel_table"),
+)
+"""Settings of how a step is computed, which change what it takes, and which forerun's engines alone have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -124,6 +129,13 @@ class EngineSettings:
         self._need_path("kernel_table", "a file; leave it out to take the cached one")
         self._check_graphs()
         self._check_weights()
+
+    @property
+    def kernel_settings(self) -> dict[str, Any]:
+        """Those of `KERNEL_SETTINGS` that are not as they are by default, as JSON has them."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in KERNEL_SETTINGS}
+        changed = {f.name: given[f.name] for f in fields(self) if f.name in given and given[f.name] != f.default}
+        return {name: str(value) if isinstance(value, PathLike) else value for name, value in changed.items()}
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:

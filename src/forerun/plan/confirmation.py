@@ -111,6 +111,8 @@ def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions =
     speculation = plan.policy.speculation
     name = speculation.name if speculation else PLAIN
     found = profiled_engine(profile, name, kind=options.kind, max_num_seqs=plan.policy.max_num_seqs)
+    if name in profile.served_steps:
+        return found
     config = speculative_config(plan)
     longest = speculation.max_draft_tokens if speculation else 0
     return replace(found, make_control=lambda: control_of(config, longest))

@@ -15,6 +15,9 @@ from forerun.plan.sla import Sla
 FILE_NAME = "plan.json"
 VERSION = 1
 
+JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
+"""How messages call types."""
+
 
 class Layout(StrEnum):
     """Whether one engine serves a whole request, or one computes its prompt and another its answer."""
@@ -25,7 +28,14 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngine:
-    """The settings of each engine, in the names of `EngineSettings`."""
+    """The settings of each engine, in the names of `EngineSettings`.
+
+    `device` is cpu or cuda, None where the profile does not say. `kernel_settings` are those of how it computes that are
+    not as by default; other systems have none of them.
+
+    Raises:
+        ConfigError: a value is of another type or out of range.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -34,6 +44,17 @@ class PlannedEngine:
     dtype: str
     quantization: str | None = None
     tensor_parallel_size: int = 1
+    device: str | None = None
+    kernel_settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "tensor_parallel_size"):
+            _check_count("engine: ", name, getattr(self, name), least=1)
+        _check_type("engine: ", "dtype", self.dtype, str)
+        _check_type("engine: ", "quantization", self.quantization, str, or_none=True)
+        _check_type("engine: ", "kernel_settings", self.kernel_settings, dict)
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigError(f"plan: engine: got device={self.device!r:.80}; must be cpu, cuda or null: plan again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +66,9 @@ class DeploymentPlan:
     that they reach. `speculative_config` has the keys of `forerun serve` and vLLM; None: no speculation.
     `acceptance` has ModelOpt's keys (speculation_profile.json). `predicted` has milliseconds in keys that end in
     _ms, and tokens or requests per second in those that end in per_second.
+
+    Raises:
+        ConfigError: a value is of another type or out of range, or engines of both kinds are not all engines.
     """
 
     model: str
@@ -65,6 +89,25 @@ class DeploymentPlan:
     corrections: dict[str, Any] | None = None  # with which the profile was corrected; None: as it was measured
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_type("", "model", self.model, str)
+        _check_type("", "profile", self.profile, dict)
+        _check_type("", "feasible", self.feasible, bool)
+        _check_type("", "predicted", self.predicted, dict)
+        for name in ("best_achievable", "speculative_config", "acceptance", "simulated", "corrections"):
+            _check_type("", name, getattr(self, name), dict, or_none=True)
+        for warning in self.warnings:
+            _check_type("", "a warning", warning, str)
+        apart = self.layout is Layout.DISAGGREGATED
+        _check_count("", "replicas", self.replicas, least=1)
+        for name in ("prefill_replicas", "decode_replicas"):
+            _check_count("", name, getattr(self, name), least=1 if apart else 0)
+        if self.prefill_replicas + self.decode_replicas != (self.replicas if apart else 0):
+            raise ConfigError(
+                f"plan: got {self.replicas} replicas, {self.prefill_replicas} of them for prompts and {self.decode_replicas} for "
+                f"answers; must add up where the layout is disaggregated, and be 0 where it is not: plan again"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The record that `plan.json` holds."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -83,6 +126,8 @@ class DeploymentPlan:
         values = {name: value for name, value in record.items() if name != "version"}
         refuse_unknown_keys(values, [f.name for f in fields(cls)], where="plan")
         engine = values.get("engine", {})
+        _check_type("", "engine", engine, dict)
+        _check_type("", "warnings", values.get("warnings", []), list)
         refuse_unknown_keys(engine, [f.name for f in fields(PlannedEngine)], where="plan: engine")
         if values.get("layout") not in list(Layout):
             raise ConfigError(f"plan: got layout {values.get('layout')!r}; must be {' or '.join(Layout)}")
@@ -92,10 +137,10 @@ class DeploymentPlan:
                 "sla": Sla.from_json(values["sla"]),
                 "engine": PlannedEngine(**engine),
                 "layout": Layout(values["layout"]),
-                "warnings": tuple(values.get("warnings", ())),
+                "warnings": tuple(values.get("warnings", [])),
             }
             return cls(**values | parts)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"plan: a key is missing or of another type ({error}); plan again") from None
 
     def save(self, folder: Path) -> Path:
@@ -123,3 +168,17 @@ class DeploymentPlan:
         if not isinstance(record, dict):
             raise ConfigError(f"{file}: got a {type(record).__name__}; must be one JSON object: plan again")
         return cls.from_json(record)
+
+
+def _check_count(where: str, name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(
+            f"plan: {where}got {name}={value!r:.80}; must be a whole number, at least {least}: plan again"
+        )
+
+
+def _check_type(where: str, name: str, value: object, wanted: type, *, or_none: bool = False) -> None:
+    if not isinstance(value, wanted) and not (or_none and value is None):
+        raise ConfigError(
+            f"plan: {where}got {name}={value!r:.80}; must be {JSON_NAMES[wanted]}{' or null' if or_none else ''}: plan again"
+        )

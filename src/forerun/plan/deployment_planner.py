@@ -71,7 +71,11 @@ def corrected(
         ConfigError: a factor is not above 0, or no acceptance is that high.
     """
     if time_factor != 1.0:
-        profile = replace(profile, step_times=profile.step_times.scaled(memory=time_factor, arithmetic=time_factor))
+        served = {
+            name: one.scaled(memory=time_factor, arithmetic=time_factor) for name, one in profile.served_steps.items()
+        }
+        step_times = profile.step_times.scaled(memory=time_factor, arithmetic=time_factor)
+        profile = replace(profile, step_times=step_times, served_steps=served)
     if acceptance_factor != 1.0:
         changed = {
             name: with_length(one, one.mean_accept_length * acceptance_factor)
@@ -92,6 +96,7 @@ def engine_model(profile: Profile) -> EngineModel:
         max_num_seqs=profile.max_num_seqs,
         max_num_batched_tokens=profile.max_num_batched_tokens,
         max_model_len=profile.max_model_len,
+        has_plain_steps=profile.has_plain_steps,
     )
 
 
@@ -119,8 +124,9 @@ def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[
                 max_draft_tokens=max(1, longest),
                 cost=profile.drafting[name],
                 speculative_config=dict(config),
-                is_adaptive=chooses_itself(config),
+                is_adaptive=chooses_itself(config) and name not in profile.served_steps,
                 request_cv=request_cv(profile, name, options.kind, longest),
+                step_times=profile.served_steps.get(name),
             )
         )
     return found
@@ -184,6 +190,9 @@ def describe(
             block_size=profile.block_size,
             dtype=profile.dtype,
             quantization=profile.quantization,
+            tensor_parallel_size=profile.tensor_parallel_size,
+            device=profile.device,
+            kernel_settings=dict(profile.kernel_settings),
         ),
         speculative_config=speculative_config(plan),
         acceptance=None if speculation is None else speculation.acceptance.to_json(**profile.conditions),
@@ -196,13 +205,13 @@ def describe(
 def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
     """What each engine is given: the profiled configuration with the planned K, by batch size where that differs.
 
-    A configuration that chooses its draft lengths while it runs is left as it is.
+    A configuration that chooses its draft lengths while it runs is left as it is, and one that a server ran.
     """
     speculation = plan.policy.speculation
     if speculation is None:
         return None
     config = dict(speculation.speculative_config)
-    if speculation.is_adaptive:
+    if speculation.is_adaptive or speculation.step_times is not None:
         return config
     config["num_speculative_tokens"] = plan.policy.max_draft_tokens
     config.pop("num_speculative_tokens_per_batch_size", None)
@@ -284,13 +293,16 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     usual = min(policy.max_num_seqs, math.ceil(plan.batch_size + 2.0 * math.sqrt(plan.batch_size)) or 1)
     rows = usual * (1 + int(policy.lengths[usual - 1]))
     prompt_rows = round(min(load.computed_isl, profile.max_num_batched_tokens))
-    for beyond in missing_points(profile.step_times, num_rows=rows, num_sequences=usual, prompt_rows=prompt_rows):
+    step_times = profile.steps_of(policy.speculation.name if policy.speculation else None)
+    for beyond in missing_points(step_times, num_rows=rows, num_sequences=usual, prompt_rows=prompt_rows):
         found.append(f"not measured: {beyond}; profile further for a sure answer")
     busiest = max(plan.utilization, plan.prefill_utilization or 0.0)
     if BUSY < busiest < 1.0:
         found.append(f"engines are {busiest:.0%} busy: a few percent more load or time makes long queues")
     speculation = policy.speculation
-    if speculation is not None and not speculation.is_adaptive:
+    if speculation is not None and speculation.name in profile.served_steps:
+        found.append(f"{speculation.name} is planned as the server ran it: how it drafts otherwise was not measured")
+    elif speculation is not None and not speculation.is_adaptive:
         if policy.max_draft_tokens == speculation.acceptance.num_places:
             found.append(
                 f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"

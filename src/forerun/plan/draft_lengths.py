@@ -50,7 +50,8 @@ class Speculation:
 
     `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens, or, where it
     `is_adaptive`, as many as the engine finds best while it runs. `request_cv` is how far requests differ in steps per
-    token, deviation over mean, beyond the luck of single drafts.
+    token, deviation over mean, beyond the luck of single drafts. `step_times` are its own, drafting included, where it was
+    measured as a whole, as at a server: then it can be planned at `max_draft_tokens` alone. None: those of the engine.
 
     Raises:
         ConfigError: acceptance is not known up to `max_draft_tokens`.
@@ -63,6 +64,7 @@ class Speculation:
     speculative_config: dict[str, Any] = field(default_factory=dict)
     is_adaptive: bool = False
     request_cv: float = 0.0
+    step_times: StepSeconds | None = None
 
     def __post_init__(self) -> None:
         known = self.acceptance.num_places
@@ -95,6 +97,8 @@ def step_table(
     Without speculation the table has one draft length, 0; so has one whose drafts are never accepted, in effect,
     since K = 0 costs the same there: a drafter is not asked for nothing.
     """
+    if speculation is not None and speculation.step_times is not None:
+        step_times = speculation.step_times
     lengths = range(1 + (speculation.max_draft_tokens if speculation else 0))
     # a look-up does not always find a draft of K tokens: rows are verified and paid for as far as there are any
     drafted = [speculation.acceptance.mean_draft_tokens(length) if speculation else 0.0 for length in lengths]

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
-from forerun.plan.step_times import StepTimeModel
+from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 Floats = npt.NDArray[np.float64]
 
 PREFILL_FILE = Path("selected_prefill_interpolation/raw_data.npz")
 DECODE_FILE = Path("selected_decode_interpolation/raw_data.npz")
 LEAST_POINTS = 3  # of a sweep, to interpolate
+FREE = DraftingCost()
 
 PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
 DECODE_KEYS = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
@@ -119,7 +120,7 @@ def write_mocker(
     contexts: Sequence[int],
     num_sequences: Sequence[int],
     max_kv_tokens: int,
-    draft_seconds: float = 0.0,
+    drafting: DraftingCost = FREE,
 ) -> None:
     """Write the mocker's table of whole steps of one draft length: not divided by the tokens that they yield.
 
@@ -134,7 +135,7 @@ def write_mocker(
         contexts: tokens of each sequence, the rows of the table.
         num_sequences: that run at once, from 1; with the contexts they give the columns, tokens in the KV cache.
         max_kv_tokens: the most that the KV cache holds.
-        draft_seconds: what drafting takes in a step.
+        drafting: what it takes to draft for all sequences of a step.
     """
     lengths = np.array(sorted(set(contexts)), dtype=np.float64)
     tokens = {min(n * c, max_kv_tokens) for n in num_sequences for c in contexts}
@@ -143,8 +144,9 @@ def write_mocker(
     for row, kv_tokens in enumerate(active):
         for column, context in enumerate(lengths):
             running = max(1, round(kv_tokens / context))
-            itl[row, column] = draft_seconds * (num_draft_tokens > 0) + model.seconds(
-                num_rows=running * (num_draft_tokens + 1), num_sequences=running, num_context_tokens=int(kv_tokens)
+            num_drafted = running * num_draft_tokens
+            itl[row, column] = (drafting.seconds(num_drafted) if num_drafted else 0.0) + model.seconds(
+                num_rows=running + num_drafted, num_sequences=running, num_context_tokens=int(kv_tokens)
             )
     ordered = sorted(prefill, key=lambda point: point.isl)
     _save(
@@ -173,12 +175,14 @@ def read_decode(path: Path) -> list[DecodePoint]:
     """The points of a decode sweep, ours or Dynamo's; Dynamo's have no draft length and count as plain steps.
 
     Raises:
-        ConfigError: the file cannot be read, lacks an array, or has a number that is none.
+        ConfigError: the file cannot be read, lacks an array, has a number that is none, or a context of no tokens.
     """
     arrays = read_arrays(path, DECODE_KEYS, others=("K", "z_accept_length", "z_energy_j"))
+    most = arrays.pop("max_kv_tokens").reshape(-1)
+    _check_lengths(path, **arrays)
+    _check_positive(path, max_kv_tokens=most[:1], y_context_length=arrays["y_context_length"])
     usage, contexts, itl = arrays["x_kv_usage"], arrays["y_context_length"], arrays["z_itl"]
-    _check_lengths(path, x_kv_usage=usage, y_context_length=contexts, z_itl=itl)
-    max_kv_tokens = float(arrays["max_kv_tokens"].reshape(-1)[0])
+    max_kv_tokens = float(most[0])
     lengths = arrays.get("K", np.zeros_like(usage))
     accepted = arrays.get("z_accept_length", np.ones_like(usage))
     energy = arrays.get("z_energy_j")
@@ -226,6 +230,14 @@ def _check_lengths(path: Path, **arrays: Floats) -> None:
     least = min(map(len, arrays.values()))
     if least < LEAST_POINTS:
         raise ConfigError(f"{path}: has {least} point(s); {LEAST_POINTS} or more are needed to interpolate")
+
+
+def _check_positive(path: Path, **arrays: Floats) -> None:
+    for name, array in arrays.items():
+        low = np.flatnonzero(array <= 0.0)
+        if len(low) or not len(array):
+            found = f"{name}[{low[0]}] is {array[low[0]]:g}" if len(low) else f"{name} is empty"
+            raise ConfigError(f"{path}: {found}; must be above 0: profile again")
 
 
 def _save(path: Path, **arrays: npt.NDArray[np.generic]) -> None:

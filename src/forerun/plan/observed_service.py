@@ -79,7 +79,7 @@ def read_load_test(path: Path) -> LoadTest:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or 'unreadable'}; give the result of a load test") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error}); give the result of one load test") from None
     missing = [key for key in ARRAYS if not isinstance(found, dict) or not isinstance(found.get(key), list)]
     if missing:
@@ -87,10 +87,17 @@ def read_load_test(path: Path) -> LoadTest:
     arrays = [found[key] for key in ARRAYS]
     if len({len(one) for one in arrays}) != 1:
         raise ConfigError(f"{path}: {', '.join(ARRAYS)} differ in length; save the load test anew")
-    failed = sum(1 for error in found.get("errors") or () if error)
+    errors, num_accepted = found.get("errors") or [], found.get(ACCEPTED) or 0
+    if not isinstance(errors, list):
+        raise ConfigError(f"{path}: got errors={errors!r:.60}; must be a list: save the load test anew")
+    if not isinstance(num_accepted, int) or isinstance(num_accepted, bool):
+        raise ConfigError(
+            f"{path}: got {ACCEPTED}={num_accepted!r:.60}; must be a whole number: save the load test anew"
+        )
+    failed = sum(1 for error in errors if error)
     if failed:
         raise ConfigError(f"{path}: {failed} requests failed, so that the load is not known; test without failures")
-    return _load_test(path, list(zip(*arrays, strict=True)), found.get(ACCEPTED) or 0)
+    return _load_test(path, list(zip(*arrays, strict=True)), num_accepted)
 
 
 def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int) -> LoadTest:
@@ -98,12 +105,12 @@ def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int
     for number, (start, num_prompt, num_output, ttft, itls) in enumerate(records):
         gaps = itls if isinstance(itls, list) else [itls]
         numbers = (start, num_prompt, num_output, ttft, *gaps)
-        if not all(isinstance(one, (int, float)) and math.isfinite(one) and one >= 0 for one in numbers):
+        if not all(map(_is_number, numbers)):
             raise ConfigError(f"{path}, request {number} (from 0): has a time or a length that is no number from 0 up")
-        if num_prompt < 1 or num_output < 1:
+        if not all(isinstance(one, int) for one in (num_prompt, num_output)) or num_prompt < 1 or num_output < 1:
             raise ConfigError(
-                f"{path}, request {number} (from 0): got {num_prompt} prompt and {num_output} output tokens; each must be 1 "
-                "or more"
+                f"{path}, request {number} (from 0): got {num_prompt} prompt and {num_output} output tokens; each must be a "
+                "whole number, 1 or more"
             )
         sent.append((float(start), int(num_prompt), int(num_output)))
         seconds += sum(gaps)
@@ -124,6 +131,14 @@ def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int
     ]
     figures = ServiceFigures(decode_seconds=seconds, num_decoded=num_decoded, num_accepted=num_accepted)
     return LoadTest(name=path.name, requests=requests, figures=figures)
+
+
+def _is_number(value: object) -> bool:
+    """A finite number from 0 up."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+    except OverflowError:  # an integer beyond all doubles
+        return False
 
 
 def learn_corrections(

@@ -26,7 +26,10 @@ TRACES_FOLDER = "draft_traces"
 SERVERS_KERNELS = "a server's own"
 """`Profile.kernels` of what was measured through a server."""
 
-COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
+COUNTS = (
+    *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"),
+    "tensor_parallel_size",
+)
 NAMES = ("model", "machine", "kernels", "dtype", "version")
 
 
@@ -34,6 +37,13 @@ NAMES = ("model", "machine", "kernels", "dtype", "version")
 class Profile:
     """Everything that is known of one engine: its limits, its step times, its drafters.
 
+    `served_steps` are the step times of configurations that a server ran: each measured by itself, with what it drafted in
+    them, as if each sequence had all places of its `acceptance` drafted in each step. At other lengths nothing is known of
+    them. `has_plain_steps` is False where a server was measured that always drafts: then `step_times` are its own, and
+    nothing is known of decoding without drafts.
+
+    `kernel_settings` are those settings of how it computes that were not as by default, in the names of
+    `EngineSettings`; `tensor_parallel_size` processes computed it together, each on a `device` of its own.
     `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
     costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
     "name/class". `traces` are files of draft traces, absolute or from the working directory.
@@ -48,9 +58,13 @@ class Profile:
     dtype: str
     version: str  # of forerun, or of the server that was measured
     quantization: str | None = None
+    tensor_parallel_size: int = 1
+    device: str | None = None  # cpu or cuda; None: a server does not say
+    kernel_settings: dict[str, Any] = field(default_factory=dict)
     gigabytes_per_second: float | None  # the memory's, median of the probes between measurements; None: not probed
     weight_bytes: int | None  # that a step reads
-    kv_bytes_per_token: int | None
+    kv_bytes_per_token: int | None  # in all processes together, heads that two of them hold once
+    kv_cache_memory_bytes: int | None = None  # that its blocks take, on a GPU those of one process; None: not known
     vocab_size: int
     num_blocks: int
     block_size: int
@@ -60,6 +74,8 @@ class Profile:
     watts: float | None = None  # mean power in the measured steps; None: no counter
     idle_watts: float | None = None
     step_times: StepTimeModel
+    served_steps: dict[str, StepTimeModel] = field(default_factory=dict)
+    has_plain_steps: bool = True
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     drafting: dict[str, DraftingCost] = field(default_factory=dict)
     acceptance: dict[str, AcceptanceProfile] = field(default_factory=dict)
@@ -75,7 +91,7 @@ class Profile:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < math.inf:
                 raise ConfigError(f"profile: got {name}={value!r}; must be a finite number: profile again")
-        for part in ("drafting", "acceptance", "traces"):
+        for part in ("served_steps", "drafting", "acceptance", "traces"):
             for name in getattr(self, part):
                 if name.partition("/")[0] not in self.configs:
                     raise ConfigError(
@@ -89,17 +105,20 @@ class Profile:
                 "run forerun profile again with the same --output-dir, which goes on where it stopped"
             )
 
-    def check_fits(self, *, model: str | None = None, machine: str | None = None, version: str | None = None) -> None:
-        """Refuse a profile of something else; what is None is not compared.
+    def check_fits(self, **wanted: Any) -> None:
+        """Refuse a profile of something else.
+
+        Args:
+            wanted: values of fields; what is left out or None is not compared.
 
         Raises:
-            ConfigError: the profile is of another model, machine or version of forerun.
+            ConfigError: the profile is of another model, machine or version of forerun, or computed otherwise.
         """
-        for name, wanted in (("model", model), ("machine", machine), ("version", version)):
+        for name, value in wanted.items():
             found = getattr(self, name)
-            if wanted is not None and wanted != found:
+            if value is not None and value != found:
                 raise ConfigError(
-                    f"profile: it is of another {name} ({found!r}, here {wanted!r}); make one with forerun profile"
+                    f"profile: it is of another {name} ({found!r}, here {value!r}); make one with forerun profile"
                 )
 
     @property
@@ -111,6 +130,20 @@ class Profile:
             f"the profile was measured with forerun {self.version}, and this is {forerun.__version__}, which may take other "
             "times and draft otherwise; profile again for a sure answer"
         )
+
+    def steps_of(self, name: str | None) -> StepTimeModel:
+        """What steps take with a configuration; None: without drafts.
+
+        Raises:
+            ConfigError: the profile is of a server that always drafts, and plain steps are asked for.
+        """
+        if name is None and not self.has_plain_steps:
+            raise ConfigError(
+                f"config: nothing is known of steps without drafts, as the profile is of a server that always drafts "
+                f"({', '.join(self.configs)}); profile it without speculation too, and put both together with "
+                "forerun profile --merge"
+            )
+        return self.step_times if name is None else self.served_steps.get(name, self.step_times)
 
     def trace(self, name: str) -> DraftTrace:
         """The drafts of a configuration at every place of the recorded texts.
@@ -148,6 +181,7 @@ class Profile:
         for one in fields(self):
             record[one.name] = getattr(self, one.name)
         record["step_times"] = self.step_times.to_json()
+        record["served_steps"] = {name: times.to_json() for name, times in self.served_steps.items()}
         record["drafting"] = {name: cost.to_json() for name, cost in self.drafting.items()}
         record["acceptance"] = {name: found.to_json() for name, found in self.acceptance.items()}
         record["traces"] = {name: _inside(folder, path) for name, path in self.traces.items()}
@@ -182,6 +216,9 @@ class Profile:
                 )
             del record["profile"]
             record["step_times"] = StepTimeModel.from_json(record["step_times"])
+            record["served_steps"] = {
+                name: StepTimeModel.from_json(one) for name, one in record.get("served_steps", {}).items()
+            }
             record["drafting"] = {name: DraftingCost.from_json(one) for name, one in record["drafting"].items()}
             record["acceptance"] = {
                 name: AcceptanceProfile.from_json(one) for name, one in record["acceptance"].items()

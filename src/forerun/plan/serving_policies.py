@@ -34,7 +34,10 @@ KV_CONFIDENCE = 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class EngineModel:
-    """What was measured of one engine: step times, and the limits within which they hold."""
+    """What was measured of one engine: step times, and the limits within which they hold.
+
+    `has_plain_steps`: they hold without drafts, so that an engine may be planned to draft nothing.
+    """
 
     step_times: StepSeconds
     num_blocks: int
@@ -42,6 +45,7 @@ class EngineModel:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    has_plain_steps: bool = True
 
     def prompt_seconds(self, num_tokens: float, *, cached: float = 0.0) -> float:
         """What a prompt's rows add to the steps that compute them, in chunks of the token budget."""
@@ -165,6 +169,8 @@ def serving_policies(
         )
     policies = []
     for speculation in speculations:
+        if speculation is None and not engine.has_plain_steps:
+            continue
         longest = speculation.max_draft_tokens if speculation else 0
         places = engine.num_places(load, longest)
         if not places:
@@ -176,7 +182,9 @@ def serving_policies(
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
         is_adaptive = speculation is not None and speculation.is_adaptive
-        for lengths in [best_lengths(table)] if is_adaptive else _length_rules(table, longest, most):
+        is_whole = speculation is not None and speculation.step_times is not None
+        rules = [best_lengths(table)] if is_adaptive else _length_rules(table, longest, most)
+        for lengths in [fixed_lengths(most, longest)] if is_whole else rules:
             if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
                 continue
             seen.add(lengths.tobytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +92,11 @@ class StepSample:
             num_draft_tokens=shape.num_rows - shape.num_sequences,
             seconds=seconds,
         )
+
+    def with_draft_length(self, length: int) -> StepSample:
+        """The step as if each sequence had so many drafted tokens: so it is planned where nobody can say what was drafted."""
+        num_drafted = self.num_sequences * length
+        return replace(self, num_rows=self.num_sequences + num_drafted, num_draft_tokens=num_drafted)
 
     @property
     def shape(self) -> tuple[int, ...]:

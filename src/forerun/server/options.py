@@ -46,6 +46,9 @@ class ServerOptions:
     """Seconds that one step of the engine may take; /health answers 503 while one takes longer."""
     watch_head: Path | None = None
     """Folder of forerun train: the head in it drafts as soon as it is there, and again when it changes, without a restart."""
+    request_log: Path | None = None
+    """File to which a line is appended for each completion when it ends, for "forerun simulate --trace": when its request
+    arrived, how many tokens it had, which prompts begin alike; no text. By default nothing is logged."""
     disable_log_stats: bool = False
     """Write no line on throughput and acceptance every ten seconds."""
 
@@ -62,5 +65,8 @@ class ServerOptions:
             raise ConfigError(f"shutdown_timeout: got {self.shutdown_timeout}; must be 0 seconds or more")
         if self.step_timeout < 1:
             raise ConfigError(f"step_timeout: got {self.step_timeout}; must be 1 second or more")
+        log = self.request_log
+        if log is not None and (log.suffix != ".jsonl" or log.is_dir() or not log.parent.is_dir()):
+            raise ConfigError(f"request_log: got {log}; give a file that ends in .jsonl, in a folder that exists")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key: got an empty one; give a key, or leave it out to serve without keys")

@@ -23,6 +23,7 @@ from forerun.server.engine_thread import EngineEndedError, EngineError, EngineTh
 from forerun.server.errors import RETRY_AFTER_S, ApiError, failed_while_running
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
+from forerun.server.request_log import RequestLog
 from forerun.server.templates import Templates
 from forerun.server.tools.formats import FORMATS, ToolFormat, format_of
 
@@ -57,8 +58,12 @@ class ServedModel:
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
         self.metrics = ServerMetrics(self.name)
+        self.request_log = None
+        if options.request_log is not None:
+            block_size = llm.engine.parts.block_size
+            self.request_log = RequestLog(options.request_log, model=self.name, block_size=block_size)
         self.engine = EngineThread(
-            llm.client, observe=self.metrics.observe, step_timeout=options.step_timeout, when_lost=when_lost
+            llm.client, observe=self._observe, step_timeout=options.step_timeout, when_lost=when_lost
         )
         self.admission = Admission(most=llm.settings.max_num_seqs + options.max_queue)
         self.template_variables = llm.get_tokenizer().template_variables if llm.has_tokenizer else frozenset()
@@ -177,6 +182,11 @@ class ServedModel:
                 raise ApiError(503, str(error)) from error
             raise
 
+    def _observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
+        if self.request_log is not None:
+            self.request_log.add(finished)
+        self.metrics.observe(deltas, finished, now)
+
     def _accept(self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None) -> list[EngineRequest]:
         """Accept the prompts of one HTTP request, all or none; they share its turn at the running places."""
         requests: list[EngineRequest] = []
@@ -193,6 +203,8 @@ class ServedModel:
                 )
                 self.engine.engine.accept(request)
                 requests.append(request)
+                if self.request_log is not None:
+                    self.request_log.note(request_id, cache_salt)
         except BaseException:
             self._withdraw(requests)
             raise
@@ -201,6 +213,8 @@ class ServedModel:
     def _withdraw(self, requests: Sequence[EngineRequest]) -> None:
         for request in requests:
             self.engine.engine.withdraw(request.request_id)
+            if self.request_log is not None:
+                self.request_log.forget(request.request_id)
 
     def _withdraw_accepted(self, accepting: asyncio.Future[list[EngineRequest]]) -> None:
         if not accepting.cancelled() and accepting.exception() is None:
@@ -209,6 +223,8 @@ class ServedModel:
     def close(self) -> None:
         """End the engine's thread and the others."""
         self.engine.stop()
+        if self.request_log is not None:
+            self.request_log.close()
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()

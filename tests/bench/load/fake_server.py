@@ -30,6 +30,8 @@ class Script:
     headers: list[Mapping[str, str]] = field(default_factory=list)
     on_request: Callable[[], object] = lambda: None
     most_at_once: int = 0
+    drafts: bool = True
+    counts_drafts: bool = True
     num_drafts: int = 0
     url: str = ""
 
@@ -86,6 +88,8 @@ def serving(script: Script) -> Iterator[Script]:
 
 def _metrics(script: Script) -> web.Response:
     """Each answer is 10 drafts of 3 tokens, of which 2 are accepted."""
+    if not script.counts_drafts:
+        return web.Response(text="")
     lines = [
         f'vllm:spec_decode_num_drafts_total{{engine="0"}} {script.num_drafts}',
         f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {3 * script.num_drafts}',
@@ -103,7 +107,7 @@ async def _answer(request: web.Request, script: Script) -> web.StreamResponse:
     script.on_request()
     if script.fail_with is not None:
         return web.Response(status=script.fail_with[0], text=script.fail_with[1])
-    script.num_drafts += 10
+    script.num_drafts += 10 * script.drafts
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     _running[id(script)] = _running.get(id(script), 0) + 1

@@ -38,6 +38,24 @@ def test_a_profile_is_whole_and_comes_back_from_its_folder(folder: Path) -> None
     assert found.conditions["grid"] == GRID.to_json()
 
 
+def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
+    found = profiler(tmp_path / "p", settings=replace(settings(), device_step=False, max_model_len=300)).run()
+    assert (found.tensor_parallel_size, found.device, found.kernel_settings) == (1, "cpu", {"device_step": False})
+    assert found.kv_bytes_per_token is not None
+    assert found.kv_cache_memory_bytes == found.num_blocks * found.block_size * found.kv_bytes_per_token
+
+
+def test_the_share_that_is_done_rises_to_all(tmp_path: Path) -> None:
+    shares: list[float] = []
+    measuring = profiler(tmp_path / "p")
+    measuring.advance = shares.append
+    measuring.run()
+    assert shares == sorted(shares)
+    assert len(set(shares)) >= 3 * GRID.num_measurements
+    assert shares[0] < 0.1
+    assert shares[-1] == pytest.approx(1.0)
+
+
 def test_a_drafter_with_a_model_has_a_trace_that_its_acceptance_comes_from(folder: Path) -> None:
     found = Profile.load(folder)
     for name in found.configs:
@@ -100,9 +118,11 @@ def test_an_interrupted_profile_measures_only_what_is_missing(tmp_path: Path, mo
         Profile.load(tmp_path / "p")
     rounds_before = [number for number in rounds if number >= 0]
     said: list[str] = []
+    shares: list[float] = []
     again = profiler(tmp_path / "p")
-    again.announce = said.append
+    again.announce, again.advance = said.append, shares.append
     again.run()
+    assert shares[0] > 0.1, "the round that was kept is done"
     assert [number for number in rounds if number >= 0][len(rounds_before) :] == [1]
     assert any("going on from there" in line for line in said)
     with pytest.raises(ConfigError, match="has a profile already"):
@@ -118,6 +138,15 @@ def test_a_budget_chooses_a_grid_and_says_when_it_is_short(tmp_path: Path) -> No
         task._grid(llm, task._rough_times(llm))
 
 
+@pytest.mark.parametrize("stage", ["round-1", "drafter-0"])
+def test_a_damaged_stage_is_named(tmp_path: Path, stage: str) -> None:
+    profiler(tmp_path / "p").run()
+    (tmp_path / "p" / "profile.json").unlink()
+    (tmp_path / "p" / "stages" / f"{stage}.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"{stage}\.json is damaged \(lacks .*delete it"):
+        profiler(tmp_path / "p").run()
+
+
 def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
     first = profiler(tmp_path)
     llm = first._sweep_engine()
@@ -131,9 +160,13 @@ def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -
     [
         ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
         ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
+        ({"settings": replace(settings(), tensor_parallel_size=2)}, "tensor_parallel_size"),
+        ({"settings": replace(settings(), device_step=False)}, "kernel_settings"),
     ],
 )
-def test_stages_of_other_prompts_or_memory_are_not_taken(tmp_path: Path, changes: dict[str, object], name: str) -> None:
+def test_stages_of_other_prompts_memory_or_processes_are_not_taken(
+    tmp_path: Path, changes: dict[str, object], name: str
+) -> None:
     first = profiler(tmp_path)
     open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
     with pytest.raises(ConfigError, match=f"another {name} "):

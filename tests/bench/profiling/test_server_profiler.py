@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("aiohttp")
 
@@ -13,9 +16,20 @@ from forerun.bench.load.answer import Answer, Chunk, LoadRequest
 from forerun.bench.profiling.grid import ProfileGrid
 from forerun.bench.profiling.server_profiler import ServerTask, mean_step, profile_server
 from forerun.errors import ConfigError
+from forerun.plan.deployment_plan import DeploymentPlan
+from forerun.plan.deployment_planner import PlanningOptions, plan_deployment
 from forerun.plan.dynamo_files import DECODE_FILE, read_decode
+from forerun.plan.emit.emission import EmitRequest
+from forerun.plan.emit.systems import emit
+from forerun.plan.load import Load
+from forerun.plan.merged_profile import merged_profile
 from forerun.plan.profile import Profile
+from forerun.plan.simulation.profiled import profiled_engine
+from forerun.plan.sla import Sla
 from tests.bench.load.fake_server import Script, serving
+from tests.contract.drafters import NGRAM
+from tests.plan.profiles import fake_profile
+from tests.server.served import chat_llm, served
 
 GRID = ProfileGrid(
     input_lengths=(4, 8, 16),
@@ -27,6 +41,8 @@ GRID = ProfileGrid(
     max_tokens=16,
 )
 
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 3}
+
 
 def task(script: Script, **changes: object) -> ServerTask:
     given = ServerTask(
@@ -36,6 +52,7 @@ def task(script: Script, **changes: object) -> ServerTask:
         grid=GRID,
         max_num_seqs=8,
         max_num_batched_tokens=64,
+        speculative_config=SUFFIX,
         num_kv_tokens=4096,
     )
     return replace(given, **changes)  # type: ignore[arg-type]
@@ -54,6 +71,115 @@ def test_a_servers_profile_has_its_steps_and_the_fate_of_its_drafts(tmp_path: Pa
     assert len(read_decode(tmp_path / "p" / DECODE_FILE)) == 3
 
 
+def planned(profile: Profile, **options: object) -> DeploymentPlan:
+    load, sla = Load(rate=20, isl=12, osl=12), Sla(ttft=1.0, tpot=0.1)
+    return plan_deployment(profile, load, sla, PlanningOptions(**options))[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_the_plan_of_a_servers_profile_starts_the_server_as_it_was(tmp_path: Path, *, drafts: bool) -> None:
+    """No other draft length, schedule or plain decoding is made of steps in which the server drafted as it does."""
+    config = SUFFIX if drafts else None
+    with serving(Script(chunks=[2] * 6, delay=0.004, usage="continuous", drafts=drafts)) as script:
+        started = task(script, speculative_config=config, dtype="bfloat16", tensor_parallel_size=2)
+        plan = planned(profile_server(started, tmp_path / "p"))
+    assert (plan.speculative_config, plan.engine.dtype) == (config, "bfloat16")
+    words = emit("vllm", EmitRequest(plan=plan, model="org/fake")).files["serve.sh"]
+    assert "--dtype bfloat16" in words
+    assert "--tensor-parallel-size 2" in words
+    settings = yaml.safe_load(emit("forerun", EmitRequest(plan=plan, model="fake")).files["serve.yaml"])
+    assert settings.get("speculative-config") == config
+    assert settings.get("no-speculation", False) is not drafts
+
+
+def test_steps_of_a_drafting_server_are_no_plain_ones(tmp_path: Path) -> None:
+    with serving(Script(chunks=[2] * 6, delay=0.004, usage="continuous")) as script:
+        found = profile_server(task(script), tmp_path / "p")
+    assert not Profile.load(tmp_path / "p").has_plain_steps
+    with pytest.raises(ConfigError, match="nothing is known of steps without drafts"):
+        profiled_engine(found)
+    engine = profiled_engine(found, "server")
+    assert engine.make_control().draft_limit(64) == 3  # at any batch size
+
+
+def test_profiles_of_one_server_are_put_together(tmp_path: Path) -> None:
+    """Each configuration keeps its own step times, and a plan chooses between what was measured."""
+    with serving(Script(delay=0.002, usage="continuous")) as script:
+        for name, config, chunks in (("plain", None, [1] * 8), ("slow", SUFFIX, [2] * 6), ("quick", SUFFIX, [2] * 6)):
+            script.chunks, script.drafts = chunks, config is not None
+            script.delay = 0.02 if name == "slow" else 0.002
+            profile_server(task(script, speculative_config=config), tmp_path / name)
+    parts = {name: Profile.load(tmp_path / name) for name in ("plain", "slow", "quick")}
+    both = merged_profile(parts)
+    both.save(tmp_path / "both")
+    found = Profile.load(tmp_path / "both")
+    assert found == both
+    assert list(found.configs) == ["slow", "quick"]
+    assert found.acceptance["slow/a"] == parts["slow"].acceptance["server/a"]
+    assert found.step_times == parts["plain"].step_times
+    assert {name: found.steps_of(name) for name in found.configs} == {
+        name: parts[name].step_times for name in found.configs
+    }
+    plan, _ = plan_deployment(found, Load(rate=20, isl=12, osl=12), Sla(ttft=1.0, tpot=0.1))
+    assert plan.speculative_config == SUFFIX
+    assert any("quick is planned as the server ran it" in line for line in plan.warnings)
+
+
+def test_profiles_that_are_not_of_one_server_are_not_put_together(tmp_path: Path) -> None:
+    with serving(Script(chunks=[1] * 8, delay=0.001, usage="continuous", drafts=False)) as script:
+        plain = profile_server(task(script, speculative_config=None), tmp_path / "p")
+    for parts, said in (
+        ({"a": plain}, "got 1 profile"),
+        ({"a": plain, "b": plain}, "both have no speculation"),
+        ({"a": plain, "b": replace(plain, max_num_seqs=9)}, "another max_num_seqs"),
+        ({"a": plain, "b": fake_profile()}, "b is no profile of a server"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            merged_profile(parts)
+
+
+def test_a_server_that_does_not_count_its_drafts_cannot_say_how_they_fare(tmp_path: Path) -> None:
+    with (
+        serving(Script(counts_drafts=False)) as script,
+        pytest.raises(ConfigError, match="by which acceptance is measured"),
+    ):
+        profile_server(task(script), tmp_path / "p")
+    with serving(Script(drafts=False)) as script, pytest.raises(ConfigError, match="drafted nothing for these prompts"):
+        profile_server(task(script), tmp_path / "p")
+
+
+def test_the_estimate_comes_first_and_the_share_that_is_done_rises_to_all(tmp_path: Path) -> None:
+    said: list[str] = []
+    shares: list[float] = []
+    with serving(Script(chunks=[2] * 6, delay=0.002, usage="continuous")) as script:
+        profile_server(task(script), tmp_path / "p", announce=said.append, advance=shares.append)
+    assert re.fullmatch(r"about \d+ s", said[0])
+    assert shares == sorted(shares)
+    assert len(set(shares)) == 1 + GRID.rounds * GRID.num_measurements
+    assert shares[-1] == pytest.approx(1.0)
+
+
+def test_foreruns_own_server_is_profiled_planned_and_started_again(tmp_path: Path) -> None:
+    llm = chat_llm(NGRAM, max_num_seqs=4)  # type: ignore[no-untyped-call]
+    grid = replace(GRID, rounds=1, num_sequences=(1, 2), contexts=(8, 24))
+    with served(llm) as server:  # type: ignore[no-untyped-call]
+        own = {"url": server.url, "model": "tiny", "num_kv_tokens": None, "vocab_size": 200, "max_num_seqs": 4}
+        given = task(Script(url=server.url), speculative_config=NGRAM, grid=grid, max_num_batched_tokens=2048, **own)
+        found = profile_server(given, tmp_path / "p")
+        with pytest.raises(ConfigError, match="drafts, by its own counters"):
+            profile_server(replace(given, speculative_config=None), tmp_path / "other")
+    parts = llm.engine.parts
+    assert (found.num_blocks, found.block_size) == (parts.pool.num_blocks, parts.block_size)
+    assert found.max_model_len == llm.max_model_len
+    plan = planned(found)
+    assert plan.speculative_config == NGRAM
+    settings = yaml.safe_load(emit("forerun", EmitRequest(plan=plan, model="tiny")).files["serve.yaml"])
+    assert settings["speculative-config"] == NGRAM
+    steps = [*csv.DictReader((tmp_path / "p" / "sweep.csv").open())]
+    drafted = [int(step["num_draft_tokens"]) for step in steps if step["sweep"] == "decode"]
+    assert max(drafted) > 0, "prompts that repeat themselves let look-ups draft"
+
+
 def test_an_interrupted_profile_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     with serving(Script(chunks=[1] * 8, delay=0.001, usage="continuous")) as script:
         profile_server(task(script), tmp_path / "p")
@@ -70,6 +196,7 @@ def test_an_interrupted_profile_asks_only_for_what_is_missing(tmp_path: Path) ->
         ({"model": "other"}, "has no 'other'; it has fake"),
         ({"num_kv_tokens": None}, "does not say how many tokens"),
         ({"num_kv_tokens": 64}, "leave no more"),
+        ({"speculative_config": None}, r"drafts, by its own counters; say what it was started with"),
     ],
 )
 def test_a_server_that_cannot_be_measured_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -88,6 +215,8 @@ def test_a_failing_request_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_no_server_and_no_url_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="got method None"):
+        task(Script(url="http://127.0.0.1:9"), speculative_config={"num_speculative_tokens": 3})
     with pytest.raises(ConfigError, match="must be a URL"):
         task(Script(url="localhost"))
     with pytest.raises(ConfigError, match="no server answers"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.profiling.stages import open_stages
+from forerun.bench.profiling.step_sweep import RoundResult
 from forerun.errors import ConfigError
 
 
@@ -44,6 +45,12 @@ def test_a_damaged_stage_says_what_to_delete(tmp_path: Path) -> None:
     stages.path("round-0").write_text("{")
     with pytest.raises(ConfigError, match=r"round-0\.json is damaged.*delete it"):
         stages.get("round-0")
+    stages.path("round-0").write_text("{}")
+    with pytest.raises(ConfigError, match=r"round-0\.json is damaged \(lacks 'steps'\).*delete it"):
+        stages.load("round-0", RoundResult.from_json)
+    (stages.path("identity")).write_text("[]")
+    with pytest.raises(ConfigError, match=r"identity\.json is damaged"):
+        open_stages(tmp_path, {})
     (stages.path("identity")).write_text("{")
     with pytest.raises(ConfigError, match=r"identity\.json is damaged"):
         open_stages(tmp_path, {})

@@ -40,7 +40,7 @@ def with_engine(plan: DeploymentPlan, **changes: Any) -> DeploymentPlan:
 
 def write_profile(folder: Path) -> Path:
     """A profile, and its files that Dynamo reads: sweeps of 0 and of 4 drafted tokens, of which a step yields 2."""
-    profile = replace(fake_profile(), model=PLAN.model, traces={})
+    profile = replace(fake_profile(), model=PLAN.model, machine=PLAN.profile["machine"], traces={})
     profile.save(folder)
     prompts = [PrefillPoint(isl=n, ttft_seconds=n / 1e4) for n in (100, 500, 1000)]
     write_prefill(folder / PREFILL_FILE, prompts)

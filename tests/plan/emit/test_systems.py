@@ -11,10 +11,13 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
+from forerun.plan.emit.forerun_server import resources_of
 from forerun.plan.emit.systems import OWN, SYSTEMS, emit
+from forerun.plan.sla import Sla
 from tests.plan.emit import resources, schemas
-from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, request, with_engine, write_profile
+from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
 
 
 @pytest.fixture
@@ -62,12 +65,22 @@ def test_forerun_serves_the_plan(plan):
 def test_forerun_serve_reads_what_is_emitted(tmp_path, monkeypatch):
     from forerun.cli import serve
 
-    files = emit("forerun", request(with_engine(PLAN, quantization="int8"))).files
+    changes = {"quantization": "int8", "tensor_parallel_size": 2, "block_size": 32, "device": "cpu"}
+    kernels = {
+        "activation_dtype": "int8",
+        "device_step": False,
+        "cudagraph_capture_sizes": [1, 2],
+        "kernel_table": "t.json",
+    }
+    files = emit("forerun", request(with_engine(PLAN, **changes, kernel_settings=kernels))).files
     (tmp_path / "serve.yaml").write_text(files["serve.yaml"])
     _, bound, _ = serve.serve.parse_args(["--config", str(tmp_path / "serve.yaml")], exit_on_error=False)
     assert bound.args == (PLAN.model,)
     engine = bound.kwargs["engine"]
     assert (engine.max_num_seqs, engine.quantization, engine.speculative_config) == (32, "int8", NGRAM)
+    asked = EngineSettings.from_keywords(PLAN.model, engine.plain_settings())
+    assert {name: getattr(asked, name) for name in changes} == changes
+    assert asked.kernel_settings == kernels
 
 
 def test_compose_and_kubernetes_run_the_replicas_with_health_checks():
@@ -104,11 +117,61 @@ def test_servers_get_the_memory_and_cores_of_the_profile(profile_folder):
     assert int(resources["limits"]["memory"].removesuffix("Mi")) * 2**20 > kv_bytes + profile.weight_bytes
     without = emit("kubernetes", request())
     assert any("--profile" in note for note in without.notes)
+    on_cpu, on_gpu = (
+        resources_of(request(with_engine(PLAN, device=device), profile_folder=profile_folder))
+        for device in ("cpu", "cuda")
+    )
+    assert on_cpu.memory_mib - on_gpu.memory_mib == kv_bytes / 2**20, "a GPU's KV lies in its own memory"
 
 
-def test_a_profile_of_another_model_is_refused(profile_folder):
+@pytest.mark.parametrize("system", [*OWN, "dynamo"])
+def test_a_profile_of_another_model_machine_or_way_to_compute_is_refused(system, profile_folder):
     with pytest.raises(ConfigError, match="another model"):
-        emit("forerun", request(model="org/Other", profile_folder=profile_folder))
+        emit(system, request(model="org/Other", profile_folder=profile_folder))
+    for name in ("machine", "kernels", "dtype", "version"):
+        other = request(profile=PLAN.profile | {name: "other"}, profile_folder=profile_folder)
+        with pytest.raises(ConfigError, match=f"another {name}"):
+            emit(system, other)
+
+
+def test_the_planned_engine_is_started_whole():
+    """Processes, blocks, device and kernels as they were profiled."""
+    plan = with_engine(
+        PLAN, tensor_parallel_size=2, block_size=32, device="cpu", kernel_settings={"activation_dtype": "int8"}
+    )
+    settings = yaml.safe_load(emit("forerun", request(plan)).files["serve.yaml"])
+    found = {name: settings[name] for name in ("tensor-parallel-size", "block-size", "device", "activation-dtype")}
+    assert found == {"tensor-parallel-size": 2, "block-size": 32, "device": "cpu", "activation-dtype": "int8"}
+    (words,) = commands(
+        emit("sglang", request(with_engine(PLAN, tensor_parallel_size=2, block_size=32))).files["serve.sh"]
+    )
+    assert (value(words, "--tp-size"), value(words, "--page-size")) == ("2", "32")
+
+
+def test_an_engine_that_was_profiled_on_a_gpu_gets_one():
+    plan = with_engine(PLAN, device="cuda", tensor_parallel_size=2)
+    service = yaml.safe_load(emit("compose", request(plan)).files["compose.yaml"])["services"]["forerun"]
+    (gpus,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (gpus["count"], gpus["capabilities"]) == (2, ["gpu"])
+    emission = emit("kubernetes", request(plan))
+    _, deployment, _ = yaml.safe_load_all(emission.files["forerun.yaml"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert any("CUDA" in note for note in emission.notes)
+
+
+@pytest.mark.parametrize("system", [one for one in SYSTEMS if one not in OWN])
+def test_settings_of_foreruns_kernels_are_refused_elsewhere(system, profile_folder):
+    plan = with_engine(PLAN, kernel_settings={"activation_dtype": "int8"})
+    with pytest.raises(ConfigError, match="activation_dtype"):
+        emit(system, request(plan, profile_folder=profile_folder))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_speculation_without_a_method_is_refused(system, profile_folder):
+    plan = replace(PLAN, speculative_config={"num_speculative_tokens": 3})
+    with pytest.raises(ConfigError, match="got method None"):
+        emit(system, request(plan, profile_folder=profile_folder))
 
 
 def test_ray_serves_the_replicas_with_vllm():
@@ -204,6 +267,26 @@ def test_trtllm_gets_keys_that_it_has_and_three_files_where_phases_are_apart():
     assert {*apart["prefill.yaml"], *apart["decode.yaml"]} <= schemas.TRTLLM_KEYS
 
 
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize("plan", [PLAN, APART])
+@pytest.mark.parametrize("config", [None, NGRAM | WINDOW | SCHEDULE, EAGLE3, MTP])
+def test_the_sections_of_trtllms_files_have_keys_and_types_that_it_has(plan, config):
+    files = emit("trtllm", request(plan, speculative_config=config)).files
+    for name in ("config.yaml",) if plan is PLAN else ("prefill.yaml", "decode.yaml"):
+        settings = yaml.safe_load(files[name])
+        sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
+        assert sections.keys() <= schemas.TRTLLM_SECTIONS.keys()
+        for section, values in sections.items():
+            for key, value in values.items():
+                assert type(value) is schemas.TRTLLM_SECTIONS[section][key], f"{section}.{key}"
+        if "speculative_config" in sections:
+            assert sections["speculative_config"]["decoding_type"] in schemas.TRTLLM_DECODING_TYPES
+        if plan is APART:
+            assert sections["cache_transceiver_config"]["backend"] in schemas.TRTLLM_BACKENDS
+
+
 def test_the_host_drafters_of_trtllm_cannot_overlap_steps():
     plain, eagle = (
         yaml.safe_load(emit("trtllm", request(speculative_config=config)).files["config.yaml"])
@@ -290,6 +373,30 @@ def test_dynamos_mocker_gets_conditional_rates_and_no_more_than_five(profile_fol
     (words,) = commands(emission.files["mocker.sh"])
     assert value(words, "--aic-nextn") == "5"
     assert any("--aic-nextn" in note for note in emission.notes)
+
+
+def test_dynamos_mocker_has_engines_of_both_kinds_where_they_are_apart(profile_folder):
+    emission = emit("dynamo", request(APART, profile_folder=profile_folder))
+    prefill, decode = commands(emission.files["mocker.sh"])
+    assert all(options(words) <= schemas.DYNAMO_MOCKER_OPTIONS for words in (prefill, decode))
+    found = [(value(words, "--disaggregation-mode"), value(words, "--num-workers")) for words in (prefill, decode)]
+    assert found == [("prefill", "1"), ("decode", "2")]
+    assert ["--aic-nextn" in words for words in (prefill, decode)] == [False, True]
+
+
+def test_what_dynamos_planner_cannot_hold_of_an_sla_is_said(profile_folder):
+    """Its settings have ttft_ms and itl_ms alone."""
+
+    def notes(**limits):
+        sla = Sla(**{"ttft": 0.5, "tpot": 0.05} | limits)
+        return " ".join(emit("dynamo", request(sla=sla, profile_folder=profile_folder)).notes)
+
+    assert "no share of requests, as the plan's 90%" in notes(attainment=0.9)
+    assert "no limit of e2el, as the plan's 9000 ms" in notes(e2el=9.0)
+    assert "no limit of 70 ms between two messages (icl)" in notes(icl=0.07)
+    assert "itl_ms is the plan's limit of 70 ms between two messages" in notes(tpot=None, icl=0.07)
+    assert "e2el" not in notes()
+    assert "icl" not in notes()
 
 
 def test_a_drafter_with_kv_in_two_kinds_of_engines_is_a_known_trap(profile_folder):

@@ -53,6 +53,43 @@ def test_mooncakes_times_lengths_and_hashes(tmp_path):
     assert first[512:600] != second[512:600]
 
 
+LOG = [
+    {"request_log": 1, "block_size": 16},
+    {"timestamp": 5000.5, "input_length": 40, "output_length": 3, "hash_ids": [7, 8]},
+    {"timestamp": 4000.5, "input_length": 15, "output_length": 2, "hash_ids": []},
+]
+
+
+def test_a_request_logs_lines_are_in_the_order_of_their_end_and_name_full_blocks(tmp_path):
+    requests = read_trace(mooncake(tmp_path, LOG))
+    assert [one.arrival for one in requests] == [0.0, 1.0]
+    assert lengths(requests) == [(15, 2), (40, 3)]
+    assert requests[1].piece_hashes == (7, 8)
+    assert len(requests[1].prompt_tokens(1, vocab_size=100, seed=0)) == 40
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        (changed(LOG, 0, request_log=2), "line 1: got request_log=2; this forerun reads 1"),
+        (changed(LOG, 0, block_size=0), "line 1: got block_size=0"),
+        (changed(LOG, 1, hash_ids=[7, 8, 9]), "line 2: got 3 hash_ids for 40 tokens; must be 2"),
+        (changed(LOG, 1, timestamp=-5), "line 2: got a time of -0.005 s"),
+        (changed(LOG, 1, output_length=-1), "line 2: got output_length=-1"),
+        ([*LOG, {"timestamp": 1}], 'line 4: has no "input_length"'),
+        (LOG[:1], "has no requests"),
+    ],
+)
+def test_the_first_bad_line_of_a_request_log_is_named(tmp_path, records, problem):
+    with pytest.raises(ConfigError, match=problem):
+        read_trace(mooncake(tmp_path, records))
+
+
+def test_a_request_log_says_how_long_its_blocks_are(tmp_path):
+    with pytest.raises(ConfigError, match="piece_size"):
+        read_trace(mooncake(tmp_path, LOG), piece_size=32)
+
+
 def test_azures_times_may_have_any_precision_and_a_time_zone(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text(AZURE + "2023-11-16 18:15:51+00:00,5,6\n")
@@ -79,6 +116,8 @@ def test_a_load_tests_requests_arrive_when_they_were_due(tmp_path):
         (changed(MOONCAKE, 0, timestamp=-1), "line 1: got a time of -0.001 s"),
         (changed(MOONCAKE, 2, timestamp="late"), "line 3: got timestamp='late'"),
         (changed(MOONCAKE, 2, timestamp=float("nan")), "line 3: got timestamp=nan"),
+        (changed(MOONCAKE, 2, timestamp=10**400), "line 3: got timestamp=1000"),
+        (["[" * 100_000, *MOONCAKE], "line 1: not JSON"),
         (changed(MOONCAKE, 2, input_length=-3), "line 3: got input_length=-3"),
         (changed(MOONCAKE, 2, output_length=0), "line 3: got output_length=0"),
         (changed(MOONCAKE, 2, output_length=1.5), "line 3: got output_length=1.5"),
@@ -117,6 +156,10 @@ def test_the_first_bad_line_of_azure_is_named(tmp_path, content, problem):
         ("{", "not JSON"),
         ("{}", "has no start_times"),
         (json.dumps(LOAD_TEST | {"input_lens": [1]}), "3 start_times, 1 input_lens"),
+        (json.dumps(LOAD_TEST | {"errors": ["", ""]}), "3 queue_times, 2 errors"),
+        (json.dumps(LOAD_TEST | {"errors": 3}), "got errors=3; must be a list"),
+        (json.dumps(LOAD_TEST | {"queue_times": 3}), "got queue_times=3; must be a list"),
+        (json.dumps(LOAD_TEST | {"start_times": [0, 1, 10**400]}), r"request 2 \(from 0\): got start_times=1000"),
         (json.dumps(LOAD_TEST | {"errors": ["", "refused", ""]}), r"request 1 \(from 0\): failed \('refused'\)"),
         (json.dumps(LOAD_TEST | {"output_lens": [1, 2, -1]}), r"request 2 \(from 0\): got output_lens=-1"),
         (json.dumps(LOAD_TEST | {"start_times": [3.0, 1.0, 2.0]}), r"request 1 \(from 0\): arrives at 0.75 s, before"),
@@ -148,9 +191,10 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, content, 
         read_trace(file)
 
 
-def test_conversations_longer_than_the_context_are_left_out():
+def test_conversations_longer_than_the_context_are_left_out_and_counted(caplog):
     texts = [("ab", "cde"), ("a" * 50, "b" * 60), ("", "x")]
     (request,) = conversation_requests(texts, lambda text: [*text.encode()], max_model_len=100)
+    assert "1 of 2 are longer than max_model_len (100), and are left out" in caplog.text
     assert (list(request.prompt_ids), request.num_output_tokens) == ([97, 98], 3)
     with pytest.raises(ConfigError, match="none has at most 4 tokens"):
         conversation_requests(texts, lambda text: [*text.encode()], max_model_len=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config.speculative_config import resolve_speculative
-from forerun.plan.tuning.candidates import SPECULATION, BatchLimits, Candidate, SearchSpace
+from forerun.plan.tuning.candidates import LOSSLESS_VERIFIERS, SPECULATION, BatchLimits, Candidate, SearchSpace
 
 USUAL = BatchLimits(max_num_seqs=64, max_num_batched_tokens=2048)
 FEWER = BatchLimits(max_num_seqs=16, max_num_batched_tokens=2048)
@@ -25,6 +25,19 @@ def test_the_whole_space_is_every_way_under_all_limits_in_all_formats():
     found = space.all()
     assert len(found) == len({one.name for one in found}) == 2 * 2 * (len(SPECULATION) + 1)
     assert sum(one.speculative_config is None for one in found) == 4
+
+
+def test_the_best_way_to_draft_may_be_verified_otherwise():
+    space = SearchSpace(speculation=SPECULATION, limits=[USUAL], verifiers=LOSSLESS_VERIFIERS)
+    suffix = {"method": "suffix", "num_speculative_tokens": 4}
+    found = space.with_other_verifiers(candidate(suffix))
+    assert [one.name for one in found] == ["x, standard", "x, block"]
+    for one, verifier in zip(found, LOSSLESS_VERIFIERS, strict=True):
+        assert one.speculative_config == suffix | {"rejection_sample_method": verifier}
+        assert resolve_speculative(one.speculative_config).is_lossless
+    assert not space.with_other_verifiers(candidate(None))
+    assert not space.with_other_verifiers(candidate(suffix | {"rejection_sample_method": "typical"}))
+    assert not SearchSpace(speculation=SPECULATION, limits=[USUAL]).with_other_verifiers(candidate(suffix))
 
 
 def test_simplicity_rises_from_plain_over_auto_to_more_drafters_and_longer_drafts():

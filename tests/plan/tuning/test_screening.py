@@ -57,6 +57,30 @@ def test_what_is_derived_of_the_best_is_simulated_too():
     assert [one.candidate.name for one in found[:2]] == ["n2 by batch size", "n2 by batch size, 16 seqs"]
 
 
+def test_the_best_way_to_draft_is_simulated_with_other_verifiers_and_these_under_other_limits():
+    seen = []
+
+    def simulate(candidate):
+        seen.append(candidate.name)
+        way, *rest = candidate.name.split(", ")
+        return figures(SPEEDS[way] + (20 if "block" in rest else 0))
+
+    space = SearchSpace(speculation=WAYS, limits=(USUAL, FEWER), verifiers=("standard", "block"))
+    found = screen(space, simulate, Objective.THROUGHPUT)
+    assert [name for name in seen if "standard" in name or "block" in name][:2] == ["n2, standard", "n2, block"]
+    assert [one.candidate.name for one in found[:2]] == ["n2, block", "n2, block, 16 seqs"]
+    assert "auto, block" not in seen
+
+
+def test_auto_with_a_verifier_that_was_set_is_no_auto_that_is_always_run():
+    speeds = {**SPEEDS, "auto": 200}
+    space = SearchSpace(speculation=WAYS, limits=(USUAL,), verifiers=("block",))
+    found = screen(
+        space, lambda one: figures(speeds[one.name.split(",")[0]] - 50 * ("block" in one.name)), Objective.THROUGHPUT
+    )
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["auto"]
+
+
 def test_finalists_are_near_the_best_and_auto_is_always_one():
     found, _ = screened(limits=(USUAL,))
     assert [one.name for one in finalists(found, Objective.THROUGHPUT, 2)] == ["n2", "n3", "auto"]

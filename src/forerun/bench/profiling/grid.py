@@ -78,6 +78,11 @@ class ProfileGrid:
             for num_sequences in sorted(set(self.num_sequences)):
                 yield Cell(num_sequences, context)
 
+    @property
+    def num_measurements(self) -> int:
+        """Batches and prompts of a round."""
+        return len(list(self.cells())) + len(set(self.input_lengths))
+
     def lengths_for(self, num_sequences: int) -> tuple[int, ...]:
         """The draft lengths that a batch is measured with: those of no more than `MOST_ROWS` rows."""
         lengths = sorted(set(self.draft_lengths), reverse=True)

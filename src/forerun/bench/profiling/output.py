@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from forerun.bench.profiling.step_sweep import DECODE, MeasuredStep, RoundResult
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
+    FREE,
     LEAST_POINTS,
     PREFILL_FILE,
     DecodePoint,
@@ -51,7 +53,8 @@ def write_outputs(
     steps = [step for one in rounds for step in one.steps]
     write_sweep(folder / SWEEP_FILE, steps)
     prefill = prefill_points(rounds)
-    write_prefill(folder / PREFILL_FILE, prefill)
+    num_gpus = profile.tensor_parallel_size
+    write_prefill(folder / PREFILL_FILE, prefill, num_gpus=num_gpus)
     max_kv_tokens = profile.num_blocks * profile.block_size
     cells = step_medians(steps, draft_length=draft_length)
     if not _interpolated(cells):
@@ -63,7 +66,7 @@ def write_outputs(
     for length in _interpolated(cells):
         points = decode_points(profile, cells, chosen.name, length)
         path = folder / f"decode_k{length}" / "raw_data.npz"
-        write_decode(path, points, max_kv_tokens=max_kv_tokens)
+        write_decode(path, points, max_kv_tokens=max_kv_tokens, num_gpus=num_gpus)
         write_mocker(
             folder / f"mocker_k{length}.npz",
             profile.step_times,
@@ -72,7 +75,7 @@ def write_outputs(
             contexts=[point.context for point in points],
             num_sequences=[point.num_sequences for point in points],
             max_kv_tokens=max_kv_tokens,
-            draft_seconds=_draft_seconds(profile, chosen.name, length),
+            drafting=FREE if chosen.name is None else profile.drafting[chosen.name],
         )
     selected = folder / DECODE_FILE
     selected.parent.mkdir(exist_ok=True)
@@ -81,6 +84,8 @@ def write_outputs(
         return False
     from forerun.bench.profiling.page import write_page  # matplotlib: only when it is needed
 
+    if draft_length is not None:
+        steps = [replace(step, sample=step.sample.with_draft_length(draft_length)) for step in steps]
     write_page(profile, prefill, cells, steps, folder / PAGE_FILE)
     return True
 

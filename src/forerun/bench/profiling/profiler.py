@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import forerun
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
-from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
+from forerun.bench.instruments import (
+    Advance,
+    BandwidthProbe,
+    Clock,
+    Progress,
+    Stopwatch,
+    Work,
+    no_advance,
+    no_progress,
+    read_by_torch,
+)
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes
 from forerun.bench.profiling.drafting import measure_live
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.grid import GRIDS, ROUGH_GRID, ProfileGrid
+from forerun.bench.profiling.grid import GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
@@ -27,6 +37,7 @@ from forerun.bench.replay import drafts_from_text
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
+from forerun.kv.cache import bytes_per_block
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.models.decoder import Decoder
@@ -81,6 +92,7 @@ class Profiler:
         overwrite: begin anew, whatever the folder has.
         progress: is called with the state of the work.
         announce: is called with lines that stay: the estimate, what is left out.
+        advance: is called with the share of the work that is done.
         clock: times the steps.
     """
 
@@ -90,6 +102,7 @@ class Profiler:
     overwrite: bool = False
     progress: Progress = no_progress
     announce: Progress = no_progress
+    advance: Advance = no_advance
     clock: Clock = time.perf_counter
     _started: float = field(default=0.0, init=False)
 
@@ -107,11 +120,15 @@ class Profiler:
         num_ended = len(stages.names())
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
-        rounds = self._rounds(llm, grid, stages)
-        limits = _limits(llm)
+        of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
+        work = Work(of_rounds + of_texts, self.advance)
+        rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
+        limits = _limits(llm, self.target)
         del llm  # its KV memory
+        part = of_texts / (1 + len(self.task.configs))
         recording = self._recording(grid, stages)
-        profile = self._profile(rounds, grid, limits, recording, stages)
+        work.add(part)
+        profile = self._profile(rounds, grid, limits, recording, stages, lambda: work.add(part))
         if not write_outputs(profile, rounds, self.folder):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
         profile.save(self.folder)  # last: a folder with profile.json is whole
@@ -155,7 +172,13 @@ class Profiler:
         task, room = self.task, self._room(llm)
         begun = None if self.overwrite or task.grid is not None else begun_identity(self.folder)
         if begun is not None:
-            return ProfileGrid.from_json(begun["grid"])
+            try:
+                return ProfileGrid.from_json(begun["grid"])
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"{self.folder}: the grid of the profile that was begun is damaged ({error!r}); give another folder, or "
+                    "--overwrite"
+                ) from None
         if task.grid is not None:
             grid = task.grid.within(**room)
             self.announce(f"about {self._estimate(grid, times):.0f} s")
@@ -174,14 +197,16 @@ class Profiler:
         return grids[name]
 
     def _estimate(self, grid: ProfileGrid, times: StepTimeModel) -> float:
+        return SECONDS_TO_FINISH + grid.seconds_of_rounds(times) + self._text_seconds(grid, times)
+
+    def _text_seconds(self, grid: ProfileGrid, times: StepTimeModel) -> float:
         configs, vocab_size = self.task.configs, self.target.model.vocab_size
-        texts = grid.seconds_of_texts(
+        return grid.seconds_of_texts(
             times,
             num_kinds=len(self.task.prompts),
             num_configs=len(configs),
             num_with_model=sum(not drafts_from_text(config, vocab_size) for config in configs.values()),
         )
-        return SECONDS_TO_FINISH + grid.seconds_of_rounds(times) + texts
 
     def _identity(self, llm: LLM, grid: ProfileGrid) -> dict[str, Any]:
         """What the stages depend on."""
@@ -196,6 +221,8 @@ class Profiler:
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
             "block_size": settings.block_size,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "kernel_settings": settings.kernel_settings,
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
             "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
@@ -204,10 +231,12 @@ class Profiler:
             "grid": grid.to_json(),
         }
 
-    def _rounds(self, llm: LLM, grid: ProfileGrid, stages: Stages) -> list[RoundResult]:
-        """All rounds of the sweep: from the folder, or measured now."""
-        kept = {number: stages.get(f"round-{number}") for number in range(grid.rounds)}
+    def _rounds(self, llm: LLM, grid: ProfileGrid, stages: Stages, work: Work, *, seconds: float) -> list[RoundResult]:
+        """All rounds of the sweep, which take about so many seconds: from the folder, or measured now."""
+        of_round, num_jobs = seconds / (NUM_WARMUP_ROUNDS + grid.rounds), grid.num_measurements
+        kept = {number: stages.load(f"round-{number}", RoundResult.from_json) for number in range(grid.rounds)}
         missing = [number for number, found in kept.items() if found is None]
+        work.add(of_round * (grid.rounds - len(missing) if missing else grid.rounds + NUM_WARMUP_ROUNDS))
         if missing:
             probe, meter = self._instruments(llm)
             if meter.has_sensor:
@@ -215,12 +244,13 @@ class Profiler:
                 meter.rest(REST_SECONDS)
             self.progress("computing the contexts")
             with step_sweep(llm, grid, probe, meter, clock=self.clock) as sweep:
-                sweep.warm_up(self.progress)
+                sweep.warm_up(work.counted(self.progress, seconds=of_round, count=NUM_WARMUP_ROUNDS * num_jobs))
                 for number in missing:
-                    found = sweep.run_round(number, self._with_place("round", grid.rounds, number)).to_json()
-                    stages.keep(f"round-{number}", found)
+                    progress = self._with_place("round", grid.rounds, number)
+                    found = sweep.run_round(number, work.counted(progress, seconds=of_round, count=num_jobs))
+                    stages.keep(f"round-{number}", found.to_json())
                     kept[number] = found
-        return [RoundResult.from_json(found) for found in kept.values() if found is not None]
+        return [found for found in kept.values() if found is not None]
 
     def _with_place(self, name: str, count: int, number: int) -> Progress:
         return lambda line: self.progress(f"{name} {number + 1} of {count}: {line}")
@@ -251,6 +281,7 @@ class Profiler:
         limits: dict[str, Any],
         recording: Recording,
         stages: Stages,
+        on_drafter: Callable[[], None],
     ) -> Profile:
         drafting: dict[str, DraftingCost] = {}
         acceptance: dict[str, AcceptanceProfile] = {}
@@ -259,13 +290,13 @@ class Profiler:
             stage = f"drafter-{number}"
             if stages.get(stage) is None:
                 stages.keep(stage, self._measure_drafter(name, number, config, recording))
-            found = stages.get(stage)
+            found = stages.load(stage, _MeasuredDrafter.from_json)
             assert found is not None, "it was kept"
-            drafting[name] = DraftingCost.from_json(found["cost"])
-            for key, one in found["acceptance"].items():
-                acceptance[key] = AcceptanceProfile.from_json(one)
-            if found["trace"] is not None:
-                traces[name] = self.folder / found["trace"]
+            drafting[name] = found.cost
+            acceptance |= found.acceptance
+            if found.trace is not None:
+                traces[name] = self.folder / found.trace
+            on_drafter()
         speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
         watts = [one.watts for one in rounds if one.watts is not None]
         idle_watts = [one.idle_watts for one in rounds if one.idle_watts is not None]
@@ -321,6 +352,20 @@ class Profiler:
         }
 
 
+class _MeasuredDrafter(NamedTuple):
+    """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder."""
+
+    cost: DraftingCost
+    acceptance: dict[str, AcceptanceProfile]
+    trace: str | None
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> _MeasuredDrafter:
+        """What `Profiler` kept."""
+        acceptance = {key: AcceptanceProfile.from_json(one) for key, one in record["acceptance"].items()}
+        return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"])
+
+
 def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:
     """Acceptance by class of prompts; classes whose texts are too short for a draft have none."""
     found = {}
@@ -337,9 +382,13 @@ def machine_name(llm: LLM) -> str:
     return describe_machine(llm.device).partition("; ")[0]
 
 
-def _limits(llm: LLM) -> dict[str, Any]:
+def _limits(llm: LLM, target: LoadedTarget) -> dict[str, Any]:
     """What an engine of this model is, in the fields of `Profile`."""
     model, parts = llm.executor.model, llm.engine.parts
+    heads = {} if target.ranks is None else {"num_kv_heads": target.ranks.num_kv_heads}
+    block_bytes = bytes_per_block(
+        [replace(spec, **heads) for spec in model.kv_specs], block_size=parts.block_size, dtype=model.dtype
+    )
     config = model.config if isinstance(model, Decoder) else None
     kv_bytes = None
     if isinstance(model, Decoder) and config is not None:
@@ -350,6 +399,10 @@ def _limits(llm: LLM) -> dict[str, Any]:
         "dtype": str(llm.dtype).removeprefix("torch."),
         "weight_bytes": model.weight_bytes if isinstance(model, Decoder) else None,
         "kv_bytes_per_token": kv_bytes,
+        "kv_cache_memory_bytes": parts.pool.num_blocks * block_bytes,
+        "tensor_parallel_size": llm.settings.tensor_parallel_size,
+        "device": llm.device.type,
+        "kernel_settings": llm.settings.kernel_settings,
         "vocab_size": model.vocab_size,
         "num_blocks": parts.pool.num_blocks,
         "block_size": parts.block_size,

@@ -8,16 +8,16 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from forerun.bench.instruments import Progress, no_progress
+from forerun.bench.instruments import Advance, Progress, Work, no_advance, no_progress
 from forerun.bench.load.answer import Answer, LoadRequest
 from forerun.bench.load.client import Endpoint, ask
-from forerun.bench.load.server import DraftCounts, Server, parse_metrics
+from forerun.bench.load.server import PREFIX, DraftCounts, Server, parse_metrics
 from forerun.bench.profiling.grid import Cell, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, digest, open_stages
@@ -29,11 +29,12 @@ from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
 
 TIMEOUT = aiohttp.ClientTimeout(total=30 * 60)  # seconds
 CONFIG = "server"
-"""The name of the configuration that a server runs: it does not say more of it."""
+"""The name of the configuration that a server runs."""
 
 CACHE_INFO = "vllm:cache_config_info"
 LEAST_STEPS = 3  # of all sequences at once, to take a mean of
 NUM_TOKENS = 128  # tokens of each sequence once the prompts are read; drafts write several in a step
+REPEATED = 32  # tokens of a prompt that repeat
 ASKED_AT_ONCE = 4  # prompts whose drafts are counted
 
 
@@ -41,7 +42,7 @@ ASKED_AT_ONCE = 4  # prompts whose drafts are counted
 class ServerTask:
     """A server, what it was started with as far as it does not say so itself, and what is measured.
 
-    `num_kv_tokens`: tokens that its KV memory holds; None: as its metrics say (forerun's and vLLM's do). Prompts of the
+    `speculative_config` is its own; None: it drafts nothing. `num_kv_tokens`: tokens that its KV memory holds; None: as its metrics say (forerun's and vLLM's do). Prompts of the
     sweeps are random token ids below `vocab_size`, which must be in the model's vocabulary.
     """
 
@@ -51,6 +52,10 @@ class ServerTask:
     grid: ProfileGrid
     max_num_seqs: int
     max_num_batched_tokens: int
+    speculative_config: Mapping[str, Any] | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    tensor_parallel_size: int = 1
     num_kv_tokens: int | None = None
     block_size: int = 16
     vocab_size: int = 1000
@@ -60,6 +65,11 @@ class ServerTask:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--server: got {self.url!r}; must be a URL such as http://127.0.0.1:8000")
+        config = self.speculative_config
+        if config is not None and not isinstance(config.get("method"), str):
+            raise ConfigError(
+                f"--speculative-config: got method {config.get('method')!r}; give the one that the server was started with"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,24 @@ class _Facts:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _RoughTimes:
+    """Seconds of a prompt's token and of a step, of one request alone."""
+
+    prompt_token: float
+    step: float
+
+    def of_job(self, job: Cell | int) -> float:
+        """Seconds of a measurement, where steps of many sequences take as long as of one."""
+        if isinstance(job, int):
+            return job * self.prompt_token
+        return job.num_sequences * job.context * self.prompt_token + NUM_TOKENS * self.step
+
+
+def _jobs(grid: ProfileGrid) -> list[Cell | int]:
+    return [*grid.cells(), *sorted(set(grid.input_lengths))]
+
+
 def profile_server(
     task: ServerTask,
     folder: Path,
@@ -79,6 +107,7 @@ def profile_server(
     overwrite: bool = False,
     progress: Progress = no_progress,
     announce: Progress = no_progress,
+    advance: Advance = no_advance,
 ) -> Profile:
     """Measure a server, which must have nothing else to do, and write its profile.
 
@@ -88,7 +117,7 @@ def profile_server(
     Raises:
         ConfigError: the server is not ready, has no such model, refuses a prompt, or does not say what is needed.
     """
-    return asyncio.run(_ServerProfiler(task, folder, overwrite, progress, announce).run())
+    return asyncio.run(_ServerProfiler(task, folder, overwrite, progress, announce, advance).run())
 
 
 @dataclass(slots=True)
@@ -98,6 +127,7 @@ class _ServerProfiler:
     overwrite: bool
     progress: Progress
     announce: Progress
+    advance: Advance
     _random: random.Random = field(default_factory=random.Random)  # no seed: a server may know earlier prompts
 
     async def run(self) -> Profile:
@@ -111,15 +141,35 @@ class _ServerProfiler:
                 max_num_seqs=self.task.max_num_seqs,
                 num_slots=facts.num_blocks * facts.block_size,
             )
+            await self._check_speculation(grid, server, session)
             stages = open_stages(self.folder, self._identity(facts, grid), overwrite=self.overwrite)
-            rounds = [await self._round(number, grid, server, session, stages) for number in range(grid.rounds)]
+            num_ended = len(stages.names())
+            if num_ended:
+                self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
+            times = await self._rough_times(grid, session, stages)
+            of_round = sum(map(times.of_job, _jobs(grid)))
+            of_texts = (
+                times.step
+                * grid.max_tokens
+                * sum(-(-len(texts[: grid.num_texts]) // ASKED_AT_ONCE) for texts in self.task.prompts.values())
+            )
+            work = Work(grid.rounds * of_round + of_texts, self.advance)
+            self.announce(f"about {work.seconds:.0f} s")
             acceptance = await self._acceptance(grid, server, session, stages)
+            work.add(of_texts)
+            rounds = [
+                await self._round(number, grid, server, session, stages, work, times) for number in range(grid.rounds)
+            ]
         length = acceptance[CONFIG].num_places if acceptance else 0
+        samples = [step.sample.with_draft_length(length) for one in rounds for step in one.steps]
+        step_times = StepTimeModel.fit(samples)
         profile = Profile(
             model=self.task.model,
             machine=self.task.url,
             kernels=SERVERS_KERNELS,
-            dtype="unknown",
+            dtype=self.task.dtype,
+            quantization=self.task.quantization,
+            tensor_parallel_size=self.task.tensor_parallel_size,
             version=facts.version,
             gigabytes_per_second=None,
             weight_bytes=None,
@@ -130,8 +180,10 @@ class _ServerProfiler:
             max_num_seqs=self.task.max_num_seqs,
             max_num_batched_tokens=self.task.max_num_batched_tokens,
             max_model_len=facts.max_model_len,
-            step_times=StepTimeModel.fit([step.sample for one in rounds for step in one.steps]),
-            configs={CONFIG: {"num_speculative_tokens": length}} if acceptance else {},
+            step_times=step_times,
+            served_steps={CONFIG: step_times} if acceptance else {},
+            has_plain_steps=not acceptance,
+            configs={CONFIG: dict(self.task.speculative_config or {})} if acceptance else {},
             drafting={CONFIG: DraftingCost()} if acceptance else {},
             acceptance=acceptance,
             conditions={
@@ -141,10 +193,7 @@ class _ServerProfiler:
                 "seconds": round(time.monotonic() - started, 1),
             },
         )
-        decoding = [step for one in rounds for step in one.steps if step.sweep == DECODE]
-        num_drafted = sum(step.sample.num_draft_tokens for step in decoding)
-        mean_length = round(num_drafted / max(1, sum(step.num_sequences for step in decoding)))
-        if not write_outputs(profile, rounds, self.folder, draft_length=mean_length):
+        if not write_outputs(profile, rounds, self.folder, draft_length=length):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
         profile.save(self.folder)
         return profile
@@ -157,6 +206,10 @@ class _ServerProfiler:
             "version": facts.version,
             "max_num_seqs": task.max_num_seqs,
             "max_num_batched_tokens": task.max_num_batched_tokens,
+            "speculative_config": None if task.speculative_config is None else dict(task.speculative_config),
+            "dtype": task.dtype,
+            "quantization": task.quantization,
+            "tensor_parallel_size": task.tensor_parallel_size,
             "max_model_len": facts.max_model_len,
             "prompts_digest": {kind: digest(list(texts)) for kind, texts in task.prompts.items()},
             "num_kv_tokens": facts.num_blocks * facts.block_size,
@@ -202,22 +255,63 @@ class _ServerProfiler:
             block_size=block_size,
         )
 
+    async def _check_speculation(self, grid: ProfileGrid, server: Server, session: aiohttp.ClientSession) -> None:
+        """Hold what the user says of the server's drafts against its counters, on a prompt of each class.
+
+        Raises:
+            ConfigError: it drafts and should not, or does not count its drafts.
+        """
+        url, config = self.task.url, self.task.speculative_config
+        if config is not None:
+            if await server.draft_counts() is None:
+                raise ConfigError(
+                    f"--speculative-config: {url}/metrics has no {PREFIX}*, by which acceptance is measured; start the server "
+                    "without speculation, or profile one that counts its drafts"
+                )
+            return
+        first = [texts[0] for texts in self.task.prompts.values()]
+        if await self._fate(first, grid.max_tokens, server, session) is not None:
+            raise ConfigError(
+                f"--speculative-config: {url} drafts, by its own counters; say what it was started with, e.g. "
+                "--speculative-config.method suffix --speculative-config.num-speculative-tokens 8"
+            )
+
     async def _text(self, session: aiohttp.ClientSession, path: str) -> str | None:
         async with session.get(f"{self.task.url}{path}", headers=self.task.headers) as response:
             return await response.text() if response.status == 200 else None
 
+    async def _rough_times(self, grid: ProfileGrid, session: aiohttp.ClientSession, stages: Stages) -> _RoughTimes:
+        """What prompts and steps take, roughly: at most, as the first request of a server may be slow."""
+        kept = stages.load("estimate", lambda record: _RoughTimes(**record))
+        if kept is not None:
+            return kept
+        self.progress("a prompt, to estimate the rest")
+        longest = max(grid.input_lengths)
+        (answer,) = await self._ask_all(session, [self._request(longest, 16)])
+        chunks = [chunk.seconds for chunk in answer.chunks]
+        step = (chunks[-1] - chunks[0]) / max(1, len(chunks) - 1) if chunks else 0.0
+        found = _RoughTimes(max(answer.ttft, 1e-3) / longest, max(step, 1e-3))
+        stages.keep("estimate", asdict(found))
+        return found
+
     async def _round(
-        self, number: int, grid: ProfileGrid, server: Server, session: aiohttp.ClientSession, stages: Stages
+        self,
+        number: int,
+        grid: ProfileGrid,
+        server: Server,
+        session: aiohttp.ClientSession,
+        stages: Stages,
+        work: Work,
+        times: _RoughTimes,
     ) -> RoundResult:
         """Each prompt length and each batch once, in an order of its own; kept when it ends."""
-        kept = stages.get(f"round-{number}")
+        kept = stages.load(f"round-{number}", RoundResult.from_json)
+        jobs = _jobs(grid)
         if kept is not None:
-            return RoundResult.from_json(kept)
+            work.add(sum(map(times.of_job, jobs)))
+            return kept
         result = RoundResult(gigabytes_per_second=None)
-        jobs: list[Cell | int] = [*grid.cells(), *sorted(set(grid.input_lengths))]
         random.Random(number).shuffle(jobs)
-        if not number:  # the first request of a server may be slow
-            await self._ask_all(session, [self._request(grid.input_lengths[0], 8)])
         for place, job in enumerate(jobs):
             self.progress(f"round {number + 1} of {grid.rounds}: {place} of {len(jobs)} measurements")
             if isinstance(job, int):
@@ -231,6 +325,7 @@ class _ServerProfiler:
                 found = await self._measure_batch(job, server, session)
                 if found is not None:
                     result.steps.append(_step(DECODE, number, job, found))
+            work.add(times.of_job(job))
         stages.keep(f"round-{number}", result.to_json())
         return result
 
@@ -260,20 +355,31 @@ class _ServerProfiler:
         self, grid: ProfileGrid, server: Server, session: aiohttp.ClientSession, stages: Stages
     ) -> dict[str, AcceptanceProfile]:
         """What became of the server's drafts by class of prompts, by its own counters; empty where it drafts nothing."""
-        kept = stages.get("drafter")
-        if kept is None:
-            kept = {}
-            total = _Fate()
-            for kind, texts in self.task.prompts.items():
-                self.progress(f"drafts on {kind}")
-                fate = await self._fate(texts[: grid.num_texts], grid.max_tokens, server, session)
-                if fate is not None:
-                    kept[f"{CONFIG}/{kind}"] = fate.profile().to_json()
-                    total.add(fate)
-            if kept:
-                kept = {CONFIG: total.profile().to_json()} | kept
-            stages.keep("drafter", kept)
-        return {name: AcceptanceProfile.from_json(record) for name, record in kept.items()}
+
+        def parse(record: dict[str, Any]) -> dict[str, AcceptanceProfile]:
+            return {name: AcceptanceProfile.from_json(one) for name, one in record.items()}
+
+        kept = stages.load("drafter", parse)
+        if kept is not None:
+            return kept
+        total, fates = _Fate(), {}
+        for kind, texts in self.task.prompts.items():
+            self.progress(f"drafts on {kind}")
+            fate = await self._fate(texts[: grid.num_texts], grid.max_tokens, server, session)
+            if fate is not None:
+                fates[f"{CONFIG}/{kind}"] = fate
+                total.add(fate)
+        if not fates and self.task.speculative_config is not None:
+            raise ConfigError(
+                f"--speculative-config: {self.task.url} drafted nothing for these prompts; profile it without speculation, or "
+                "give --prompts that it drafts for"
+            )
+        found = {}
+        if fates:
+            whole = total.profile()
+            found = {CONFIG: whole} | {name: fate.profile(whole.num_places) for name, fate in fates.items()}
+        stages.keep("drafter", {name: one.to_json() for name, one in found.items()})
+        return found
 
     async def _fate(
         self, texts: Sequence[str], max_tokens: int, server: Server, session: aiohttp.ClientSession
@@ -291,7 +397,10 @@ class _ServerProfiler:
         return _Fate.of(drafts, num_tokens)
 
     def _request(self, num_tokens: int, output_len: int) -> LoadRequest:
-        return LoadRequest(self._random.choices(range(10, self.task.vocab_size), k=num_tokens), output_len)
+        """A prompt of random tokens; for a server that drafts some of them again and again, so that look-ups find drafts."""
+        num_random = num_tokens if self.task.speculative_config is None else min(num_tokens, REPEATED)
+        ids = self._random.choices(range(10, self.task.vocab_size), k=num_random)
+        return LoadRequest((ids * -(-num_tokens // num_random))[:num_tokens], output_len)
 
     async def _ask_all(
         self, session: aiohttp.ClientSession, requests: Sequence[LoadRequest], *, chat: bool = False
@@ -338,8 +447,15 @@ class _Fate:
         padded = [counts + [0] * (length - len(counts)) for counts in (self.num_stood, other.num_stood)]
         self.num_stood = [one + two for one, two in zip(*padded, strict=True)]
 
-    def profile(self) -> AcceptanceProfile:
-        return AcceptanceProfile.of_counts(CONFIG, self.num_steps, self.num_stood)
+    def profile(self, num_places: int | None = None) -> AcceptanceProfile:
+        """The rates, of so many places: what was never reached does not stand; None: of all that were reached."""
+        found = AcceptanceProfile.of_counts(CONFIG, self.num_steps, self.num_stood)
+        beyond = 0 if num_places is None else num_places - found.num_places
+        return replace(
+            found,
+            conditional=(*found.conditional, *[0.0] * beyond),
+            num_reached=(*found.num_reached, *[0] * beyond),
+        )
 
 
 def mean_step(answers: Sequence[Answer]) -> float | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, write_json
+
+T = TypeVar("T")
 
 STAGES = "stages"
 IDENTITY_FILE = "identity.json"
@@ -45,6 +47,23 @@ class Stages:
             return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} is damaged ({error}); delete it, so that this stage is measured again") from None
+
+    def load(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        """What a stage found, made of its record, or None if it has not ended.
+
+        Raises:
+            ConfigError: its file is damaged.
+        """
+        record = self.get(name)
+        if record is None:
+            return None
+        try:
+            return parse(record)
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"{self.path(name)} is damaged ({why}); delete it, so that this stage is measured again"
+            ) from None
 
     def keep(self, name: str, record: Mapping[str, Any]) -> None:
         """Keep what a stage found."""
@@ -83,7 +102,9 @@ def begun_identity(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"got a {type(found).__name__} for an object")
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); give another folder, or --overwrite") from None
     return found

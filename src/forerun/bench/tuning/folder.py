@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forerun.errors import ConfigError
+from forerun.plan.step_times import StepTimeModel
 from forerun.plan.tuning.candidates import Candidate
 from forerun.plan.tuning.confirmation import Round
 from forerun.plan.tuning.run_figures import RunFigures
 from forerun.plan.tuning.screening import Screened
+
+T = TypeVar("T")
 
 SERVE_FILE, REPORT_FILE, PICTURE_FILE = "serve.yaml", "tuning.json", "pareto.svg"
 
@@ -34,7 +37,7 @@ class TuningFolder:
         self.identity = json.loads(json.dumps(identity))
         settings = path / "settings.json"
         if settings.exists():
-            _refuse_other(_read(settings), self.identity, path)
+            _refuse_other(_parsed(settings, dict) or {}, self.identity, path)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"--output: {path} exists and is no folder of a tuning; give another")
         else:
@@ -52,19 +55,27 @@ class TuningFolder:
         """The file of what it said after drafted tokens meanwhile."""
         return self.path / f"rows{_suffix(quantization)}.npz"
 
-    def step_times(self, quantization: str | None) -> Path:
-        """The file of what its steps take."""
+    def step_times(self, quantization: str | None) -> StepTimeModel | None:
+        """What its steps take; None if that is still to be measured."""
+        return _parsed(self._steps_file(quantization), StepTimeModel.from_json)
+
+    def keep_step_times(self, quantization: str | None, found: StepTimeModel) -> None:
+        """Keep what its steps take."""
+        write(self._steps_file(quantization), found.to_json())
+
+    def _steps_file(self, quantization: str | None) -> Path:
         return self.path / f"steps{_suffix(quantization)}.json"
 
     def screened(self) -> list[Screened] | None:
         """What was simulated, best first; None if that is still to be done."""
-        file = self.path / "screening.json"
-        if not file.exists():
-            return None
-        return [
-            Screened(candidate=Candidate.from_json(one["candidate"]), figures=RunFigures.from_json(one["figures"]))
-            for one in _read(file)["screened"]
-        ]
+
+        def parse(record: Any) -> list[Screened]:
+            return [
+                Screened(candidate=Candidate.from_json(one["candidate"]), figures=RunFigures.from_json(one["figures"]))
+                for one in record["screened"]
+            ]
+
+        return _parsed(self.path / "screening.json", parse)
 
     def keep_screened(self, screened: Sequence[Screened], probed: Sequence[str]) -> None:
         """Keep what was simulated."""
@@ -73,15 +84,15 @@ class TuningFolder:
 
     def probed(self) -> list[str]:
         """The candidates for which a short real run stood in for replayed drafts."""
-        file = self.path / "screening.json"
-        return list(_read(file)["probed"]) if file.exists() else []
+        return _parsed(self.path / "screening.json", lambda record: [str(name) for name in record["probed"]]) or []
 
     def rounds(self) -> list[Round]:
         """The complete rounds of real runs."""
-        file = self.path / "rounds.json"
-        if not file.exists():
-            return []
-        return [{name: RunFigures.from_json(run) for name, run in one.items()} for one in _read(file)]
+
+        def parse(record: Any) -> list[Round]:
+            return [{name: RunFigures.from_json(run) for name, run in one.items()} for one in record]
+
+        return _parsed(self.path / "rounds.json", parse) or []
 
     def add_round(self, done: Round) -> None:
         """Keep one more round."""
@@ -90,8 +101,11 @@ class TuningFolder:
 
     def seconds(self) -> dict[str, float]:
         """What each stage has taken, all pieces of an interrupted tuning together."""
-        file = self.path / "seconds.json"
-        return _read(file) if file.exists() else {}
+
+        def parse(record: Any) -> dict[str, float]:
+            return {name: float(seconds) for name, seconds in record.items()}
+
+        return _parsed(self.path / "seconds.json", parse) or {}
 
     def spend(self, stage: str, seconds: float) -> None:
         """Note that a stage took so much more."""
@@ -111,6 +125,22 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); delete it, and it is made anew") from None
+
+
+def _parsed(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """What a file holds; None where there is none.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    if not path.exists():
+        return None
+    record = _read(path)
+    try:
+        return parse(record)
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path}: is damaged ({why}); delete it, and it is made anew") from None
 
 
 def _suffix(quantization: str | None) -> str:

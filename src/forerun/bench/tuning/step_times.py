@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import forerun
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import BandwidthProbe, Progress, Stopwatch, read_by_torch
+from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import MIXED_ROWS, ProfileGrid
 from forerun.bench.profiling.step_sweep import step_sweep
 from forerun.bench.tuning.requests import TuningWorkload
 from forerun.config.settings import EngineSettings
+from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepTimeModel
@@ -21,6 +25,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
 NUM_ROUNDS, NUM_STEPS = 1, 2  # after one that warms up; of each draft length in each batch
 LEAST_CONTEXT = 16
+
+LoadTarget = Callable[[str | None], LoadedTarget]
+"""Loads the model, its weights in a format or (None) as they are stored."""
 
 
 def step_grid(workload: TuningWorkload, max_num_seqs: int) -> ProfileGrid:
@@ -73,6 +80,33 @@ def measure_step_times(
             result = sweep.run_round(number, lambda line, n=number: progress(f"step times, round {n + 1}: {line}"))  # type: ignore[misc]
             samples += [step.sample for step in result.steps]
     return StepTimeModel.fit(samples)
+
+
+def check_profile(
+    profile: Profile, settings: EngineSettings, quantizations: Sequence[str | None], load_target: LoadTarget
+) -> None:
+    """Refuse a profile of something else than what is tuned, whose step times would decide.
+
+    Raises:
+        ConfigError: it is of another model, machine, version or number format, or computed otherwise.
+    """
+    if profile.quantization not in quantizations:
+        raise ConfigError(
+            f"profile: it is of weights in the format {profile.quantization}, and tuned are "
+            f"{', '.join(map(str, quantizations))}; give another profile, or leave it out"
+        )
+    settings = replace(settings, quantization=profile.quantization)
+    target = load_target(profile.quantization)
+    llm = make_engine("profile", target, settings, None, num_sequences=1, longest=LEAST_CONTEXT)
+    profile.check_fits(
+        model=settings.model,
+        machine=describe_machine(target.model.device).partition("; ")[0],
+        version=forerun.__version__,
+        kernels=describe_kernels(llm),
+        dtype=str(llm.dtype).removeprefix("torch."),
+        tensor_parallel_size=settings.tensor_parallel_size,
+        kernel_settings=settings.kernel_settings,
+    )
 
 
 def step_times_today(profile: Profile, target: LoadedTarget) -> StepTimeModel:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -17,11 +16,11 @@ from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
 from forerun.bench.tuning.estimate import Estimate
-from forerun.bench.tuning.folder import TuningFolder, write
+from forerun.bench.tuning.folder import TuningFolder
 from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.requests import KIND, TuningWorkload
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
-from forerun.bench.tuning.step_times import measure_step_times, step_times_today
+from forerun.bench.tuning.step_times import LoadTarget, measure_step_times, step_times_today
 from forerun.bench.tuning.target_rows import NUM_DRAFTED, RECORDED_AT_ONCE, TargetRows, noting_drafter
 from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
@@ -41,9 +40,6 @@ from forerun.plan.tuning.tuning_report import TuningReport
 
 PROBED_SHARE = 8
 """One prompt in so many is answered to probe a drafter that computes with a model."""
-
-LoadTarget = Callable[[str | None], LoadedTarget]
-"""Loads the model, its weights in a format or (None) as they are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +134,8 @@ class Tuner:
             num_finalists=settings.num_finalists + 2,
             num_with_model=sum(
                 not drafts_from_text(config, target.model.vocab_size) for config in settings.space.speculation.values()
-            ),
+            )
+            + len(settings.space.verifiers),
         )
 
     def tune(self) -> TuningReport:
@@ -305,16 +302,16 @@ class Tuner:
 
     def _step_times(self, target: LoadedTarget, engine: EngineSettings) -> StepTimeModel:
         """What a step takes: from the folder, or measured now."""
-        file = self.folder.step_times(engine.quantization)
-        if file.exists():
-            return StepTimeModel.from_json(json.loads(file.read_text(encoding="utf-8")))
+        kept = self.folder.step_times(engine.quantization)
+        if kept is not None:
+            return kept
         with self._stage("measure_steps"):
             if self.profile is not None and self.profile.quantization == engine.quantization:
                 model = step_times_today(self.profile, target)
             else:
                 limits = self.settings.space.usual
                 model = measure_step_times(target, engine, self.settings.workload, limits, self.progress)
-        write(file, model.to_json())
+        self.folder.keep_step_times(engine.quantization, model)
         return model
 
     @contextmanager

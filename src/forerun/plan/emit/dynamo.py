@@ -19,6 +19,7 @@ from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PR
 from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
 from forerun.plan.emit.speculation import drafter_kv_notes, vllm_notes
 from forerun.plan.emit.vllm import engine_options
+from forerun.plan.profile import PROFILE_FILE
 
 VERSION = "1.6.1"
 REGISTRY = "nvcr.io/nvidia/ai-dynamo"
@@ -45,6 +46,8 @@ def dynamo(request: EmitRequest) -> Emission:
     """The graph in both versions, the ConfigMap of the planner, a script for one machine, the mocker's options."""
     if request.profile_folder is None:
         raise ConfigError("--profile: Dynamo's planner reads measured latencies; give the folder of forerun profile")
+    if (request.profile_folder / PROFILE_FILE).is_file():  # Dynamo's own profiler writes none
+        request.profile()
     measured = measured_length(request.profile_folder, _num_drafted(request))
     profile_data = read_profile_data(request.profile_folder, measured)
     workers = _workers(request)
@@ -57,6 +60,7 @@ def dynamo(request: EmitRequest) -> Emission:
     notes = [
         f"the secret {SECRET} must hold HF_TOKEN where the model needs one",
         f"the planner has a budget of {request.plan.replicas} engines, the plan's: raise max_gpu_budget for more",
+        *_sla_notes(request),
         *vllm_notes(request.plan.speculative_config),
         *_traps(request, measured),
     ]
@@ -167,27 +171,52 @@ def graph_v1alpha1(request: EmitRequest, workers: list[_Worker]) -> dict[str, An
 
 
 def mocker_script(request: EmitRequest, measured: int | None) -> str:
-    """A worker of Dynamo's mocker with the profile's times: the plan's engines without a GPU.
+    """Dynamo's mocker with the profile's times: the plan's engines without a GPU, prefill and decode apart as planned.
 
     It takes the times of whole steps, since it draws by itself how many drafted tokens each yields.
     """
+    commands = [_mocker_words(request, measured, worker) for worker in _workers(request)]
+    return script(commands[0]) if len(commands) == 1 else _all_at_once(commands)
+
+
+def _mocker_words(request: EmitRequest, measured: int | None, worker: _Worker) -> list[str]:
     engine = request.plan.engine
     words = ["python", "-m", "dynamo.mocker", "--model-path", request.model, *WITHOUT_SERVICES]
     folder = request.profile_folder
     times = folder if folder is None or measured is None else folder / f"mocker_k{measured}.npz"
-    words += ["--planner-profile-data", str(times), "--num-workers", str(request.plan.replicas)]
+    words += ["--planner-profile-data", str(times), "--num-workers", str(worker.replicas)]
+    words += [] if worker.mode is None else ["--disaggregation-mode", worker.mode]
     words += ["--max-num-seqs", str(engine.max_num_seqs), "--max-model-len", str(engine.max_model_len)]
     words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--block-size", str(engine.block_size)]
     rates = (request.plan.acceptance or {}).get("conditional_accept_rates", [])
     length = min(_num_drafted(request), MOST_MOCKED_TOKENS, len(rates))
-    if length:
+    if length and worker.mode != "prefill":
         words += [
             "--aic-nextn",
             str(length),
             "--aic-nextn-accept-rates",
             ",".join(f"{rate:g}" for rate in rates[:length]),
         ]
-    return script(words)
+    return words
+
+
+def _sla_notes(request: EmitRequest) -> list[str]:
+    """What of the SLA Dynamo's planner does not hold."""
+    sla = request.plan.sla
+    notes = [
+        f"Dynamo's planner holds mean latencies against the limits: it has no share of requests, as the plan's {sla.attainment:.0%}"
+    ]
+    if sla.e2el is not None:
+        notes.append(f"Dynamo's planner has no limit of e2el, as the plan's {1e3 * sla.e2el:g} ms: it is left out")
+    if sla.icl is not None:
+        limit = f"{1e3 * sla.icl:g} ms between two messages (icl)"
+        if sla.tpot is not None:
+            notes.append(f"Dynamo's planner has no limit of {limit}, beside that of the time per token: it is left out")
+        else:
+            notes.append(
+                f"the planner's itl_ms is the plan's limit of {limit}; Dynamo means the time per token, which is less"
+            )
+    return notes
 
 
 def _traps(request: EmitRequest, measured: int | None) -> list[str]:
@@ -277,5 +306,10 @@ def _launch_script(request: EmitRequest, workers: list[_Worker]) -> str:
     """A frontend and one engine of each kind on this machine, in the background; they end with the script."""
     commands = [["python", "-m", "dynamo.frontend", "--http-port", '"${PORT:-8000}"', *WITHOUT_SERVICES]]
     commands += [["python", "-m", *_worker_words(request, worker), *WITHOUT_SERVICES] for worker in workers]
+    return _all_at_once(commands)
+
+
+def _all_at_once(commands: list[list[str]]) -> str:
+    """A script of commands in the background, which end with it."""
     lines = [script(words).removeprefix(SCRIPT_HEAD + "exec ").rstrip() + " &" for words in commands]
     return SCRIPT_HEAD + "trap 'kill 0' EXIT\n" + "\n".join(lines) + "\nwait\n"

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from forerun.plan.deployment_plan import DeploymentPlan
+from forerun.plan.profile import NAMES, Profile
 
 SCRIPT_HEAD = "#!/bin/sh\nset -e\n"
 
@@ -35,6 +36,19 @@ class EmitRequest:
         """A name for deployments: lower case letters, digits and hyphens, as DNS has them (RFC 1123)."""
         words = re.sub(r"[^a-z0-9]+", "-", self.model.rsplit("/", 1)[-1].lower()).strip("-")
         return words[:40].strip("-") or "model"
+
+    def profile(self) -> Profile | None:
+        """The profile of the folder; None where no folder is given.
+
+        Raises:
+            ConfigError: there is none in it, or one of another model, machine, version or way to compute than the plan's.
+        """
+        if self.profile_folder is None:
+            return None
+        found = Profile.load(self.profile_folder)
+        found.check_fits(model=self.plan.model)
+        found.check_fits(**{name: value for name, value in self.plan.profile.items() if name in NAMES})
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
-from forerun.plan.profile import Profile
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
 PORT = 8000
@@ -26,6 +25,7 @@ class _Resources(NamedTuple):
     """What one server of the plan takes; None: not known."""
 
     cores: int | None
+    gpus: int
     kv_bytes: int | None
     memory_mib: int | None
 
@@ -42,15 +42,19 @@ def forerun(request: EmitRequest) -> Emission:
 def compose(request: EmitRequest) -> Emission:
     """A compose file: the replicas, each with its health check."""
     is_one = request.plan.replicas == 1
-    memory = resources_of(request).memory_mib
-    limits = {} if memory is None else {"resources": {"limits": {"memory": f"{memory}M"}}}
+    resources = resources_of(request)
+    memory = resources.memory_mib
+    limits = {} if memory is None else {"limits": {"memory": f"{memory}M"}}
+    gpus = {"driver": "nvidia", "count": resources.gpus, "capabilities": ["gpu"]}
+    reserved = {"reservations": {"devices": [gpus]}} if resources.gpus else {}
+    needed = {"resources": limits | reserved} if limits or reserved else {}
     service: dict[str, Any] = {
         "image": request.image or IMAGE,
         "command": ["serve", "--config", f"{CONFIG_FOLDER}/{CONFIG_FILE}"],
         "environment": ["FORERUN_API_KEY"],  # passed on where it is set
         "ports": [f"127.0.0.1:{PORT}:{PORT}" if is_one else f"127.0.0.1::{PORT}"],
         "volumes": [f"./{CONFIG_FILE}:{CONFIG_FOLDER}/{CONFIG_FILE}:ro", "models:/models"],
-        "deploy": {"replicas": request.plan.replicas} | limits,
+        "deploy": {"replicas": request.plan.replicas} | needed,
         "healthcheck": {
             "test": ["CMD", "python", "-c", HEALTH_CHECK],
             "interval": "10s",
@@ -70,7 +74,9 @@ def compose(request: EmitRequest) -> Emission:
         CONFIG_FILE: yaml_text(server_options(request)),
     }
     together = "give each server cores of its own with cpuset: those that share cores wait for each other"
-    notes = (_image_note(request), *_resource_notes(request), *_several(request), *(() if is_one else (together,)))
+    if resources.gpus:
+        together = "docker gives all of these servers the same GPUs: write a service for each, with device_ids in place of count"
+    notes = (*_image_notes(request), *_resource_notes(request), *_several(request), *(() if is_one else (together,)))
     return Emission(files=files, notes=notes)
 
 
@@ -136,7 +142,7 @@ def kubernetes(request: EmitRequest) -> Emission:
         },
     )
     notes = (
-        _image_note(request),
+        *_image_notes(request),
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
         *_resource_notes(request),
     )
@@ -154,40 +160,49 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
         raise ConfigError(
             "layout: forerun's servers compute prompts and answers; plan with --layout aggregated, or emit to dynamo or trtllm"
         )
+    engine = plan.engine
     options: dict[str, Any] = {
         "model": request.model,
-        "max-num-seqs": plan.engine.max_num_seqs,
-        "max-num-batched-tokens": plan.engine.max_num_batched_tokens,
-        "max-model-len": plan.engine.max_model_len,
-        "dtype": plan.engine.dtype,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "max-model-len": engine.max_model_len,
+        "block-size": engine.block_size,
+        "dtype": engine.dtype,
+        "tensor-parallel-size": engine.tensor_parallel_size,
     }
+    if engine.device is not None:
+        options["device"] = engine.device
     kv_bytes = resources_of(request).kv_bytes
     if kv_bytes is not None:
         options["kv-cache-memory-bytes"] = kv_bytes
-    if plan.engine.quantization is not None:
-        options["quantization"] = plan.engine.quantization
+    if engine.quantization is not None:
+        options["quantization"] = engine.quantization
+    options |= {name.replace("_", "-"): value for name, value in engine.kernel_settings.items()}
     if plan.speculative_config is None:
         return options | {"no-speculation": True}
     return options | {"speculative-config": plan.speculative_config}
 
 
 def resources_of(request: EmitRequest) -> _Resources:
-    """The cores of the profiled machine, and with the profile's folder the memory of its KV cache and weights.
+    """Cores of the profiled machine and GPUs, and with the profile's folder the memory of its KV cache and weights.
 
     Raises:
-        ConfigError: the folder has no profile, or one of another model.
+        ConfigError: the folder has no profile, or another one than the plan was made from.
     """
     cores = re.search(r"(\d+) cores", str(request.plan.profile.get("machine", "")))
     count = int(cores[1]) if cores else None
-    if request.profile_folder is None:
-        return _Resources(count, None, None)
-    profile = Profile.load(request.profile_folder)
-    profile.check_fits(model=request.plan.model)
-    if profile.kv_bytes_per_token is None or profile.weight_bytes is None:
-        return _Resources(count, None, None)
-    kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
-    total = kv_bytes + WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES
-    return _Resources(count, kv_bytes, math.ceil(total / MIB))
+    engine = request.plan.engine
+    has_gpu = engine.device == "cuda"
+    gpus = engine.tensor_parallel_size if has_gpu else 0
+    profile = request.profile()
+    if profile is None or profile.kv_bytes_per_token is None or profile.weight_bytes is None:
+        return _Resources(count, gpus, None, None)
+    kv_bytes = profile.kv_cache_memory_bytes
+    if kv_bytes is None:
+        kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    total = WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES * engine.tensor_parallel_size
+    total += 0 if has_gpu else kv_bytes  # which lies in the memory of the GPUs
+    return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB))
 
 
 def _pod_resources(resources: _Resources) -> dict[str, Any]:
@@ -195,6 +210,7 @@ def _pod_resources(resources: _Resources) -> dict[str, Any]:
     found = {
         **({} if resources.cores is None else {"cpu": str(resources.cores)}),
         **({} if resources.memory_mib is None else {"memory": f"{resources.memory_mib}Mi"}),
+        **({} if not resources.gpus else {"nvidia.com/gpu": str(resources.gpus)}),
     }
     return {"resources": {"requests": found, "limits": found}} if found else {}
 
@@ -202,13 +218,21 @@ def _pod_resources(resources: _Resources) -> dict[str, Any]:
 def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
     if resources_of(request).memory_mib is None:
         return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
-    return ("the limit of memory is an estimate: the profiled KV cache, the weights twice while loading, and 1 GiB",)
+    kv = "" if request.plan.engine.device == "cuda" else "the profiled KV cache, "
+    return (f"the limit of memory is an estimate: {kv}the weights twice while loading, and 1 GiB for each process",)
 
 
-def _image_note(request: EmitRequest) -> str:
+def _image_notes(request: EmitRequest) -> tuple[str, ...]:
+    device = request.plan.engine.device
+    cuda = (
+        "; the engine that was profiled computed on a GPU: it must hold torch's CUDA build" if device == "cuda" else ""
+    )
+    unknown = ("the profile, of a server, does not say whether an engine has a GPU: add it where one has",)
     if request.image is not None:
-        return f"the image {request.image} must hold forerun with its extra `serve`"
-    return f"the image `{IMAGE}` is that of the repository: docker build -f deploy/Dockerfile -t {IMAGE} ."
+        note = f"the image {request.image} must hold forerun with its extra `serve`{cuda}"
+    else:
+        note = f"the image `{IMAGE}` is that of the repository: docker build -f deploy/Dockerfile -t {IMAGE} .{cuda}"
+    return (note, *(unknown if device is None else ()))
 
 
 def _several(request: EmitRequest) -> tuple[str, ...]:

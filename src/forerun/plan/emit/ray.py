@@ -1,8 +1,8 @@
 """Ray Serve with vLLM's engines: the configuration that `serve deploy` reads, and KubeRay's RayService around it.
 
-Names and keys are those of Ray 2.60: `ServeDeploySchema`, and the arguments of `ray.serve.llm:build_openai_app`; and of
-KubeRay 1.7: the CRD of `RayService` in ray.io/v1. Ray Serve LLM runs vLLM;
-`forerun deploy ray` starts forerun's own replicas.
+Names and keys are those of Ray 2.60, and of 2.56, whose image pods run: `ServeDeploySchema`, and the arguments of
+`ray.serve.llm:build_openai_app`; and of KubeRay 1.7: the CRD of `RayService` in ray.io/v1; read in 2026-11. Ray Serve LLM
+runs vLLM; `forerun deploy ray` starts forerun's own replicas.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def sglang(request: EmitRequest) -> Emission:
         "context-length": engine.max_model_len,
         "max-running-requests": engine.max_num_seqs,
         "chunked-prefill-size": engine.max_num_batched_tokens,
+        "page-size": engine.block_size,
         "tp-size": engine.tensor_parallel_size,
     }
     if plan.speculative_config is not None:

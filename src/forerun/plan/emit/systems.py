@@ -40,4 +40,9 @@ def emit(system: str, request: EmitRequest) -> Emission:
         raise ConfigError(
             f"model: {request.model!r} is a name of forerun's; give the one that {system} knows with --model, a folder or a hub id org/name"
         )
+    config = request.plan.speculative_config
+    if config is not None and not isinstance(config.get("method"), str):
+        raise ConfigError(
+            f"speculative_config: got method {config.get('method')!r}; the plan must name one: give it with --speculative-config"
+        )
     return SYSTEMS[system](request)

@@ -54,8 +54,13 @@ def engine_arguments(request: EmitRequest) -> dict[str, Any]:
 
 
 def check_quantization(request: EmitRequest, system: str) -> None:
-    """Refuse weights that only forerun's kernels compute with."""
-    quantization = request.plan.engine.quantization
+    """Refuse weights that only forerun's kernels compute with, and settings that only they have."""
+    engine = request.plan.engine
+    for name, value in engine.kernel_settings.items():
+        raise ConfigError(
+            f"{name}: {value!r:.80} is a setting of forerun's kernels, {system} has none of it; profile and plan without it"
+        )
+    quantization = engine.quantization
     if quantization is not None:
         raise ConfigError(
             f"quantization: {quantization!r} is computed by forerun's kernels, {system} has its own formats; "

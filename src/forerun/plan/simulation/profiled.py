@@ -27,7 +27,7 @@ from forerun.plan.simulation.simulate import ONE_REPLICA, simulate
 from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 PLAIN = "plain"
-"""The name of decoding without drafts, which every profile has."""
+"""The name of decoding without drafts, which every profile has but that of a server that always drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def profiled_engine(
     Raises:
         ConfigError: the profile has no such configuration or class.
     """
-    step_times = profile.step_times
+    step_times = profile.steps_of(None if name == PLAIN else name)
     if gigabytes_per_second is not None:
         if profile.gigabytes_per_second is None or not gigabytes_per_second > 0:
             raise ConfigError(
@@ -162,7 +162,9 @@ def profiled_engine(
         longest = len(drafting.rates)
     return ProfiledEngine(
         settings=settings,
-        make_control=lambda: control_of(config, longest),
+        make_control=lambda: (
+            FixedLength(num_speculative_tokens=longest) if name in profile.served_steps else control_of(config, longest)
+        ),
         trace=trace,
         watts=profile.watts,
         idle_watts=profile.idle_watts or 0.0,

@@ -1,14 +1,16 @@
-"""Reads traces of requests: mooncake's JSON lines, Azure's CSV, and the results of a load test."""
+"""Reads traces of requests: mooncake's JSON lines and our own request log, Azure's CSV, and the results of a load test."""
 
 from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from forerun.plan.simulation.requests import SimulatedRequest
 MOONCAKE_PIECE = 512  # tokens that a hash id of mooncake's traces names
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LOAD_TEST_KEYS = ("start_times", "input_lens", "output_lens")
+LOG_KEY, LOG_VERSION = "request_log", 1
+"""What the first line of a request log has, and the version of the format."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +45,23 @@ class _Line:
         return value
 
     def number_of(self, name: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.error(f"got {name}={value!r}; must be a number")
-        return float(value)
+        try:
+            if not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value):
+                return float(value)
+        except OverflowError:  # an integer beyond all doubles
+            pass
+        raise self.error(f"got {name}={value!r:.60}; must be a number")
 
 
 def read_trace(path: Path, *, piece_size: int = MOONCAKE_PIECE) -> list[SimulatedRequest]:
-    """Read a trace by its ending: .jsonl mooncake's, .csv Azure's, .json a load test's; the first request arrives at 0.
+    """Read a trace by its ending; the first request arrives at 0.
+
+    .jsonl is mooncake's, or the log of `forerun serve --request-log`, which its first line tells; .csv is Azure's, .json a
+    load test's.
 
     Args:
         path: the file.
-        piece_size: tokens that each of mooncake's hash ids names.
+        piece_size: tokens that each of mooncake's hash ids names; a request log says that itself.
 
     Raises:
         ConfigError: the file cannot be read or is none of these; the message names the first bad line.
@@ -67,35 +79,84 @@ def read_trace(path: Path, *, piece_size: int = MOONCAKE_PIECE) -> list[Simulate
     return requests
 
 
-def _read_mooncake(path: Path, piece_size: int) -> list[SimulatedRequest]:
+def _read_json_lines(path: Path, piece_size: int) -> list[SimulatedRequest]:
+    """Mooncake's lines, or those of a request log, whose first one says so."""
+    with path.open(encoding="utf-8") as file:
+        lines = _json_lines(path, file)
+        first = next(lines, None)
+        if first is None:
+            return []
+        if LOG_KEY not in first[1]:
+            return _read_mooncake(chain([first], lines), piece_size)
+        if piece_size != MOONCAKE_PIECE:
+            raise ConfigError(
+                f"piece_size: {path} is a request log, which says itself how long blocks are; leave it out"
+            )
+        return _read_request_log(path, chain([first], lines))
+
+
+def _read_mooncake(lines: Iterable[tuple[_Line, Mapping[str, Any]]], piece_size: int) -> list[SimulatedRequest]:
     """JSON lines with "timestamp" (ms), "input_length", "output_length" and optionally "hash_ids"."""
     times: list[float] = []
-    records: list[tuple[int, int, tuple[int, ...]]] = []
-    with path.open(encoding="utf-8") as file:
-        for line, record in _json_lines(path, file):
-            for key in ("timestamp", "input_length", "output_length"):
-                if key not in record:
-                    raise line.error(f'has no "{key}"; each line needs timestamp (ms), input_length, output_length')
-            _add_time(times, line.number_of("timestamp", record["timestamp"]) / 1e3, line)
-            num_prompt = line.tokens("input_length", record["input_length"])
-            hashes = _hash_ids(line, record.get("hash_ids", []), num_prompt, piece_size)
-            records.append((num_prompt, line.tokens("output_length", record["output_length"]), hashes))
-    return [
-        SimulatedRequest(
-            arrival=time - times[0],
+    found: list[SimulatedRequest] = []
+    for line, record in lines:
+        _check_keys(line, record)
+        _add_time(times, line.number_of("timestamp", record["timestamp"]) / 1e3, line)
+        num_prompt = line.tokens("input_length", record["input_length"])
+        one = SimulatedRequest(
+            arrival=times[-1] - times[0],
             num_prompt_tokens=num_prompt,
-            num_output_tokens=num_output,
-            piece_hashes=hashes,
+            num_output_tokens=line.tokens("output_length", record["output_length"]),
+            piece_hashes=_hash_ids(line, record, -(-num_prompt // piece_size), num_prompt, piece_size),
             piece_size=piece_size,
         )
-        for time, (num_prompt, num_output, hashes) in zip(times, records, strict=True)
-    ]
+        found.append(one)
+    return found
 
 
-def _hash_ids(line: _Line, found: object, num_prompt: int, piece_size: int) -> tuple[int, ...]:
+def _read_request_log(path: Path, lines: Iterable[tuple[_Line, Mapping[str, Any]]]) -> list[SimulatedRequest]:
+    """The log of `forerun serve`: a head for each life of a server, then a line for each completion, as they ended.
+
+    `hash_ids` name the full blocks of a prompt; the rest of it is its own.
+    """
+    found: list[SimulatedRequest] = []
+    block_size = num_without_answer = 0
+    for line, record in lines:
+        if LOG_KEY in record:
+            if record[LOG_KEY] != LOG_VERSION:
+                raise line.error(f"got {LOG_KEY}={record[LOG_KEY]!r:.60}; this forerun reads {LOG_VERSION}: log anew")
+            block_size = line.tokens("block_size", record.get("block_size"))
+            continue
+        _check_keys(line, record)
+        time = _checked(line.number_of("timestamp", record["timestamp"]) / 1e3, line)
+        num_prompt = line.tokens("input_length", record["input_length"])
+        if record["output_length"] == 0:
+            num_without_answer += 1
+            continue
+        one = SimulatedRequest(
+            arrival=time,
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=line.tokens("output_length", record["output_length"]),
+            piece_hashes=_hash_ids(line, record, num_prompt // block_size, num_prompt, block_size),
+            piece_size=block_size,
+        )
+        found.append(one)
+    if num_without_answer:
+        logger.warning("%s: %d requests that ended before their first token are left out", path, num_without_answer)
+    found.sort(key=lambda one: one.arrival)
+    return [replace(one, arrival=one.arrival - found[0].arrival) for one in found]
+
+
+def _check_keys(line: _Line, record: Mapping[str, Any]) -> None:
+    for key in ("timestamp", "input_length", "output_length"):
+        if key not in record:
+            raise line.error(f'has no "{key}"; each line needs timestamp (ms), input_length, output_length')
+
+
+def _hash_ids(line: _Line, record: Mapping[str, Any], wanted: int, num_prompt: int, piece_size: int) -> tuple[int, ...]:
+    found = record.get("hash_ids", [])
     if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
         raise line.error(f"got hash_ids={found!r:.60}; must be a list of integers of 0 or more")
-    wanted = -(-num_prompt // piece_size)
     if found and len(found) != wanted:
         raise line.error(
             f"got {len(found)} hash_ids for {num_prompt} tokens; must be {wanted}, one for each {piece_size} tokens"
@@ -110,16 +171,21 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[_Line, Mappi
         line = _Line(path, number)
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise line.error(f"not JSON ({error}); write one object per line") from None
         if not isinstance(record, dict):
             raise line.error(f"got a {type(record).__name__}; must be an object")
         yield line, record
 
 
-def _add_time(times: list[float], time: float, line: _Line) -> None:
+def _checked(time: float, line: _Line) -> float:
     if time < 0:
         raise line.error(f"got a time of {time:g} s; must be 0 or more")
+    return time
+
+
+def _add_time(times: list[float], time: float, line: _Line) -> None:
+    _checked(time, line)
     if times and time < times[-1]:
         raise line.error(
             f"arrives at {time:g} s, before the line ahead of it ({times[-1]:g} s); sort the trace by time"
@@ -166,7 +232,7 @@ def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
     """What `forerun bench serve` or `vllm bench serve` saves with --save-detailed, or `forerun simulate`: one JSON object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error}); give the result of one load test") from None
     if isinstance(found, list):
         raise ConfigError(
@@ -176,12 +242,20 @@ def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
         raise ConfigError(f"{path}: has no {', '.join(LOAD_TEST_KEYS)}; save a load test with --save-detailed")
     starts, prompts, answers = (found[key] for key in LOAD_TEST_KEYS)
     waits = found.get("queue_times") or [0.0] * len(starts)
-    if len({len(starts), len(prompts), len(answers), len(waits)}) != 1:
-        raise ConfigError(
-            f"{path}: has {len(starts)} start_times, {len(prompts)} input_lens, {len(answers)} output_lens, {len(waits)} "
-            "queue_times; must be as many of each: save the load test again"
-        )
     errors = found.get("errors") or [""] * len(starts)
+    arrays = {
+        "start_times": starts,
+        "input_lens": prompts,
+        "output_lens": answers,
+        "queue_times": waits,
+        "errors": errors,
+    }
+    for name, array in arrays.items():
+        if not isinstance(array, list):
+            raise ConfigError(f"{path}: got {name}={array!r:.60}; must be a list: save the load test again")
+    if len(set(map(len, arrays.values()))) != 1:
+        counts = ", ".join(f"{len(array)} {name}" for name, array in arrays.items())
+        raise ConfigError(f"{path}: has {counts}; must be as many of each: save the load test again")
     times: list[float] = []
     lengths: list[tuple[int, int]] = []
     for number, (start, wait, num_prompt, num_output, failure) in enumerate(
@@ -216,7 +290,7 @@ def _plain_requests(times: Sequence[float], lengths: Sequence[tuple[int, int]]) 
 
 Reader = Callable[[Path, int], list[SimulatedRequest]]
 
-READERS: dict[str, Reader] = {".jsonl": _read_mooncake, ".csv": _read_azure, ".json": _read_load_test}
+READERS: dict[str, Reader] = {".jsonl": _read_json_lines, ".csv": _read_azure, ".json": _read_load_test}
 """The reader of each ending."""
 
 
@@ -225,7 +299,7 @@ def conversation_requests(
 ) -> list[SimulatedRequest]:
     """Requests of (prompt, answer) texts, such as ShareGPT's, all at time 0: see `with_arrivals`.
 
-    Those that are longer than the model's context are left out.
+    Those that are longer than the model's context are left out, which a warning counts.
 
     Args:
         exchanges: the texts.
@@ -235,13 +309,23 @@ def conversation_requests(
     Raises:
         ConfigError: none of them fits.
     """
-    requests = []
+    requests: list[SimulatedRequest] = []
+    num_too_long = 0
     for prompt, answer in exchanges:
         ids, num_output = encode(prompt), len(encode(answer))
-        if ids and num_output and len(ids) + num_output <= max_model_len:
+        if len(ids) + num_output > max_model_len:
+            num_too_long += 1
+        elif ids and num_output:
             requests.append(
                 SimulatedRequest(arrival=0.0, num_prompt_tokens=len(ids), num_output_tokens=num_output, prompt_ids=ids)
             )
     if not requests:
         raise ConfigError(f"conversations: none has at most {max_model_len} tokens, prompt and answer together")
+    if num_too_long:
+        logger.warning(
+            "conversations: %d of %d are longer than max_model_len (%d), and are left out",
+            num_too_long,
+            num_too_long + len(requests),
+            max_model_len,
+        )
     return requests

@@ -10,6 +10,10 @@ from typing import Any
 
 PLAIN, AUTO = "plain", "auto"
 
+VERIFIER = "rejection_sample_method"
+LOSSLESS_VERIFIERS = ("standard", "block")
+"""Verifiers beside matching that keep the target's distribution; where texts are greedy they do the same as it."""
+
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 ADAPTIVE = {"enable_adaptive_verification": True}
 SPECULATION: Mapping[str, Mapping[str, Any]] = {
@@ -66,8 +70,9 @@ class Candidate:
 
     @property
     def is_auto(self) -> bool:
-        """Whether it chooses for itself while it runs."""
-        return self.speculative_config is not None and self.speculative_config.get("method") == AUTO
+        """Whether it chooses for itself while it runs, and nothing about it was set, its verifier neither."""
+        config = self.speculative_config
+        return config is not None and config.get("method") == AUTO and VERIFIER not in config
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -116,12 +121,13 @@ class SearchSpace:
     """What may be chosen: ways to draft, limits of a step, formats of the weights.
 
     `limits` and `quantizations` begin with those that the user's own options give. Plain decoding is always
-    part of the space.
+    part of the space. `verifiers` are tried with the best ways to draft, beside the one that these name.
     """
 
     speculation: Mapping[str, Mapping[str, Any]]
     limits: Sequence[BatchLimits]
     quantizations: Sequence[str | None] = (None,)
+    verifiers: Sequence[str] = ()
 
     @property
     def usual(self) -> BatchLimits:
@@ -148,6 +154,16 @@ class SearchSpace:
             for limits in self.limits[1:]
         ]
 
+    def with_other_verifiers(self, candidate: Candidate) -> list[Candidate]:
+        """The same way to draft, its drafts verified otherwise; none where nothing is drafted, or it names a verifier itself."""
+        config = candidate.speculative_config
+        if config is None or VERIFIER in config:
+            return []
+        return [
+            replace(candidate, name=f"{candidate.name}, {name}", speculative_config={**config, VERIFIER: name})
+            for name in self.verifiers
+        ]
+
     def all(self) -> list[Candidate]:
         """Everything, as an exhaustive sweep would try it."""
         return [one for first in self.drafting() for one in (first, *self.with_other_limits(first))]
@@ -156,4 +172,5 @@ class SearchSpace:
         """The record as JSON."""
         limits = [[one.max_num_seqs, one.max_num_batched_tokens] for one in self.limits]
         speculation = json.loads(json.dumps(dict(self.speculation)))
-        return {"speculation": speculation, "limits": limits, "quantizations": [*self.quantizations]}
+        formats = {"quantizations": [*self.quantizations], "verifiers": [*self.verifiers]}
+        return {"speculation": speculation, "limits": limits} | formats

@@ -33,7 +33,8 @@ def screen(
 ) -> list[Screened]:
     """Simulate the space and return what was simulated, best first.
 
-    First all ways to draft at the usual limits, and what `derive` makes of them; then the `NUM_REFINED` best of them, and plain decoding's formats
+    First all ways to draft at the usual limits, and what `derive` makes of them; then the best of those that draft with the
+    space's other verifiers; then the `NUM_REFINED` best of them, and plain decoding's formats
     among them if they are that good, under each of the other limits. How to draft and how much to batch hardly
     depend on each other, so the product of the two is not gone through.
     """
@@ -42,6 +43,9 @@ def screen(
     derived = derive([one.candidate for one in found])
     if derived is not None:
         found = ranked([*found, Screened(candidate=derived, figures=simulate(derived))], objective)
+    for best in [one.candidate for one in found if space.with_other_verifiers(one.candidate)][:1]:
+        found += [Screened(candidate=one, figures=simulate(one)) for one in space.with_other_verifiers(best)]
+    found = ranked(found, objective)
     for best in [one.candidate for one in found[:NUM_REFINED]]:
         found += [Screened(candidate=one, figures=simulate(one)) for one in space.with_other_limits(best)]
     return ranked(found, objective)

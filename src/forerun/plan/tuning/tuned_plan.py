@@ -41,7 +41,7 @@ def tuned_plan(
         warnings.append(f"the rate is that of {report.load}, which wait for their answers")
     return DeploymentPlan(
         model=report.model,
-        profile={"model": report.model, "machine": report.machine},
+        profile={"model": report.model, "machine": report.machine.partition("; ")[0]},
         load=_load(offered, prompt_lengths, run),
         sla=sla,
         feasible=feasible,
