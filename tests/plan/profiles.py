@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import forerun
@@ -58,6 +59,75 @@ def random_trace(name: str = "suffix", *, num_texts: int = 6, num_tokens: int = 
         for number in range(num_texts)
     ]
     return DraftTrace.of_texts(name, "suffix", k, texts)
+
+
+TREE = (-1, -1, -1, 0, 0, 1, 3)
+"""Parents: three roots; two children of the first, one of the second, a grandchild."""
+
+CHANCES = (0.5, 0.2, 0.1)  # that the first, second, third of siblings is right, given that the one above is
+
+
+def tree_trace(name: str, method: str, *, num_texts: int = 6, num_tokens: int = 120, knows: bool = True) -> DraftTrace:
+    """Trees, of which the drafter knows the chances or not."""
+    source = random.Random(len(name))
+    siblings = [[node for node, parent in enumerate(TREE) if parent == above] for above in range(-1, len(TREE))]
+    survival = [1.0] * (len(TREE) + 1)  # the root's chance last, where parents of -1 find it
+    for below in siblings:
+        for node, chance in zip(below, CHANCES, strict=False):
+            survival[node] = survival[TREE[node]] * chance
+
+    def draft() -> TracedDraft:
+        right, at = [], -1
+        while True:
+            drawn = source.random()
+            for node, chance in zip(siblings[at + 1], CHANCES, strict=False):
+                drawn -= chance
+                if drawn < 0.0:
+                    right.append(node)
+                    at = node
+                    break
+            else:
+                return TracedDraft(len(TREE), TREE, tuple(survival[:-1]) if knows else None, None, tuple(right))
+
+    texts = [
+        TracedText(kind="chat", num_prompt_tokens=20, drafts=[NOTHING, *(draft() for _ in range(num_tokens - 1))])
+        for _ in range(num_texts)
+    ]
+    return DraftTrace.of_texts(name, method, len(TREE), texts)
+
+
+TREE_CONFIGS = {
+    "recycle": {"method": "recycle", "num_speculative_tokens": len(TREE)},
+    "static": {
+        "method": "eagle3",
+        "model": "some/head",
+        "draft_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]],
+    },
+    "hybrid": {
+        "method": "hybrid",
+        "num_speculative_tokens": len(TREE),
+        "drafters": [{"method": "suffix", "min_draft_tokens": 3}, {"method": "recycle", "num_speculative_tokens": 7}],
+    },
+    "auto": {"method": "auto"},
+}
+
+
+def tree_profile(folder: Path) -> Profile:
+    """A profile of four configurations that draft trees, with their traces."""
+    fake = fake_profile(folder)
+    traces = {}
+    for name, config in TREE_CONFIGS.items():
+        traces[name] = folder / TRACES_FOLDER / f"{name}.npz"
+        tree_trace(name, config["method"], knows=name == "auto").save(traces[name])
+    profile = replace(
+        fake,
+        configs=TREE_CONFIGS,
+        drafting=dict.fromkeys(TREE_CONFIGS, DraftingCost(seconds_per_step=2e-5)),
+        acceptance={name: DraftTrace.load(path).acceptance() for name, path in traces.items()},
+        traces=traces,
+    )
+    profile.save(folder)
+    return profile
 
 
 def fake_profile(folder: Path | None = None) -> Profile:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from forerun.config.speculative_config import resolve_speculative
+from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.errors import ConfigError
-from forerun.plan.confirmation import confirmed, simulated
+from forerun.plan.capacity import Routing
+from forerun.plan.confirmation import confirmed, planned_engine, simulated
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
@@ -24,8 +26,9 @@ from forerun.plan.deployment_planner import (
 from forerun.plan.fleet_plan import FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
+from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.sla import Sla
-from tests.plan.profiles import fake_profile
+from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile
 
 LOAD, SLA = Load(rate=50, isl=200, osl=60), Sla(ttft=0.5, tpot=0.02)
 
@@ -89,6 +92,92 @@ def test_a_configuration_that_chooses_its_lengths_keeps_them(profile: Profile) -
     adaptive = replace(profile, configs=profile.configs | {"suffix": config})
     plan, _ = plan_deployment(adaptive, LOAD, SLA, PlanningOptions(methods=("suffix",)))
     assert plan.speculative_config == config
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    return tree_profile(tmp_path_factory.mktemp("trees"))
+
+
+ALONE = PlanningOptions(most_engines=1)
+EASY = Sla(ttft=2.0, tpot=0.05)
+
+
+@pytest.mark.parametrize("name", TREE_CONFIGS)
+def test_a_plan_of_trees_agrees_with_the_simulator(trees: Profile, name: str) -> None:
+    """K counts nodes in both; were it the depth, a step would be thought to verify half of its rows."""
+    for rate in (2.0, 8.0):
+        load = Load(rate=rate, isl=100, osl=60)
+        plan, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=(name,)))
+        assert answer.plan.policy.speculation is not None
+        found = simulated(trees, answer.plan, load, num_requests=300)
+        assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.1)
+        for latency in ("ttft", "tpot", "e2el"):
+            assert found.latencies(latency).mean == pytest.approx(plan.predicted[f"{latency}_mean_ms"] / 1e3, rel=0.1)
+
+
+def test_rows_of_a_tree_are_its_nodes(trees: Profile) -> None:
+    by_name = {one.name: one for one in speculations(trees)}
+    for name, speculation in by_name.items():
+        trace = trees.trace(name)
+        assert speculation.max_draft_tokens == trace.num_speculative_tokens == len(TREE)
+        assert [one.num_nodes for one in speculation.yields] == [1, 2, 3, 4, 5, 6, 7]
+        assert [one.num_tokens for one in speculation.yields] == [
+            trace.acceptance(k).mean_accept_length for k in range(1, 8)
+        ]
+
+
+@pytest.mark.parametrize("name", ["static", "hybrid"])
+@pytest.mark.parametrize("rate", [2.0, 8.0, 20.0])
+def test_a_plan_leaves_room_for_a_tree_and_for_the_drafters_of_a_hybrid(trees: Profile, name: str, rate: float) -> None:
+    """The engine refuses a tree or a member that is larger than `num_speculative_tokens`; less is drafted by the schedule."""
+    _, answer = plan_deployment(trees, Load(rate=rate, isl=100, osl=60), EASY, replace(ALONE, methods=(name,)))
+    config = speculative_config(answer.plan)
+    assert config is not None
+    resolved = resolve_speculative(config)
+    assert resolved.num_speculative_tokens == len(TREE)
+    if isinstance(resolved.drafter, DraftSamplingConfig):
+        resolved.drafter.sampling.check_size(resolved.num_speculative_tokens)
+    control = resolved.control()
+    planned = answer.plan.policy.lengths.tolist()
+    assert [control.draft_limit(size) for size in range(1, len(planned) + 1)] == planned
+    assert min(planned) < len(TREE)
+
+
+def test_the_simulator_confirms_trees_of_all_their_nodes(trees: Profile) -> None:
+    load = Load(rate=2.0, isl=100, osl=60)
+    _, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=("auto",)))
+    control = planned_engine(trees, answer.plan).make_control()
+    assert control.num_speculative_tokens == len(TREE)
+    assert profiled_engine(trees, "auto").make_control().num_speculative_tokens == len(TREE)
+
+
+def test_without_a_trace_a_tree_is_planned_as_it_was_measured(trees: Profile) -> None:
+    """So it is of a drafter that goes by the clock, of a verifier that draws anew, and where acceptance was corrected."""
+    untraced = replace(trees, traces={})
+    load = Load(rate=2.0, isl=100, osl=60)
+    for name in ("recycle", "static", "hybrid"):
+        plan, answer = plan_deployment(untraced, load, EASY, replace(ALONE, methods=(name,)))
+        assert plan.speculative_config == TREE_CONFIGS[name]
+        assert any("planned as they were measured" in one for one in plan.warnings)
+        traced = {one.name: one for one in speculations(trees)}[name]
+        speculation = answer.plan.policy.speculation
+        assert speculation is not None
+        (whole,) = speculation.yields
+        assert (whole.num_nodes, whole.num_tokens) == (traced.yields[-1].num_nodes, traced.yields[-1].num_tokens)
+        assert speculation.most_nodes == len(TREE)
+    (auto,) = speculations(untraced, PlanningOptions(methods=("auto",)))
+    assert [one.num_nodes for one in auto.yields] == pytest.approx([7 / 3, 14 / 3, 7])
+
+
+def test_a_correction_leaves_the_traces_of_other_configurations(trees: Profile) -> None:
+    found = corrected(trees, time_factor=1.0, acceptance_factor=0.9, methods=("recycle",))
+    assert set(found.traces) == {"static", "hybrid", "auto"}
+    by_name = {one.name: one for one in speculations(found)}
+    assert by_name["recycle"].is_whole
+    assert len(by_name["static"].yields) == len(TREE)
+    (whole,) = by_name["recycle"].yields
+    assert whole.num_tokens == pytest.approx(0.9 * trees.acceptance["recycle"].mean_accept_length)
 
 
 def test_an_infeasible_plan_says_which_limit_no_engine_keeps(profile: Profile) -> None:
@@ -176,6 +265,15 @@ def test_the_simulator_agrees_with_the_formulas(profile: Profile, layout: Layout
         predicted = plan.predicted[f"{name}_mean_ms"] / 1e3
         # the router sends requests to the least busy engine; the formulas, at random
         assert found.latencies(name).mean == pytest.approx(predicted, rel=0.35), name
+
+
+def test_what_is_planned_for_random_routing_is_simulated_with_it(profile: Profile) -> None:
+    options = PlanningOptions(routing=Routing.RANDOM)
+    plan, answer = plan_deployment(profile, LOAD, SLA, options)
+    found = simulated(profile, answer.plan, LOAD, options, num_requests=300)
+    in_turn = [number % plan.replicas for number in range(300)]
+    assert [one.replica for one in found.requests] != in_turn
+    assert found.latencies("e2el").mean == pytest.approx(plan.predicted["e2el_mean_ms"] / 1e3, rel=0.35)
 
 
 def test_confirmation_is_written_into_the_plan(profile: Profile) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core.draft import Draft
 from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import NOTHING, DraftTrace, TracedDraft, TracedText
 from tests.plan.profiles import random_trace
 
@@ -76,6 +77,41 @@ def test_acceptance_is_that_of_the_steps_that_write_the_text() -> None:
         trace.acceptance(kind="y")
 
 
+@settings(max_examples=50)
+@given(st.lists(texts(), min_size=1, max_size=3), st.integers(1, 6))
+def test_acceptance_is_counted_over_the_first_nodes_of_each_draft(given_texts: list[TracedText], limit: int) -> None:
+    """Against the same steps, taken one by one with drafts that are cut as the engine cuts them."""
+    trace = DraftTrace.of_texts("name", "suffix", 6, given_texts)
+    num_steps, num_nodes, stood, proposed = 0, 0, [0] * limit, [0] * limit
+    for text in range(trace.num_texts):
+        place, end = 1, trace.num_answer_tokens(text)
+        while end - 1 - place >= limit:
+            draft = trace.draft(text, place).within(limit=limit, depth=end - 1 - place)
+            depth = Draft((0,) * draft.num_nodes, draft.parents).depth if draft.num_nodes else 0
+            num_steps, num_nodes = num_steps + 1, num_nodes + draft.num_nodes
+            for at in range(limit):
+                stood[at] += at < len(draft.right_nodes)
+                proposed[at] += at < depth
+            place += len(draft.right_nodes) + 1
+    if not num_steps:
+        with pytest.raises(ConfigError, match="no draft was judged"):
+            trace.acceptance(limit)
+        return
+    expected = AcceptanceProfile.of_counts("suffix", num_steps, stood, proposed, num_nodes=num_nodes)
+    assert trace.acceptance(limit) == expected
+
+
+def test_the_length_of_a_draft_counts_the_nodes_of_a_tree() -> None:
+    """Three roots, each with one child; the third root and its child are right."""
+    tree = TracedDraft(6, (-1, -1, -1, 0, 1, 2), None, None, (2, 5))
+    trace = DraftTrace.of_texts(
+        "tree", "recycle", 6, [TracedText(kind="x", num_prompt_tokens=1, drafts=[NOTHING, *[tree] * 60])]
+    )
+    found = [trace.acceptance(k) for k in range(1, 7)]
+    assert [one.mean_accept_length for one in found] == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0]
+    assert [one.mean_nodes for one in found] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
 def test_classes_of_prompts_are_counted_apart_and_together() -> None:
     trace = random_trace(num_texts=8)
     parts = [trace.acceptance(kind=kind).num_reached[0] for kind in ("code", "chat")]
@@ -97,4 +133,7 @@ def test_damaged_files_are_refused_with_their_name(tmp_path: Path) -> None:
         arrays = dict(found)
     np.savez(path, **arrays | {"parents": arrays["parents"][:-1]})
     with pytest.raises(ConfigError, match="parents has shape"):
+        DraftTrace.load(path)
+    np.savez(path, **arrays | {"parents": arrays["parents"] + 1})
+    with pytest.raises(ConfigError, match="comes before its parent"):
         DraftTrace.load(path)

@@ -229,6 +229,8 @@ def _drafts(found: DeploymentPlan) -> str:
         return "none: they would not pay"
     if chooses_itself(config):
         return f"{config['method']}, which chooses its lengths while it runs"
+    if "num_speculative_tokens" not in config:
+        return f"{config['method']}, as it was profiled"
     whole = [[1, found.engine.max_num_seqs, config["num_speculative_tokens"]]]
     lengths = [
         f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"

@@ -146,7 +146,7 @@ class FleetOptions:
     prefill_replicas: int = 0
     """Engines that only read prompts, and hand the KV over."""
     routing: str = "round-robin"
-    """What spreads requests over them: round-robin, least-requests, least-tokens, prefix (the most of the prompt in the cache, by load) or random-of-two."""
+    """What spreads requests over them: round-robin, least-requests, least-tokens, prefix (the most of the prompt in the cache, by load), random or random-of-two."""
     transfer_seconds: float = 0.0
     """What handing the KV of a prompt over takes at least."""
     transfer_gigabytes_per_second: float = float("inf")

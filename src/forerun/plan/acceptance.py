@@ -26,16 +26,18 @@ class AcceptanceProfile:
     A place that nobody drafted counts as one that does not stand, so that chances hold for every step in
     which a draft is asked for; `proposed` says how often each place is drafted at all (empty: always).
     `num_reached` is how many steps each chance was counted over: those in which all places before it stood
-    (empty: not known).
+    (empty: not known). `mean_nodes` is how many nodes the drafts had on average: a tree has more of them than
+    places (None: not known).
 
     Raises:
-        ConfigError: there is no place, a chance is not from 0 to 1, or lengths differ.
+        ConfigError: there is no place, a chance is not from 0 to 1, a count is negative, or lengths differ.
     """
 
     method: str
     conditional: tuple[float, ...]
     num_reached: tuple[int, ...] = ()
     proposed: tuple[float, ...] = ()
+    mean_nodes: float | None = None
 
     def __post_init__(self) -> None:
         if not self.conditional:
@@ -54,10 +56,20 @@ class AcceptanceProfile:
                 )
         if any(count < 0 for count in self.num_reached):
             raise ConfigError(f"acceptance of {self.method}: got a negative count; profile again")
+        if self.mean_nodes is not None and not 0.0 <= self.mean_nodes < math.inf:
+            raise ConfigError(
+                f"acceptance of {self.method}: got {self.mean_nodes!r} nodes of a draft; must be a number, at least 0"
+            )
 
     @classmethod
     def of_counts(
-        cls, method: str, num_steps: int, num_stood: Sequence[int], num_proposed: Sequence[int] = ()
+        cls,
+        method: str,
+        num_steps: int,
+        num_stood: Sequence[int],
+        num_proposed: Sequence[int] = (),
+        *,
+        num_nodes: int | None = None,
     ) -> AcceptanceProfile:
         """The rates of steps of which `num_stood[i]` accepted more than i tokens.
 
@@ -68,6 +80,7 @@ class AcceptanceProfile:
             num_steps: in which a draft was asked for.
             num_stood: for each place, the steps whose draft stood there and before.
             num_proposed: for each place, the steps in which it was drafted; empty: not known.
+            num_nodes: of the drafts of all steps; None: not known.
 
         Raises:
             ConfigError: there is no step or no place.
@@ -81,6 +94,7 @@ class AcceptanceProfile:
             conditional=tuple(num_stood[place] / reached[place] for place in known),
             num_reached=tuple(reached[place] for place in known),
             proposed=tuple(num_proposed[place] / num_steps for place in known) if num_proposed else (),
+            mean_nodes=None if num_nodes is None else num_nodes / num_steps,
         )
 
     @property
@@ -104,7 +118,7 @@ class AcceptanceProfile:
         return 1.0 + sum(self.marginal[:k])
 
     def mean_draft_tokens(self, k: int, /) -> float:
-        """Mean tokens that a draft of at most k has."""
+        """Mean tokens that a chain of at most k has; of a tree the mean depth."""
         self._check(k)
         return sum(self.proposed[:k]) if self.proposed else float(k)
 
@@ -148,6 +162,7 @@ class AcceptanceProfile:
             conditional=tuple(rates),
             num_reached=self.num_reached,
             proposed=self.proposed,
+            mean_nodes=self.mean_nodes,
         )
 
     def first(self, k: int) -> AcceptanceProfile:
@@ -161,7 +176,7 @@ class AcceptanceProfile:
         )
 
     def to_json(self, **measurement_conditions: Any) -> dict[str, Any]:
-        """The profile with ModelOpt's keys, and two of our own: `num_reached` and `proposed_rates`.
+        """The profile with ModelOpt's keys, and three of our own: `num_reached`, `proposed_rates` and `mean_draft_nodes`.
 
         `acceptance_length_histogram` has the measured steps by the tokens that they yielded, where they were counted.
         """
@@ -182,6 +197,7 @@ class AcceptanceProfile:
             "measurement_conditions": measurement_conditions,
             "num_reached": list(self.num_reached),
             "proposed_rates": list(self.proposed),
+            "mean_draft_nodes": self.mean_nodes,
         }
 
     @classmethod
@@ -192,11 +208,13 @@ class AcceptanceProfile:
             ConfigError: the rates are missing or out of range.
         """
         try:
+            nodes = record.get("mean_draft_nodes")
             return cls(
                 method=str(record["method"]),
                 conditional=tuple(float(rate) for rate in record["conditional_accept_rates"]),
                 num_reached=tuple(int(count) for count in record.get("num_reached", ())),
                 proposed=tuple(float(rate) for rate in record.get("proposed_rates", ())),
+                mean_nodes=None if nodes is None else float(nodes),
             )
         except ConfigError:
             raise

@@ -34,8 +34,8 @@ LIVES = 10  # times that all places turn over
 PERCENTILES = (50, 95, 99)
 DEVIATIONS = 2.0  # of a share that was counted, by which it may fall short by chance
 MOST_ADDED = 8  # engines
-ROUTING = {Routing.LEAST_REQUESTS: "least-requests", Routing.RANDOM: "round-robin"}
-"""The simulator's policy for what the formulas assume; nothing in it is quite random."""
+ROUTING = {Routing.LEAST_REQUESTS: "least-requests", Routing.RANDOM: "random"}
+"""The simulator's policy for what the formulas assume."""
 
 
 def confirmed(
@@ -114,8 +114,7 @@ def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions =
     if name in profile.served_steps:
         return found
     config = speculative_config(plan)
-    longest = speculation.max_draft_tokens if speculation else 0
-    return replace(found, make_control=lambda: control_of(config, longest))
+    return replace(found, make_control=lambda: control_of(config, found.longest))
 
 
 def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:

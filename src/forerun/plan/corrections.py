@@ -114,7 +114,9 @@ def with_length(profile: AcceptanceProfile, length: float) -> AcceptanceProfile:
 
     def scaled(factor: float) -> AcceptanceProfile:
         rates = tuple(min(1.0, rate * factor) for rate in profile.conditional)
-        return AcceptanceProfile(method=profile.method, conditional=rates, proposed=profile.proposed)
+        return AcceptanceProfile(
+            method=profile.method, conditional=rates, proposed=profile.proposed, mean_nodes=profile.mean_nodes
+        )
 
     low, high = 0.0, 1.0
     while scaled(high).mean_accept_length < length and high < 1e6:

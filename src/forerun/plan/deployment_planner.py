@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, did_you_mean
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.capacity import Routing, max_rate, predict
 from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_length
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
-from forerun.plan.draft_lengths import Speculation
+from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
 from forerun.plan.fleet_plan import FREE_TRANSFER, FleetAnswer, FleetPlan, plan_fleet
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES, Profile, missing_points
@@ -24,6 +25,12 @@ from forerun.plan.sla import LATENCIES, Sla
 
 BUSY = 0.9
 """Utilization above which small errors of the profile make large ones of waiting: worth a warning."""
+
+TREES = ("draft_tree", "drafters", "suffix_decoding_tree")
+"""Keys of a `speculative_config` with which drafts may be trees, or be those of several drafters."""
+
+SIZED = ("draft_tree", "drafters", "synthetic_acceptance_rates", "synthetic_acceptance_length")
+"""Keys with sizes that `num_speculative_tokens` must have room for."""
 
 QUANTILES = (0.5, 0.95, 0.99)
 IDLE_RATE = 1e-6  # requests per second of an engine that has nothing else to do
@@ -77,13 +84,13 @@ def corrected(
         step_times = profile.step_times.scaled(memory=time_factor, arithmetic=time_factor)
         profile = replace(profile, step_times=step_times, served_steps=served)
     if acceptance_factor != 1.0:
+        chosen = profile.configs if methods is None else methods
         changed = {
-            name: with_length(one, one.mean_accept_length * acceptance_factor)
-            if methods is None or name.split("/")[0] in methods
-            else one
+            name: with_length(one, one.mean_accept_length * acceptance_factor) if name.split("/")[0] in chosen else one
             for name, one in profile.acceptance.items()
         }
-        profile = replace(profile, acceptance=changed, traces={})
+        traces = {name: path for name, path in profile.traces.items() if name not in chosen}
+        profile = replace(profile, acceptance=changed, traces=traces)
     return profile
 
 
@@ -110,26 +117,45 @@ def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[
     for name in names:
         if name not in profile.configs:
             raise ConfigError(f"method: the profile has no {name!r}{did_you_mean(name, profile.configs)}")
-    found = []
-    for name in names:
-        acceptance = profile.acceptance_for(name, options.kind)
-        if options.confidence is not None:
-            acceptance = acceptance.lower(options.confidence)
-        config = profile.configs[name]
+    return [_speculation(profile, name, options) for name in names]
+
+
+def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Speculation:
+    """One of them, with what its drafts yield at each length: of trees by their trace, of chains by their rates."""
+    config, acceptance = profile.configs[name], profile.acceptance_for(name, options.kind)
+    is_served = name in profile.served_steps
+    is_adaptive, is_whole = chooses_itself(config) and not is_served, False
+
+    def planned(measured: AcceptanceProfile) -> AcceptanceProfile:
+        return measured if options.confidence is None else measured.lower(options.confidence)
+
+    acceptance = planned(acceptance)
+    trace = profile.trace(name) if name in profile.traces else None
+    yields: tuple[DraftYield, ...]
+    if is_served:
+        yields, is_whole = (whole_yield(acceptance),), True
+    elif trace is not None and trace.has_trees:
+        by_length = [trace.acceptance(k, kind=options.kind) for k in range(1, trace.num_speculative_tokens + 1)]
+        yields = tuple(whole_yield(planned(one)) for one in by_length)
+    elif trace is not None or not may_draft_trees(config):
         longest = min(acceptance.num_places, int(config.get("num_speculative_tokens", acceptance.num_places)))
-        found.append(
-            Speculation(
-                name=name,
-                acceptance=acceptance,
-                max_draft_tokens=max(1, longest),
-                cost=profile.drafting[name],
-                speculative_config=dict(config),
-                is_adaptive=chooses_itself(config) and name not in profile.served_steps,
-                request_cv=request_cv(profile, name, options.kind, longest),
-                step_times=profile.served_steps.get(name),
-            )
-        )
-    return found
+        yields = chain_yields(acceptance, max(1, longest))
+    elif is_adaptive:
+        yields = level_yields(acceptance)
+    else:
+        yields, is_whole = (whole_yield(acceptance),), True
+    return Speculation(
+        name=name,
+        acceptance=acceptance,
+        max_draft_tokens=len(yields),
+        yields=yields,
+        cost=profile.drafting[name],
+        speculative_config=dict(config),
+        is_adaptive=is_adaptive,
+        is_whole=is_whole,
+        request_cv=request_cv(profile, name, options.kind, max(len(yields), acceptance.num_places)),
+        step_times=profile.served_steps.get(name),
+    )
 
 
 def plan_deployment(
@@ -205,24 +231,36 @@ def describe(
 def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
     """What each engine is given: the profiled configuration with the planned K, by batch size where that differs.
 
-    A configuration that chooses its draft lengths while it runs is left as it is, and one that a server ran.
+    A configuration that chooses its draft lengths while it runs is left as it is, and so is one whose drafts are
+    known as a whole alone, as those of a server are. Of one that has parts of a certain size `num_speculative_tokens` stays as it
+    was, since the engine refuses less; what is planned is then in the schedule alone.
     """
     speculation = plan.policy.speculation
     if speculation is None:
         return None
     config = dict(speculation.speculative_config)
-    if speculation.is_adaptive or speculation.step_times is not None:
+    if speculation.is_adaptive or speculation.is_whole:
         return config
-    config["num_speculative_tokens"] = plan.policy.max_draft_tokens
+    schedule, longest = plan.policy.schedule, plan.policy.max_draft_tokens
+    if any(config.get(key) is not None for key in SIZED):
+        longest = speculation.max_draft_tokens
+    config["num_speculative_tokens"] = longest
     config.pop("num_speculative_tokens_per_batch_size", None)
-    if len(plan.policy.schedule) > 1:
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in plan.policy.schedule]
+    if len(schedule) > 1 or schedule[0][-1] < longest:
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
     return config
 
 
 def chooses_itself(config: Mapping[str, Any]) -> bool:
     """Whether the engine chooses the length of drafts while it runs."""
     return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
+
+
+def may_draft_trees(config: Mapping[str, Any]) -> bool:
+    """Whether a draft may have more nodes than it is deep."""
+    if any(config.get(key) for key in TREES):
+        return True
+    return config.get("method") == "auto" or (config.get("method") == "recycle" and config.get("recycle_tree", True))
 
 
 def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla, routing: Routing) -> dict[str, Any]:
@@ -303,7 +341,12 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     if speculation is not None and speculation.name in profile.served_steps:
         found.append(f"{speculation.name} is planned as the server ran it: how it drafts otherwise was not measured")
     elif speculation is not None and not speculation.is_adaptive:
-        if policy.max_draft_tokens == speculation.acceptance.num_places:
+        if speculation.is_whole:
+            found.append(
+                f"drafts of {speculation.name} are planned as they were measured: how many tokens smaller trees yield is not "
+                "known without a trace of them"
+            )
+        elif policy.max_draft_tokens == speculation.max_draft_tokens:
             found.append(
                 f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
             )

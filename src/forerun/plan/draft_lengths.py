@@ -1,14 +1,15 @@
 """How many tokens to draft at each batch size: by enumeration over what a step costs and what it yields.
 
 A step of B sequences with K drafted tokens each takes T(B, K) seconds, B (K + 1) rows verified and K drafted, and
-yields E(K) tokens per sequence. For a batch size the K with the least T / E is best for latency and throughput alike.
-T has steps where register tiles fill up, so all K are tried; no rule that stops at the first loss would find the best.
+yields E(K) tokens per sequence. K counts a draft's nodes, as the engine does: a tree has more of them than it is deep.
+For a batch size the K with the least T / E is best for latency and throughput alike. T has steps where register tiles
+fill up, so all K are tried; no rule that stops at the first loss would find the best.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,34 +46,83 @@ class StepSeconds(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftYield:
+    """What a step brings and verifies with drafts of at most so many nodes: means over all steps that ask for one."""
+
+    num_tokens: float  # the target's own included
+    variance: float  # of that number
+    num_nodes: float  # of the draft: rows beside the sequence's own
+
+
+PLAIN = DraftYield(num_tokens=1.0, variance=0.0, num_nodes=0.0)
+
+
+def chain_yields(acceptance: AcceptanceProfile, longest: int) -> tuple[DraftYield, ...]:
+    """Those of chains of 1 to `longest` tokens."""
+    return tuple(
+        DraftYield(
+            num_tokens=acceptance.expected(length),
+            variance=acceptance.variance(length),
+            num_nodes=acceptance.mean_draft_tokens(length),
+        )
+        for length in range(1, longest + 1)
+    )
+
+
+def whole_yield(acceptance: AcceptanceProfile) -> DraftYield:
+    """That of the drafts over which acceptance was counted."""
+    (*_, deepest) = chain_yields(acceptance, acceptance.num_places)
+    return deepest if acceptance.mean_nodes is None else replace(deepest, num_nodes=acceptance.mean_nodes)
+
+
+def level_yields(acceptance: AcceptanceProfile) -> tuple[DraftYield, ...]:
+    """Those of trees of which 1, 2, ... levels are verified, with as many nodes on each level: where only whole trees were counted."""
+    deepest = max((place for place, rate in enumerate(acceptance.conditional, 1) if rate > 0.0), default=1)
+    levels = chain_yields(acceptance, deepest)
+    per_level = whole_yield(acceptance).num_nodes / len(levels)
+    return tuple(replace(one, num_nodes=per_level * number) for number, one in enumerate(levels, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """A way to draft that may be planned: what it yields and what it costs.
 
-    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` tokens, or, where it
-    `is_adaptive`, as many as the engine finds best while it runs. `request_cv` is how far requests differ in steps per
-    token, deviation over mean, beyond the luck of single drafts. `step_times` are its own, drafting included, where it was
-    measured as a whole, as at a server: then it can be planned at `max_draft_tokens` alone. None: those of the engine.
+    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` nodes, or, where it
+    `is_adaptive`, as many as the engine finds best while it runs. `yields` are those of drafts of at most 1, 2, ...
+    nodes (empty: of chains that stand by `acceptance`). Where they are known of whole drafts alone, `is_whole`, they
+    are planned as they were measured or not at all. `request_cv` is how far requests differ in steps per token,
+    deviation over mean, beyond the luck of single drafts. `step_times` are its own, drafting included, where it was measured as
+    a whole, as at a server. None: those of the engine.
 
     Raises:
-        ConfigError: acceptance is not known up to `max_draft_tokens`.
+        ConfigError: what drafts yield is not known up to `max_draft_tokens`.
     """
 
     name: str
     acceptance: AcceptanceProfile
     max_draft_tokens: int
+    yields: tuple[DraftYield, ...] = ()
     cost: DraftingCost = FREE
     speculative_config: dict[str, Any] = field(default_factory=dict)
     is_adaptive: bool = False
+    is_whole: bool = False
     request_cv: float = 0.0
     step_times: StepSeconds | None = None
 
     def __post_init__(self) -> None:
-        known = self.acceptance.num_places
+        known = len(self.yields) or self.acceptance.num_places
         if not 1 <= self.max_draft_tokens <= known:
             raise ConfigError(
                 f"{self.name}: got max_draft_tokens={self.max_draft_tokens}, and acceptance at {known} places; "
                 f"must be from 1 to {known}: profile deeper drafts, or plan shorter ones"
             )
+        if not self.yields:
+            object.__setattr__(self, "yields", chain_yields(self.acceptance, self.max_draft_tokens))
+
+    @property
+    def most_nodes(self) -> int:
+        """Of a draft: the places that a sequence needs in the KV cache beside its own."""
+        return max(self.max_draft_tokens, *(math.ceil(one.num_nodes) for one in self.yields))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +149,23 @@ def step_table(
     """
     if speculation is not None and speculation.step_times is not None:
         step_times = speculation.step_times
-    lengths = range(1 + (speculation.max_draft_tokens if speculation else 0))
+    yields = [PLAIN, *(speculation.yields[: speculation.max_draft_tokens] if speculation else ())]
     # a look-up does not always find a draft of K tokens: rows are verified and paid for as far as there are any
-    drafted = [speculation.acceptance.mean_draft_tokens(length) if speculation else 0.0 for length in lengths]
-    seconds = np.empty((max_batch_size, len(lengths)))
+    drafted = np.array([one.num_nodes for one in yields])
+    seconds = np.empty((max_batch_size, len(yields)))
     for batch_size in range(1, max_batch_size + 1):
-        for length in lengths:
+        for length, num_nodes in enumerate(drafted.tolist()):
             seconds[batch_size - 1, length] = step_seconds_of_rows(
-                step_times, batch_size, batch_size * (1.0 + drafted[length]), context
+                step_times, batch_size, batch_size * (1.0 + num_nodes), context
             )
-    expected, variance = np.ones(len(lengths)), np.zeros(len(lengths))
     if speculation is not None:
         cost, sizes = speculation.cost, np.arange(1, max_batch_size + 1)[:, None]
-        seconds[:, 1:] += cost.seconds_per_step + cost.seconds_per_draft_token * sizes * np.array(drafted[1:])
-        expected[:] = [speculation.acceptance.expected(length) for length in lengths]
-        variance[:] = [speculation.acceptance.variance(length) for length in lengths]
-    return StepTable(seconds=seconds, expected=expected, variance=variance)
+        seconds[:, 1:] += cost.seconds_per_step + cost.seconds_per_draft_token * sizes * drafted[1:]
+    return StepTable(
+        seconds=seconds,
+        expected=np.array([one.num_tokens for one in yields]),
+        variance=np.array([one.variance for one in yields]),
+    )
 
 
 def step_seconds_of_rows(step_times: StepSeconds, batch_size: int, num_rows: float, context: float) -> float:

@@ -124,6 +124,11 @@ class DraftTrace:
         )
 
     @property
+    def has_trees(self) -> bool:
+        """Whether any draft is no chain."""
+        return not np.array_equal(self._node_depths, self._node_numbers + 1)
+
+    @property
     def num_texts(self) -> int:
         """T."""
         return len(self.kinds)
@@ -147,7 +152,9 @@ class DraftTrace:
         return found
 
     def acceptance(self, k: int | None = None, *, kind: str | None = None) -> AcceptanceProfile:
-        """What becomes of drafts of at most k tokens in the steps that decode the texts with them, by depth.
+        """What becomes of drafts of at most k nodes in the steps that decode the texts with them, by depth.
+
+        Drafts near the end of a text, which are cut short there, do not count.
 
         Args:
             k: the most nodes; None: as many as were drafted.
@@ -161,20 +168,33 @@ class DraftTrace:
         if not chosen:
             known = ", ".join(sorted(set(self.kinds)))
             raise ConfigError(f"acceptance of {self.name}: got class {kind!r}; must be one of {known}")
-        num_steps, num_stood, num_proposed = 0, [0] * limit, [0] * limit
+        sizes, num_right, deepest = self._cut_to(limit)
+        ends, steps = (num_right + 1).tolist(), []
         for text in chosen:
-            place, end = 1, self.num_answer_tokens(text)
-            while place < end - 1:  # a draft at the last place could not be used
-                draft = self.draft(text, place).within(limit=limit, depth=end - 1 - place)
-                if limit <= end - 1 - place:  # drafts near the end are cut short
-                    num_steps += 1
-                    deepest = draft.num_nodes if draft.parents is None else _depth(draft.parents)
-                    for depth in range(deepest):
-                        num_proposed[depth] += 1
-                    for depth in range(len(draft.right_nodes)):
-                        num_stood[depth] += 1
-                place += len(draft.right_nodes) + 1
-        return AcceptanceProfile.of_counts(self.method, num_steps, num_stood, num_proposed)
+            place, last = self._first_places[text] + 1, self._first_places[text + 1] - 1 - limit
+            while place <= last:
+                steps.append(place)
+                place += ends[place]
+        places = range(limit)
+        return AcceptanceProfile.of_counts(
+            self.method,
+            len(steps),
+            [int((num_right[steps] > depth).sum()) for depth in places],
+            [int((deepest[steps] > depth).sum()) for depth in places],
+            num_nodes=int(sizes[steps].sum()),
+        )
+
+    def _cut_to(self, limit: int) -> tuple[Ints, Ints, Ints]:
+        """Of the drafts' first `limit` nodes: how many there are, how many are right, how deep they go, each [P]."""
+        starts = self.first_nodes[:-1]
+        sizes = np.minimum(np.diff(self.first_nodes), limit).astype(np.int32)
+        sums = np.concatenate([[0], np.cumsum(self.is_right)])
+        num_right = (sums[starts + sizes] - sums[starts]).astype(np.int32)
+        deepest = np.zeros_like(sizes)
+        for node in range(min(limit, int(sizes.max(initial=0)))):
+            has_node = sizes > node
+            deepest[has_node] = np.maximum(deepest[has_node], self._node_depths[starts[has_node] + node])
+        return sizes, num_right, deepest
 
     def save(self, path: Path) -> None:
         """Write an .npz file."""
@@ -231,6 +251,8 @@ class DraftTrace:
                 raise ValueError(f"{name} has shape {getattr(self, name).shape}; must be ({length},)")
         if (np.diff(self.first_places) < 0).any() or (np.diff(self.first_nodes) < 0).any():
             raise ValueError("places or nodes of a text are not in order")
+        if (self.parents < -1).any() or (self.parents >= self._node_numbers).any():
+            raise ValueError("a node comes before its parent")
 
     @cached_property
     def _first_places(self) -> list[int]:
@@ -241,6 +263,23 @@ class DraftTrace:
     def _first_nodes(self) -> list[int]:
         nodes: list[int] = self.first_nodes.tolist()
         return nodes
+
+    @cached_property
+    def _node_numbers(self) -> Ints:
+        """[N], each within its draft."""
+        return np.arange(len(self.parents), dtype=np.int32) - np.repeat(
+            self.first_nodes[:-1], np.diff(self.first_nodes)
+        )
+
+    @cached_property
+    def _node_depths(self) -> Ints:
+        """[N], 1 for a draft's roots."""
+        above = np.arange(len(self.parents)) - self._node_numbers + self.parents
+        above[self.parents < 0] = -1
+        depths, found = np.zeros_like(self.parents), np.ones_like(self.parents)
+        while not np.array_equal(depths, found):
+            depths, found = found, np.where(above < 0, 1, found[above] + 1).astype(np.int32)
+        return depths
 
     @cached_property
     def _unpacked(self) -> list[TracedDraft | None]:
@@ -275,7 +314,3 @@ ARRAYS = (
 
 def _starts(lengths: Sequence[int]) -> Ints:
     return np.array(list(itertools.accumulate(lengths, initial=0)), dtype=np.int32)
-
-
-def _depth(parents: Sequence[int]) -> int:
-    return Draft((0,) * len(parents), tuple(parents)).depth

@@ -142,7 +142,7 @@ class ServingPolicy:
 
     def for_load(self, engine: EngineModel, load: Load) -> ServingPolicy:
         """The same settings under a load of other lengths: steps take longer with more context, and fewer may fit."""
-        places = engine.num_places(load, self.max_draft_tokens)
+        places = engine.num_places(load, self.speculation.most_nodes if self.speculation else 0)
         limit = max(1, min(self.max_num_seqs, places))
         table = step_table(engine.step_times, self.speculation, max_batch_size=limit, context=mean_context(load))
         return replace(self, max_num_seqs=limit, table=table)
@@ -171,8 +171,7 @@ def serving_policies(
     for speculation in speculations:
         if speculation is None and not engine.has_plain_steps:
             continue
-        longest = speculation.max_draft_tokens if speculation else 0
-        places = engine.num_places(load, longest)
+        places = engine.num_places(load, speculation.most_nodes if speculation else 0)
         if not places:
             raise ConfigError(
                 f"load: one sequence of {num_tokens:g} tokens needs more than the profile's {engine.num_blocks} blocks "
@@ -181,10 +180,7 @@ def serving_policies(
         most = min(engine.max_num_seqs, places)
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
-        is_adaptive = speculation is not None and speculation.is_adaptive
-        is_whole = speculation is not None and speculation.step_times is not None
-        rules = [best_lengths(table)] if is_adaptive else _length_rules(table, longest, most)
-        for lengths in [fixed_lengths(most, longest)] if is_whole else rules:
+        for lengths in _length_rules(table, speculation, most):
             if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
                 continue
             seen.add(lengths.tobytes())
@@ -200,7 +196,13 @@ def mean_context(load: Load) -> float:
     return load.isl + load.osl * (1.0 + load.osl_cv**2) / 2.0
 
 
-def _length_rules(table: StepTable, longest: int, most: int) -> list[Lengths]:
+def _length_rules(table: StepTable, speculation: Speculation | None, most: int) -> list[Lengths]:
+    """The K by batch size that may be planned; where the engine chooses it, what it is expected to choose."""
+    longest = speculation.max_draft_tokens if speculation else 0
+    if speculation is not None and speculation.is_adaptive:
+        return [best_lengths(table)]
+    if speculation is not None and speculation.is_whole:
+        return [fixed_lengths(most, longest)]
     rules = []
     for length in range(longest + 1):
         rules += [

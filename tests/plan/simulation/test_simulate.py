@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,6 +168,20 @@ def test_a_request_that_arrives_in_a_step_waits_for_its_end():
     engine = SimulationSettings(step_seconds=lambda _: 1.0)
     first, second = simulate(engine, equal_requests(2, every=0.25, num_output=3)).requests
     assert (first.finished, second.started, second.first_token) == (3.0, 1.0, 2.0)
+
+
+def test_routing_at_random_is_no_turn_and_serves_worse_than_one():
+    """Each in turn spaces the requests of an engine; a random choice does not, so some wait where others are idle."""
+    load, engine = Load(rate=150, isl=40, osl=10), replace(ENGINE, max_num_seqs=2)
+    found = {
+        routing: simulate(engine, synthetic_requests(load, 600), fleet=Fleet(replicas=4, routing=routing))
+        for routing in ("random", "round-robin", "least-requests")
+    }
+    counts = Counter(one.replica for one in found["random"].requests)
+    assert set(counts) == {0, 1, 2, 3}
+    assert 1 < max(counts.values()) - min(counts.values()) < 120
+    means = [one.latencies("e2el").mean for one in found.values()]
+    assert means == sorted(means, reverse=True)
 
 
 def test_drafts_shorten_answers_by_the_mean_of_accepted_tokens():

@@ -40,7 +40,7 @@ class LiveDrafting:
             if kind is None or name == kind:
                 stats.add(one)
         stood = stats.accepted_per_position[: self.num_speculative_tokens] or [0]
-        return AcceptanceProfile.of_counts(self.method, stats.num_steps, stood)
+        return AcceptanceProfile.of_counts(self.method, stats.num_steps, stood, num_nodes=stats.num_draft_tokens)
 
 
 def measure_live(

@@ -61,9 +61,13 @@ NOT_SERVED = ServingCost()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledEngine:
-    """An engine to simulate, and what makes the control of draft lengths of each replica."""
+    """An engine to simulate, and what makes the control of draft lengths of each replica.
+
+    `longest` is the most nodes of a draft that are known of its configuration.
+    """
 
     settings: SimulationSettings
+    longest: int
     make_control: Callable[[], SpeculationControl]
     trace: DraftTrace | None = None  # None: acceptance comes from rates, or nothing is drafted
     watts: float | None = None  # of an engine that steps; None: nobody knows
@@ -162,6 +166,7 @@ def profiled_engine(
         longest = len(drafting.rates)
     return ProfiledEngine(
         settings=settings,
+        longest=longest,
         make_control=lambda: (
             FixedLength(num_speculative_tokens=longest) if name in profile.served_steps else control_of(config, longest)
         ),

@@ -126,6 +126,19 @@ class Cheapest:
         return min(range(len(loads)), key=lambda replica: self._cost(prompt, loads[replica], replica))
 
 
+class AnyAtRandom:
+    """Any, whatever it has to do."""
+
+    reads_caches = False
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, prompt: RoutedPrompt, loads: Sequence[ReplicaLoad]) -> int:  # noqa: ARG002
+        """See `RoutingPolicy`."""
+        return self._random.randrange(len(loads))
+
+
 class RandomOfTwo:
     """Of two random ones the one with fewer requests under way."""
 
@@ -147,6 +160,7 @@ ROUTING: dict[str, Callable[[int], RoutingPolicy]] = {
     "least-requests": lambda _: Cheapest(request_cost),
     "least-tokens": lambda _: Cheapest(token_cost),
     "prefix": lambda _: Cheapest(prefix_cost, reads_caches=True),
+    "random": AnyAtRandom,
     "random-of-two": RandomOfTwo,
 }
 """The policies by name; each is made with a seed."""
