@@ -32,11 +32,11 @@ from forerun.plan.deployment_planner import (
     PlanningOptions,
     chooses_itself,
     corrected,
-    describe,
     engine_model,
     plan_deployment,
+    with_running,
 )
-from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch, kept_engines
+from forerun.plan.fleet_plan import FleetPlan
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.traces import read_trace
@@ -90,7 +90,8 @@ def plan(
         options = replace(choice.planning(known), corrections=learnt)
         progress("planning")
         found, answer = plan_deployment(known, arriving, wanted, options)
-        found, answer = _kept(known, found, answer, options, choice.running)
+        if choice.running is not None:
+            found, answer = with_running(known, found, answer, options, choice.running)
         if confirmation.confirm:
             found, answer = confirmed(
                 known,
@@ -134,31 +135,6 @@ def _load(text: str | None, intervals: list[Interval]) -> Load:
     if not loads:
         raise ConfigError("load: missing; give --load, e.g. rate=20,isl=3000,osl=300, or --replay with a trace")
     return max(loads, key=lambda one: one.rate * (one.isl + one.osl))
-
-
-def _kept(
-    profile: Profile, found: DeploymentPlan, answer: FleetAnswer, options: PlanningOptions, running: int | None
-) -> tuple[DeploymentPlan, FleetAnswer]:
-    """The plan with as many of the running engines as should stay."""
-    if running is None or not answer.is_feasible or running <= answer.plan.num_engines:
-        return found, answer
-    engine, planned = engine_model(profile), answer.plan
-    search = FleetSearch(engine, found.load, found.sla, options.transfer, options.routing)
-
-    def with_count(count: int) -> FleetPlan:
-        added = count - planned.num_engines
-        share = round(added * planned.prefill_replicas / planned.num_engines)
-        return search.at(planned.policy, planned.prefill_replicas + share, planned.replicas + added - share)
-
-    def busy_share(count: int) -> float:
-        one = with_count(count)
-        return max(one.utilization, one.prefill_utilization or 0.0)
-
-    kept = kept_engines(planned.num_engines, running=running, busy_share=busy_share)
-    if kept == planned.num_engines:
-        return found, answer
-    answer = replace(answer, plan=with_count(kept))
-    return describe(profile, found.load, found.sla, answer, options), answer
 
 
 def _replay(
