@@ -19,7 +19,7 @@ say "$BIN/forerun" models pull smollm2-135m
 say "$BIN/forerun" plan "$folder/profile" --sla "$sla" --load rate=12,isl=200,osl=100 \
     --method suffix --confirm --output "$folder/plan" || missed
 "$BIN/python" - "$folder/day.jsonl" <<'PYTHON'
-"""Writes a day's requests, in mooncake's format: 2 to 16 per second, a burst in the evening; six times as fast, so four hours."""
+"""Writes the requests of two days, in mooncake's format: 2 to 16 per second, a burst in the second evening; twelve times as fast, so four hours."""
 
 import json
 import math
@@ -29,13 +29,13 @@ from pathlib import Path
 
 source, now, lines = random.Random(0), 0.0, []
 while now < 14_400:
-    rate = 9.0 - 7.0 * math.cos(2 * math.pi * now / 14_400) + (8.0 if 11_400 < now < 12_000 else 0.0)
+    rate = 9.0 - 7.0 * math.cos(2 * math.pi * now / 7_200) + (8.0 if 12_900 < now < 13_200 else 0.0)
     now += source.expovariate(rate)
     lines.append(json.dumps({"timestamp": round(1000 * now), "input_length": 200, "output_length": 100}))
 Path(sys.argv[1]).write_text("\n".join(lines))
 PYTHON
 say "$BIN/forerun" plan "$folder/profile" --sla "$sla" --method suffix --replay "$folder/day.jsonl" \
-    --interval 180 || missed
+    --interval 180 --period 7200 || missed
 for system in forerun kubernetes; do
     say "$BIN/forerun" emit --plan "$folder/plan" --to "$system" --output "$folder/$system"
 done

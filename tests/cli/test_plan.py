@@ -88,6 +88,12 @@ def test_running_engines_are_given_up_only_where_the_others_stay_unbusy(folder, 
     assert planned("--running", 20) < 20
 
 
+def test_engines_that_run_are_not_kept_beyond_the_budget(folder, capsys):
+    options = ("--load", "rate=60,isl=200,osl=60", "--budget", 4, "--running", 5)
+    assert run(folder, *SLA, *options, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["replicas"] <= 4
+
+
 def test_corrections_are_learnt_and_shown(folder, tmp_path, capsys):
     """Of a service that takes 20 ms for each step, with one request at a time."""
     test = {
@@ -134,6 +140,21 @@ def test_a_day_is_simulated_as_it_was_decided(folder, tmp_path, capsys):
         assert 0.0 <= day["simulated"]["worst_interval_attainment"] <= day["simulated"]["attainment"] <= 1.0
 
 
+def test_a_request_of_a_day_that_is_too_long_is_refused(folder, tmp_path, capsys):
+    lines = [{"timestamp": 1000 * number, "input_length": 5000, "output_length": 60} for number in range(400)]
+    (tmp_path / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run(folder, *SLA, *LOAD, "--replay", tmp_path / "long.jsonl") == 2
+    assert "more than max_model_len (4096)" in capsys.readouterr().err
+
+
+def test_a_day_of_less_than_a_period_says_that_harmonic_is_constant(folder, trace, capsys):
+    options = ("--replay", trace, "--interval", 600, "--predictor", "harmonic", "--json")
+    assert run(folder, *SLA, *options) == 0
+    assert any("harmonic predicts the last value" in one for one in json.loads(capsys.readouterr().out)["warnings"])
+    assert run(folder, *SLA, *options, "--period", 1800) == 0
+    assert not any("harmonic" in one for one in json.loads(capsys.readouterr().out)["warnings"])
+
+
 def test_a_day_is_drawn(folder, trace, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "day.svg"
@@ -154,6 +175,7 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
         ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
         ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
+        ((*SLA, *LOAD, "--period", 60), "given without --replay"),
         ((*SLA, *LOAD, "--observed", "x.json", "--time-factor", 1.1), "contradicts --time-factor"),
         ((*SLA, *LOAD, "--observed-config", "suffix"), "given without --observed"),
         ((*SLA, *LOAD, "--observed", "nothing.json"), "give the result of a load test"),
@@ -164,6 +186,20 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
 )
 def test_what_is_wrong_is_said(folder, options, said, capsys):
     assert run(folder, *options) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--interval", 1e-6), "more than 50,000; must be at least"),
+        (("--period", 60), "must be at least two of them"),
+        (("--period", 3600, "--predictor", "ar"), "given without the predictor harmonic"),
+        (("--period", 0), "must be above 0"),
+    ],
+)
+def test_what_is_wrong_with_a_day_is_said(folder, trace, options, said, capsys):
+    assert run(folder, *SLA, "--replay", trace, *options) == 2
     assert said in capsys.readouterr().err
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from forerun.cli.app import main
 from forerun.models.tokenizer import load_tokenizer
-from tests.plan.simulation.profiles import a_profile
+from forerun.plan.step_times import MeasuredRange, StepTimeModel
+from tests.plan.simulation.profiles import STEP_TIMES, a_profile
 from tests.stand_in import VOCAB_SIZE, save_stand_in
+
+MEASURED = MeasuredRange(rows=16, sequences=16, context_tokens=1024, prompt_rows=512)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +136,11 @@ def test_rates_may_change(folder, capsys, arrivals):
         (("--trace", "x.jsonl"), "x.jsonl: No such file"),
         ((*LOAD, "--config", "suffxi"), "did you mean 'suffix'"),
         ((*LOAD, "--replicas", 0), "replicas: got 0"),
+        ((*LOAD, "--max-num-seqs", 0), "max_num_seqs: got 0; must be 1 or more"),
+        ((*LOAD, "--max-num-seqs", -1), "max_num_seqs: got -1; must be 1 or more"),
+        ((*LOAD, "--max-num-batched-tokens", 0), "max_num_batched_tokens: got 0; must be at least max_num_seqs (8)"),
+        ((*LOAD, "--max-num-batched-tokens", -5), "max_num_batched_tokens: got -5; must be at least max_num_seqs (8)"),
+        ((*LOAD, "--max-num-seqs", 200), "max_num_batched_tokens: got 128; must be at least max_num_seqs (200)"),
         ((*LOAD, "--transfer-seconds", 1), "nothing is handed over without --prefill-replicas"),
         ((*LOAD, "--sla", "ttft=0s"), "ttft=0"),
         ((*LOAD, "--save-chunks"), "save_chunks: given without save_result"),
@@ -143,6 +152,22 @@ def test_what_is_wrong_is_said_on_one_line(folder, capsys, options, problem):
     assert run(folder, *options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
+
+
+def test_steps_beyond_what_was_measured_are_said(tmp_path, capsys):
+    """The profile has steps of up to 16 sequences, and of 1024 tokens of context."""
+    a_profile(
+        tmp_path, step_times=StepTimeModel(STEP_TIMES.weights, measured=MEASURED), max_num_seqs=32, num_blocks=900
+    )
+    assert run(tmp_path, *LOAD, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+    assert run(tmp_path, "--load", "rate=900,isl=60,osl=60", "--num-requests", 60, "--json") == 0
+    shown = capsys.readouterr()
+    beyond = json.loads(shown.out)["warnings"]
+    said = [re.fullmatch(r"not measured: steps of (\d+) ([a-z ]+) \(up to (\d+) were .*", one) for one in beyond]
+    assert [(one[2], int(one[3])) for one in said] == [("rows", 16), ("sequences", 16), ("tokens of context", 1024)]
+    assert all(int(one[1]) > int(one[3]) for one in said)
+    assert all(one in shown.err for one in beyond)
 
 
 def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):

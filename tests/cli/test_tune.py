@@ -238,6 +238,7 @@ def kernels(model):
 def profile(model, machine=None, kernels="torch"):
     machine = machine or describe_machine(torch.device("cpu")).partition("; ")[0]
     steps = [StepSample(num_rows=n, num_sequences=1, num_context_tokens=9, seconds=0.01 + n / 1e3) for n in (1, 4, 9)]
+    steps.append(StepSample(num_rows=0, num_sequences=0, num_context_tokens=0, num_prompt_rows=32, seconds=0.05))
     return Profile(
         model=model,
         machine=machine,

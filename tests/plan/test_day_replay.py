@@ -1,6 +1,7 @@
 """Days of traffic: what was planned, what it cost, who attained the SLA."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,10 +16,11 @@ from forerun.plan.day_replay import (
     LoadForecast,
     intervals_of,
     replay_day,
+    replay_notes,
 )
 from forerun.plan.fleet_plan import plan_fleet
 from forerun.plan.load import Load
-from forerun.plan.predictors import ConstantPredictor
+from forerun.plan.predictors import ConstantPredictor, make_predictor
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.sla import Sla
@@ -122,7 +124,92 @@ def test_a_trace_is_counted_by_interval() -> None:
     assert third.load.cv == 1.0  # one request says nothing of gaps
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.0, "above 0"), (100.0, "longer than one interval of 100 s")])
+def shared_prompts(count: int, *, shares_beginning: bool = True) -> list[SimulatedRequest]:
+    """One a second, of 1000 tokens, of which 900 are those of all others, or of the conversation that a prompt is part of."""
+    return [
+        SimulatedRequest(
+            arrival=float(number),
+            num_prompt_tokens=1000,
+            num_output_tokens=10,
+            piece_hashes=(
+                *(range(9) if shares_beginning else range(100 * (number // 4), 100 * (number // 4) + 9)),
+                7 + number,
+            ),
+            piece_size=100,
+        )
+        for number in range(count)
+    ]
+
+
+def test_the_beginning_that_prompts_share_counts_as_cached() -> None:
+    for interval_of in intervals_of(shared_prompts(40), 10.0):
+        assert interval_of.load is not None
+        assert interval_of.load.prefix_hit_rate == pytest.approx(0.9)
+    (given, *_) = intervals_of(shared_prompts(40), 10.0, prefix_hit_rate=0.5)
+    assert given.load is not None
+    assert given.load.prefix_hit_rate == 0.5
+    plain = [replace(one, piece_hashes=()) for one in shared_prompts(40)]
+    (unknown, *_) = intervals_of(plain, 10.0)
+    assert unknown.load is not None
+    assert unknown.load.prefix_hit_rate == 0.0
+    cached, computed = (REPLAY.engines_for(replace(one, rate=60.0)) for one in (given.load, unknown.load))
+    assert cached < computed
+
+
+def test_what_repeats_in_another_way_is_said_and_not_counted() -> None:
+    requests = shared_prompts(40, shares_beginning=False)
+    intervals = intervals_of(requests, 10.0)
+    assert {one.load.prefix_hit_rate for one in intervals if one.load} == {0.0}
+    (note,) = replay_notes(requests, intervals, ["constant"])
+    assert note.startswith("68% of the trace's prompt tokens were in earlier prompts, and 0% are in the beginning")
+    alike = shared_prompts(40)
+    assert not replay_notes(alike, intervals_of(alike, 10.0), ["constant"])
+
+
+def test_a_period_of_any_length_is_planned_by_its_pattern() -> None:
+    """Traffic that repeats itself every 6.5 hours: with the period of a day it looks like noise, as it does to the last value."""
+    intervals = [interval(hour, 40 + 35 * math.sin(2 * math.pi * hour / 6.5)) for hour in range(30)]
+    plans = by_name(replay_day(REPLAY, intervals, ["constant", "harmonic"], period=6.5 * HOUR))
+    assert plans["harmonic"].rate_error < 0.7 * plans["constant"].rate_error
+    with pytest.raises(ConfigError, match="must be at least two of them for the predictor harmonic"):
+        replay_day(REPLAY, intervals, ["harmonic"], period=1.5 * HOUR)
+
+
+def test_a_trace_of_one_period_says_nothing_of_the_pattern() -> None:
+    requests = shared_prompts(40)
+    intervals = intervals_of(requests, 10.0)
+    (note,) = replay_notes(requests, intervals, ["harmonic"], period=40.0)
+    assert note.startswith("harmonic predicts the last value, as constant does")
+    assert not replay_notes(requests, intervals, ["harmonic"], period=30.0)
+    harmonic, constant = (replay_day(REPLAY, wave(1), [name])[0] for name in ("harmonic", "constant"))
+    assert harmonic.intervals == constant.intervals
+
+
+def test_an_interval_of_which_not_one_request_fits_is_refused() -> None:
+    small = replace(ENGINE, num_blocks=8)
+    replay = DayReplay(small, POLICY, SLA, transfer=Transfer())
+    assert replay.engines_for(Load(rate=1, isl=60, osl=60)) >= 1
+    with pytest.raises(ConfigError, match="one sequence of 160 tokens needs more than the profile's 8 blocks"):
+        replay.engines_for(Load(rate=1, isl=100, osl=60))
+
+
+def test_no_forecast_is_longer_than_a_request_can_be() -> None:
+    forecast = LoadForecast(lambda: make_predictor("kalman"), longest=400)
+    for isl in range(100, 400, 50):
+        forecast.add(Load(rate=4, isl=isl, osl=50))
+    predicted = forecast.predict()
+    assert predicted is not None
+    assert (predicted.isl, predicted.osl) == (350.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, "above 0"),
+        (100.0, "longer than one interval of 100 s"),
+        (1e-6, "more than 50,000; must be at least 0.0001 s"),
+    ],
+)
 def test_a_trace_too_short_for_its_interval_is_refused(seconds: float, said: str) -> None:
     requests = [SimulatedRequest(arrival=5.0, num_prompt_tokens=1, num_output_tokens=1)]
     with pytest.raises(ConfigError, match=said):

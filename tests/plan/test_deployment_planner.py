@@ -22,11 +22,13 @@ from forerun.plan.deployment_planner import (
     plan_deployment,
     speculations,
     speculative_config,
+    with_running,
 )
 from forerun.plan.fleet_plan import FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine
+from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.sla import Sla
 from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile
 
@@ -106,14 +108,13 @@ EASY = Sla(ttft=2.0, tpot=0.05)
 @pytest.mark.parametrize("name", TREE_CONFIGS)
 def test_a_plan_of_trees_agrees_with_the_simulator(trees: Profile, name: str) -> None:
     """K counts nodes in both; were it the depth, a step would be thought to verify half of its rows."""
-    for rate in (2.0, 8.0):
-        load = Load(rate=rate, isl=100, osl=60)
-        plan, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=(name,)))
-        assert answer.plan.policy.speculation is not None
-        found = simulated(trees, answer.plan, load, num_requests=300)
-        assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.1)
-        for latency in ("ttft", "tpot", "e2el"):
-            assert found.latencies(latency).mean == pytest.approx(plan.predicted[f"{latency}_mean_ms"] / 1e3, rel=0.1)
+    load = Load(rate=5.0, isl=100, osl=60)
+    plan, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=(name,)))
+    assert answer.plan.policy.speculation is not None
+    found = simulated(trees, answer.plan, load, num_requests=200)
+    assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.1)
+    for latency in ("ttft", "tpot", "e2el"):
+        assert found.latencies(latency).mean == pytest.approx(plan.predicted[f"{latency}_mean_ms"] / 1e3, rel=0.1)
 
 
 def test_rows_of_a_tree_are_its_nodes(trees: Profile) -> None:
@@ -190,6 +191,39 @@ def test_an_infeasible_plan_says_which_limit_no_engine_keeps(profile: Profile) -
     assert plan.replicas <= 2
 
 
+@pytest.mark.parametrize("layouts", [(Layout.AGGREGATED,), tuple(Layout)])
+def test_an_infeasible_plan_without_a_budget_has_no_more_engines_than_bring_anything(
+    profile: Profile, layouts: tuple[Layout, ...]
+) -> None:
+    plan, _ = plan_deployment(profile, LOAD, Sla(ttft=0.005), PlanningOptions(layouts=layouts))
+    feasible, _ = plan_deployment(profile, LOAD, Sla(ttft=0.06), PlanningOptions(layouts=layouts))
+    assert feasible.replicas < plan.replicas < 30
+    assert plan.predicted["ttft_p95_ms"] < 1.05 * 42.2, "an idle engine takes 42.1 ms"
+    assert any("no number of engines up to 4096 attains the SLA" in one for one in plan.warnings)
+
+
+def test_a_load_above_all_that_is_tried_is_said_without_thousands_of_engines(profile: Profile) -> None:
+    plan, _ = plan_deployment(profile, replace(LOAD, rate=5e6), SLA)
+    assert not plan.feasible
+    assert plan.replicas == 1
+    assert any("more than 4096 engines, the most that are tried, can take" in one for one in plan.warnings)
+    within, _ = plan_deployment(profile, replace(LOAD, rate=5e6), SLA, PlanningOptions(most_engines=8))
+    assert within.replicas == 8, "each of them serves some"
+
+
+def test_the_engines_that_run_are_kept_within_the_budget(profile: Profile) -> None:
+    """Five run, four are allowed, and one less would be almost fully busy."""
+    load = replace(LOAD, rate=60)
+    budget = PlanningOptions(most_engines=4)
+    plan, answer = plan_deployment(profile, load, SLA, budget)
+    for running in range(1, 9):
+        kept, kept_answer = with_running(profile, plan, answer, budget, running)
+        assert plan.replicas <= kept.replicas <= 4
+        assert kept_answer.plan.num_engines == kept.replicas
+    without = PlanningOptions()
+    assert with_running(profile, plan, answer, without, 5)[0].replicas > 4
+
+
 def test_an_overload_is_written_without_numbers_that_json_lacks(profile: Profile) -> None:
     plan, _ = plan_deployment(profile, replace(LOAD, rate=5000), SLA, PlanningOptions(most_engines=1))
     assert not plan.feasible
@@ -243,12 +277,16 @@ def test_what_was_not_profiled_cannot_be_planned(profile: Profile, options: Plan
 
 
 def test_what_was_not_measured_is_said(profile: Profile) -> None:
+    """Steps of up to 32 sequences were, of 1024 tokens each."""
     wide = replace(profile, max_num_seqs=512, num_blocks=40_000)
-    plan, _ = plan_deployment(
-        wide, replace(LOAD, rate=400), Sla(ttft=20.0, attainment=0.6), PlanningOptions(most_engines=30)
-    )
-    if plan.predicted["batch_size"] > 40:
-        assert any("not measured" in one for one in plan.warnings)
+    load = Load(rate=40, isl=1, osl=400)
+    plan, _ = plan_deployment(wide, load, Sla(ttft=20.0, attainment=0.6), replace(ALONE, methods=()))
+    assert plan.predicted["batch_size"] > 40
+    assert any("not measured: steps of" in one and "sequences" in one for one in plan.warnings)
+    long = replace(profile, max_model_len=16_384, num_blocks=40_000)
+    plan, _ = plan_deployment(long, Load(rate=0.4, isl=8000, osl=400), Sla(ttft=20.0), replace(ALONE, methods=()))
+    (beyond,) = [one for one in plan.warnings if "context" in one]
+    assert "tokens of context (up to 32768 were measured)" in beyond
 
 
 def test_a_profile_of_another_version_is_said(profile: Profile) -> None:
@@ -303,3 +341,23 @@ def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> 
     assert kept.best_achievable is not None
     assert kept.best_achievable["attainment"] < SLA.attainment
     assert math.isfinite(kept.best_achievable["ttft_mean_ms"])
+    assert kept.best_achievable["needed_replicas"] is None
+    assert kept.best_achievable["limits_missed_when_idle"] == []
+    assert any("give a larger budget" in one for one in kept.warnings)
+
+
+def test_engines_that_do_not_help_in_the_simulator_are_not_planned(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the simulator, whatever it is given, attains the SLA for four of five requests."""
+    plan, answer = plan_deployment(profile, LOAD, SLA)
+    monkeypatch.setattr(SimulationResult, "attainment", lambda *_: 0.8)
+    found, found_answer = confirmed(profile, plan, answer, num_requests=20)
+    assert not found.feasible
+    assert not found_answer.is_feasible
+    assert found.replicas == found_answer.plan.num_engines == plan.replicas
+    assert found.best_achievable is not None
+    assert found.best_achievable["needed_replicas"] is None
+    (said,) = [one for one in found.warnings if "the simulator attains" in one]
+    assert "8 more engines are not enough either" in said
+    assert "budget" not in said

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun.errors import ConfigError
 from forerun.plan.capacity import predict
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.fleet_plan import FleetAnswer, kept_engines, least_count, plan_fleet
+from forerun.plan.fleet_plan import FleetAnswer, FleetSearch, kept_engines, least_count, plan_fleet
 from forerun.plan.load import Load
 from forerun.plan.serving_policies import serving_policies
 from forerun.plan.simulation.fleet import Transfer
@@ -52,10 +52,27 @@ def test_the_plan_is_the_fewest_engines_of_an_exhaustive_search(load: Load, sla:
 
 
 @settings(max_examples=10)
-@given(loads, slas, st.floats(0.3, 1.0))
-def test_a_stricter_sla_never_needs_fewer_engines(load: Load, sla: Sla, factor: float) -> None:
+@given(loads, slas)
+def test_the_plan_apart_is_the_fewest_engines_of_an_exhaustive_search(load: Load, sla: Sla) -> None:
+    """All divisions of up to 24 engines, so that giving up after eight prefill engines in vain is held to it too."""
+    most, layouts = 24, (Layout.DISAGGREGATED,)
+    answer = plan_fleet(ENGINE, [DRAFTER], load, sla, most_engines=most, layouts=layouts)
+    prefill, decode = np.array([(one, both - one) for both in range(2, most + 1) for one in range(1, both)]).T
+    search = FleetSearch(ENGINE, load, sla, Transfer())
+    policies = serving_policies(ENGINE, [None, DRAFTER], load)
+    attained = [search.predict_apart(one, prefill, decode).attainment(sla) >= sla.attainment for one in policies]
+    enough = np.any(attained, axis=0)
+    assert answer.is_feasible == bool(enough.any())
+    if answer.is_feasible:
+        assert answer.plan.num_engines == (prefill + decode)[enough].min()
+        assert answer.plan.attainment >= sla.attainment
+
+
+@settings(max_examples=10)
+@given(loads, slas, st.floats(0.3, 1.0), st.sampled_from(list(Layout)))
+def test_a_stricter_sla_never_needs_fewer_engines(load: Load, sla: Sla, factor: float, layout: Layout) -> None:
     stricter = replace(sla, ttft=sla.ttft and sla.ttft * factor, tpot=sla.tpot and sla.tpot * factor)
-    before, after = (plan_fleet(ENGINE, [DRAFTER], load, some) for some in (sla, stricter))
+    before, after = (plan_fleet(ENGINE, [DRAFTER], load, some, layouts=(layout,)) for some in (sla, stricter))
     assert not (after.is_feasible and not before.is_feasible)
     if after.is_feasible:
         assert after.plan.num_engines >= before.plan.num_engines
@@ -101,6 +118,28 @@ def impossible(answer: FleetAnswer) -> bool:
 def test_an_sla_that_no_engine_meets_is_said_and_not_relaxed() -> None:
     assert impossible(plan_fleet(ENGINE, [DRAFTER], LOAD, Sla(ttft=0.001), most_engines=8))
     assert impossible(plan_fleet(ENGINE, [DRAFTER], LOAD, Sla(tpot=0.0005), most_engines=8))
+
+
+@settings(max_examples=10)
+@given(
+    loads,
+    st.floats(1.0, 4.0),
+    st.sampled_from(["ttft", "tpot"]),
+    st.sampled_from([(Layout.AGGREGATED,), (Layout.DISAGGREGATED,), tuple(Layout)]),
+)
+def test_engines_beyond_those_of_an_impossible_plan_bring_nothing(
+    load: Load, factor: float, name: str, layouts: tuple[Layout, ...]
+) -> None:
+    """No step is as short as half a millisecond: the plan has as many engines as come near to what idle ones take, not 4096."""
+    sla = Sla(**{name: 0.0005})
+    load = replace(load, osl=max(4.0, load.osl))
+    plan = plan_fleet(ENGINE, [DRAFTER], load, sla, layouts=layouts).plan
+    search = FleetSearch(ENGINE, load, sla, Transfer())
+    more = search.at(plan.policy, round(factor * plan.prefill_replicas), round(factor * plan.replicas))
+    assert plan.is_stable
+    assert getattr(more, name).quantile(0.95)[0] >= getattr(plan, name).quantile(0.95)[0] / 1.06
+    assert more.attainment <= plan.attainment + 0.01
+    assert plan.num_engines < 40 + 10 * load.rate
 
 
 def test_a_budget_that_is_too_small_says_how_many_would_do() -> None:

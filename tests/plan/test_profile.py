@@ -48,6 +48,11 @@ def _change(folder: Path, **changes: Any) -> None:
     [
         ({"profile": 99}, "is of version 99"),
         ({"num_blocks": 0}, "got num_blocks=0"),
+        ({"kv_bytes_per_token": -5}, "got kv_bytes_per_token=-5; must be a whole number, at least 1"),
+        ({"kv_bytes_per_token": "many"}, "got kv_bytes_per_token='many'; must be a whole number"),
+        ({"kv_bytes_per_token": 1.5}, "got kv_bytes_per_token=1.5; must be a whole number"),
+        ({"weight_bytes": 0}, "got weight_bytes=0; must be a whole number"),
+        ({"watts": "100"}, "got watts='100'; must be a finite number"),
         ({"gigabytes_per_second": float("nan")}, "got NaN for a number"),
         ({"drafting": {}}, "drafting or acceptance of suffix, head is missing"),
         ({"configs": {}}, "which is no profiled configuration"),
@@ -113,3 +118,7 @@ def test_what_lies_beyond_the_measured_steps_is_said() -> None:
     assert not missing_points(step_times, num_rows=200, num_sequences=32, prompt_rows=1024)
     beyond = missing_points(step_times, num_rows=2000, num_sequences=33, prompt_rows=8192)
     assert len(beyond) == 3
+    most = 32 * 1024
+    assert not missing_points(step_times, num_rows=1, num_sequences=1, prompt_rows=0, num_context_tokens=most)
+    (context,) = missing_points(step_times, num_rows=1, num_sequences=1, prompt_rows=0, num_context_tokens=most + 1)
+    assert context == "steps of 32769 tokens of context (up to 32768 were measured)"

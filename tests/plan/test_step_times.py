@@ -142,6 +142,18 @@ def test_one_kind_of_step_is_too_few_and_the_error_says_what_to_add() -> None:
         StepTimeModel.fit([one] * 20)
 
 
+def test_what_is_missing_is_said() -> None:
+    """Without prompts their cost would be a guess, which every time to first token is made of."""
+    decoding = [one for one in samples_of(TRUE) if not one.num_prompt_rows]
+    prompts = [one for one in samples_of(TRUE) if one.num_prompt_rows]
+    with pytest.raises(ConfigError, match=r"missing are steps that read a prompt \(got none\): measure more"):
+        StepTimeModel.fit(decoding)
+    with pytest.raises(ConfigError, match=r"missing are steps without prompts, .* \(got 0\): measure more"):
+        StepTimeModel.fit(prompts)
+    with pytest.raises(ConfigError, match=r"\(got 1\), and steps that read a prompt"):
+        StepTimeModel.fit(decoding[:1])
+
+
 @pytest.mark.parametrize("broken", [{"version": 2}, {"weights": [1.0]}, {"weights": [math.nan] * 11}, {"measured": 3}])
 def test_a_damaged_record_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="profile again"):

@@ -26,19 +26,20 @@ from forerun.errors import ConfigError
 from forerun.plan.confirmation import confirmed
 from forerun.plan.day_confirmation import confirmed_days
 from forerun.plan.day_plan import DayPlan, SimulatedDay
-from forerun.plan.day_replay import DayReplay, Interval, intervals_of, replay_day
+from forerun.plan.day_replay import DayReplay, Interval, intervals_of, replay_day, replay_notes
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
     chooses_itself,
     corrected,
-    describe,
     engine_model,
     plan_deployment,
+    with_running,
 )
-from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch, kept_engines
+from forerun.plan.fleet_plan import FleetPlan
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile
+from forerun.plan.simulation.requests import check_requests
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
 
@@ -75,10 +76,14 @@ def plan(
         forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --predictor kalman --confirm
     """
     wanted = parse_sla(sla)
+    given = None if load is None else parse_load(load)
     requests = [] if day.replay is None else read_trace(day.replay)
-    intervals = intervals_of(requests, day.interval) if requests else []
-    arriving = _load(load, intervals)
+    hit_rate = given.prefix_hit_rate if given is not None and given.prefix_hit_rate else None
+    intervals = intervals_of(requests, day.interval, prefix_hit_rate=hit_rate) if requests else []
+    arriving = given or _busiest(intervals)
     measured = Profile.load(profile)
+    if requests:
+        check_requests(requests, max_model_len=measured.max_model_len)
     with status() as progress:
         learnt = choice.correction.of(measured, choice.prompt_class, progress)
         known = corrected(
@@ -90,7 +95,8 @@ def plan(
         options = replace(choice.planning(known), corrections=learnt)
         progress("planning")
         found, answer = plan_deployment(known, arriving, wanted, options)
-        found, answer = _kept(known, found, answer, options, choice.running)
+        if choice.running is not None:
+            found, answer = with_running(known, found, answer, options, choice.running)
         if confirmation.confirm:
             found, answer = confirmed(
                 known,
@@ -107,6 +113,9 @@ def plan(
             days = confirmed_days(
                 known, answer.plan, days, requests, wanted, options, seed=confirmation.seed, progress=progress
             )
+    if days:
+        notes = replay_notes(requests, intervals, day.predictor, period=day.period)
+        found = replace(found, warnings=(*found.warnings, *notes))
     if output is not None:
         found.save(output)
     if day.picture is not None:
@@ -122,43 +131,16 @@ def plan(
     return 0 if found.feasible else 1
 
 
-def _load(text: str | None, intervals: list[Interval]) -> Load:
-    """The given load, or that of the busiest interval.
+def _busiest(intervals: list[Interval]) -> Load:
+    """The load of the busiest interval.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is none.
     """
-    if text is not None:
-        return parse_load(text)
     loads = [one.load for one in intervals if one.load is not None]
     if not loads:
         raise ConfigError("load: missing; give --load, e.g. rate=20,isl=3000,osl=300, or --replay with a trace")
     return max(loads, key=lambda one: one.rate * (one.isl + one.osl))
-
-
-def _kept(
-    profile: Profile, found: DeploymentPlan, answer: FleetAnswer, options: PlanningOptions, running: int | None
-) -> tuple[DeploymentPlan, FleetAnswer]:
-    """The plan with as many of the running engines as should stay."""
-    if running is None or not answer.is_feasible or running <= answer.plan.num_engines:
-        return found, answer
-    engine, planned = engine_model(profile), answer.plan
-    search = FleetSearch(engine, found.load, found.sla, options.transfer, options.routing)
-
-    def with_count(count: int) -> FleetPlan:
-        added = count - planned.num_engines
-        share = round(added * planned.prefill_replicas / planned.num_engines)
-        return search.at(planned.policy, planned.prefill_replicas + share, planned.replicas + added - share)
-
-    def busy_share(count: int) -> float:
-        one = with_count(count)
-        return max(one.utilization, one.prefill_utilization or 0.0)
-
-    kept = kept_engines(planned.num_engines, running=running, busy_share=busy_share)
-    if kept == planned.num_engines:
-        return found, answer
-    answer = replace(answer, plan=with_count(kept))
-    return describe(profile, found.load, found.sla, answer, options), answer
 
 
 def _replay(
@@ -180,7 +162,7 @@ def _replay(
         transfer=options.transfer,
         routing=options.routing,
     )
-    return replay_day(replay, intervals, day.predictor)
+    return replay_day(replay, intervals, day.predictor, period=day.period)
 
 
 def _show(found: DeploymentPlan, console: Console) -> None:

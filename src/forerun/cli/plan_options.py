@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from forerun.cli.options import check_picture
 from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
 from forerun.plan.corrections import AppliedCorrections
-from forerun.plan.day_replay import DEFAULT_INTERVAL
+from forerun.plan.day_replay import DAY, DEFAULT_INTERVAL, HARMONIC
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.deployment_planner import PlanningOptions
 from forerun.plan.observed_service import learn_corrections, read_load_test
@@ -143,6 +144,8 @@ class ReplayOptions:
     --save-detailed."""
     interval: float = DEFAULT_INTERVAL
     """Seconds from one decision to the next."""
+    period: float = DAY
+    """Seconds after which the traffic repeats itself, for the predictor harmonic; by default a day."""
     predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
     """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet."""
     picture: Path | None = None
@@ -150,8 +153,13 @@ class ReplayOptions:
 
     def __post_init__(self) -> None:
         check_picture("--picture", self.picture)
-        if self.replay is None and (self.interval != DEFAULT_INTERVAL or self.picture is not None):
-            raise ConfigError("interval, picture: given without --replay; leave them out")
+        given = self.interval != DEFAULT_INTERVAL or self.period != DAY or self.picture is not None
+        if self.replay is None and given:
+            raise ConfigError("interval, period, picture: given without --replay; leave them out")
+        if self.period != DAY and HARMONIC not in self.predictor:
+            raise ConfigError(f"period: given without the predictor {HARMONIC}; leave it out")
+        if not 0.0 < self.period < math.inf:
+            raise ConfigError(f"period: got {self.period:g} s; must be above 0")
 
 
 CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
 from forerun.errors import ConfigError
 from forerun.plan.load import Load, parse_load
-from forerun.plan.profile import Profile
+from forerun.plan.profile import Profile, missing_points
 from forerun.plan.simulation.arrivals import SECONDS_OF_DAY, ArrivalPattern
 from forerun.plan.simulation.fleet import Fleet, Transfer
 from forerun.plan.simulation.profiled import (
@@ -266,6 +266,12 @@ def simulate(
     )
     arriving = _requests(requests, known, engine, seed)
     found = _run(engine, arriving, fleet.fleet(known.kv_bytes_per_token), seed, keeps_chunks=result.save_chunks)
+    warnings = [
+        f"not measured: {beyond}; profile further for a sure answer"
+        for beyond in missing_points(known.step_times, **asdict(engine.largest))
+    ]
+    for one in warnings:
+        logger.warning("%s", one)
     document = {
         "backend": "forerun simulate",
         "model_id": known.model,
@@ -273,6 +279,7 @@ def simulate(
         "num_prompts": len(arriving),
         "request_rate": len(arriving) / (arriving[-1].arrival or float("inf")),
         "seed": seed,
+        "warnings": warnings,
         **found.to_json(sla),
     }
     if result.save_result is not None:

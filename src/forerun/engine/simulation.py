@@ -13,6 +13,7 @@ from forerun.engine.generation import Generation
 from forerun.engine.request import RequestProcessor
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.engine.speculation import FixedLength, SpeculationControl
+from forerun.errors import ConfigError
 from forerun.executor.simulated import DraftSeconds, SimulatedExecutor, VirtualClock, drafting_is_free
 from forerun.executor.simulated_text import Drafting, Texts
 from forerun.kv.block_pool import BlockPool
@@ -43,6 +44,9 @@ class SimulationSettings:
     is given, an engine can take such steps together, see `DecodeStretch`.
     `drafting` says what is drafted and what of it is right (None: nothing is drafted), `texts` what the
     target writes (None: tokens from a hash).
+
+    Raises:
+        ConfigError: a limit is below 1.
     """
 
     step_seconds: Callable[[StepPlan], float] = linear_step_seconds
@@ -59,6 +63,11 @@ class SimulationSettings:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

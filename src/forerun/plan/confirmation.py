@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.plan.capacity import Routing
 from forerun.plan.deployment_plan import DeploymentPlan
@@ -48,39 +48,61 @@ def confirmed(
     num_requests: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[DeploymentPlan, FleetAnswer]:
-    """The plan with what the simulator says of it; with more engines, up to 8, where that is not enough.
+    """The plan with what the simulator says of it; with more engines, up to 8 and within the budget, where that is not enough.
 
-    An infeasible plan is simulated as it is. `num_requests` None: as many as turn all places over ten times.
+    Where these do not help, the plan is infeasible, with as few of them as came as near to the SLA as any. An infeasible plan
+    is simulated as it is. `num_requests` None: as many as turn all places over ten times.
 
     Raises:
         ConfigError: the profile's traces are damaged.
     """
-    load, sla, added = plan.load, plan.sla, 0
+    load, sla = plan.load, plan.sla
     engine = engine_model(profile)
     policies = serving_policies(engine, [None, *speculations(profile, options)], load)
+    search = FleetSearch(engine, load, sla, options.transfer, options.routing)
+    most = min(options.most_engines or math.inf, answer.plan.num_engines + MOST_ADDED)
+    tried: list[_Tried] = []
     while True:
         progress(f"simulating {answer.plan.num_engines} engines")
         result = simulated(profile, answer.plan, load, options, seed=seed, num_requests=num_requests)
-        figures = _figures(result, sla, seed)
-        attained, count = figures["attainment"], figures["num_requests"]
-        margin = DEVIATIONS * math.sqrt(sla.attainment * (1.0 - sla.attainment) / count)
-        falls_short = attained < sla.attainment - margin
-        budget = options.most_engines or math.inf
-        if not falls_short or not plan.feasible or added == MOST_ADDED or answer.plan.num_engines + 1 > budget:
+        tried.append(_Tried(plan, answer, _figures(result, sla, seed)))
+        margin = DEVIATIONS * math.sqrt(sla.attainment * (1.0 - sla.attainment) / len(result.requests))
+        if not plan.feasible or tried[-1].attainment >= sla.attainment - margin or answer.plan.num_engines >= most:
             break
-        search = FleetSearch(engine, load, sla, options.transfer, options.routing)
         answer = replace(answer, plan=search.best_of(policies, [answer.plan.layout], answer.plan.num_engines + 1))
-        plan, added = describe(profile, load, sla, answer, options), added + 1
-    warnings = []
-    if added and not falls_short:
-        warnings.append(f"the simulator asked for {added} more engine(s) than the formulas")
-    if falls_short and plan.feasible:
-        warnings.append(
-            f"the simulator attains the SLA for {attained:.1%} of requests only, and the formulas for "
-            f"{answer.plan.attainment:.1%}; give a larger budget"
-        )
-        plan = replace(plan, feasible=False, best_achievable=dict(figures))
-    return with_simulation(plan, figures, warnings), answer
+        plan = describe(profile, load, sla, answer, options)
+    added = len(tried) - 1
+    if not plan.feasible or tried[-1].attainment >= sla.attainment - margin:
+        warnings = [f"the simulator asked for {added} more engine(s) than the formulas"] if added else []
+        return with_simulation(plan, tried[-1].figures, warnings), answer
+    nearest = max(one.attainment for one in tried)
+    plan, answer, figures = next(one for one in tried if one.attainment >= nearest - margin)
+    best = figures | {"needed_replicas": None, "limits_missed_when_idle": []}
+    is_short_of_engines = most == options.most_engines and plan is tried[-1].plan
+    cure = (
+        "give a larger budget"
+        if is_short_of_engines
+        else f"{added} more engines are not enough either; forerun simulate shows where time is lost"
+    )
+    said = (
+        f"the simulator attains the SLA for {figures['attainment']:.1%} of requests only, and the formulas for "
+        f"{answer.plan.attainment:.1%}; {cure}"
+    )
+    answer = replace(answer, is_feasible=False, needed=None)
+    return with_simulation(replace(plan, feasible=False, best_achievable=best), figures, [said]), answer
+
+
+class _Tried(NamedTuple):
+    """So many engines, and what the simulator says of them."""
+
+    plan: DeploymentPlan
+    answer: FleetAnswer
+    figures: dict[str, Any]
+
+    @property
+    def attainment(self) -> float:
+        """The share of requests that attained the SLA."""
+        return float(self.figures["attainment"])
 
 
 def simulated(

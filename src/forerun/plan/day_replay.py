@@ -19,12 +19,20 @@ from forerun.plan.fleet_plan import KEEP_BELOW, MOST_REPLICAS, FleetPlan, FleetS
 from forerun.plan.load import Load
 from forerun.plan.predictors import HarmonicPredictor, Predictor, make_predictor
 from forerun.plan.serving_policies import EngineModel, ServingPolicy
+from forerun.plan.shared_prefixes import common_beginning, repeated_share, share_of_beginning
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.sla import Sla
 
 DEFAULT_INTERVAL = 180.0
 """Seconds from one decision to the next, as in Dynamo's planner."""
+
+MOST_INTERVALS = 50_000  # a month of intervals of a minute
+
+DAY = 24 * SECONDS_PER_HOUR
+HARMONIC = "harmonic"
+SAID_FROM = 0.05
+"""Of the prompt tokens that prefix caches find, how many the formulas may miss before it is said."""
 
 ORACLE, PEAK, MEAN = "oracle", "fixed: peak", "fixed: mean"
 """Plans to compare with: by the load that comes, and fixed counts for the most and the mean that any interval needs."""
@@ -39,15 +47,27 @@ class Interval:
     load: Load | None
 
 
-def intervals_of(requests: Sequence[SimulatedRequest], seconds: float = DEFAULT_INTERVAL) -> list[Interval]:
+def intervals_of(
+    requests: Sequence[SimulatedRequest], seconds: float = DEFAULT_INTERVAL, *, prefix_hit_rate: float | None = None
+) -> list[Interval]:
     """Count a trace's requests by interval.
 
+    Args:
+        requests: of the trace.
+        seconds: of an interval.
+        prefix_hit_rate: of all loads; None: what the prompts have of the beginning that most of them share.
+
     Raises:
-        ConfigError: the interval is not above 0, or the trace is shorter than two of them.
+        ConfigError: the interval is not above 0, or the trace is shorter than two of them, or has too many.
     """
     if not 0.0 < seconds < math.inf:
         raise ConfigError(f"interval: got {seconds:g} s; must be above 0")
     last = requests[-1].arrival if requests else 0.0
+    if last / seconds >= MOST_INTERVALS:
+        raise ConfigError(
+            f"interval: got {seconds:g} s, of which the trace's {last:g} s have more than {MOST_INTERVALS:,}; must be at least "
+            f"{last / MOST_INTERVALS:.3g} s"
+        )
     count = math.floor(last / seconds) + 1
     if count < 2:
         raise ConfigError(
@@ -57,15 +77,21 @@ def intervals_of(requests: Sequence[SimulatedRequest], seconds: float = DEFAULT_
     parts: list[list[SimulatedRequest]] = [[] for _ in range(count)]
     for request in requests:
         parts[math.floor(request.arrival / seconds)].append(request)
+    beginning = common_beginning(requests) if prefix_hit_rate is None else ()
+
+    def load_of(part: Sequence[SimulatedRequest]) -> Load | None:
+        if not part:
+            return None
+        shared = share_of_beginning(part, beginning) if prefix_hit_rate is None else prefix_hit_rate
+        return _load_of(part, seconds, shared)
+
     return [
-        Interval(start=number * seconds, num_requests=len(part), load=_load_of(part, seconds))
+        Interval(start=number * seconds, num_requests=len(part), load=load_of(part))
         for number, part in enumerate(parts)
     ]
 
 
-def _load_of(requests: Sequence[SimulatedRequest], seconds: float) -> Load | None:
-    if not requests:
-        return None
+def _load_of(requests: Sequence[SimulatedRequest], seconds: float, prefix_hit_rate: float) -> Load:
     prompts = np.array([one.num_prompt_tokens for one in requests], dtype=np.float64)
     answers = np.array([one.num_output_tokens for one in requests], dtype=np.float64)
     gaps = np.diff([one.arrival for one in requests])
@@ -77,14 +103,21 @@ def _load_of(requests: Sequence[SimulatedRequest], seconds: float) -> Load | Non
         cv=float(gaps.std() / gaps.mean()) if has_gaps else 1.0,
         isl_cv=float(prompts.std() / prompts.mean()),
         osl_cv=float(answers.std() / answers.mean()),
+        prefix_hit_rate=prefix_hit_rate,
     )
 
 
 class LoadForecast:
-    """Predicts the next interval's load: its rate and lengths by a predictor each, its unevenness as last seen."""
+    """Predicts the next interval's load: its rate and lengths by a predictor each, its unevenness as last seen.
 
-    def __init__(self, make: Callable[[], Predictor]) -> None:
+    Args:
+        make: makes a predictor.
+        longest: the most tokens that a request can have, beyond which no mean is predicted.
+    """
+
+    def __init__(self, make: Callable[[], Predictor], *, longest: float = math.inf) -> None:
         self._rate, self._isl, self._osl = make(), make(), make()
+        self._longest = longest
         self._last: Load | None = None
 
     def add(self, load: Load | None) -> None:
@@ -101,10 +134,13 @@ class LoadForecast:
         if self._last is None or rate <= 0.0:
             return None
         last = self._last
+        isl, osl = max(1.0, self._isl.predict()), max(1.0, self._osl.predict())
+        if isl + osl > self._longest:  # a trend has run away: as last seen
+            isl, osl = last.isl, last.osl
         return Load(
             rate=rate,
-            isl=max(1.0, self._isl.predict()),
-            osl=max(1.0, self._osl.predict()),
+            isl=isl,
+            osl=osl,
             cv=last.cv,
             isl_cv=last.isl_cv,
             osl_cv=last.osl_cv,
@@ -141,6 +177,11 @@ class DayReplay:
         self._prefill_share, self._most = prefill_share, most_engines or MOST_REPLICAS
         self._least = 2 if prefill_share else 1
         self._needed: dict[Load, int] = {}
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a request."""
+        return min(self._engine.max_model_len, self._engine.num_blocks * self._engine.block_size)
 
     def run(
         self, name: str, intervals: Sequence[Interval], forecasts: Sequence[Load | None], *, steadily: bool = True
@@ -224,16 +265,27 @@ def _busy(plan: FleetPlan) -> float:
     return max(plan.utilization, plan.prefill_utilization or 0.0)
 
 
-def replay_day(replay: DayReplay, intervals: Sequence[Interval], predictors: Sequence[str]) -> list[DayPlan]:
+def replay_day(
+    replay: DayReplay, intervals: Sequence[Interval], predictors: Sequence[str], *, period: float = DAY
+) -> list[DayPlan]:
     """Plan a day by each predictor, by an oracle that knows what comes, and with fixed counts for its peak and its mean.
 
     Before the first interval nothing is known; it is planned as the oracle plans it, as an operator would start.
 
+    Args:
+        replay: plans an interval.
+        intervals: of the day.
+        predictors: their names.
+        period: seconds after which the traffic repeats itself, for `harmonic`.
+
     Raises:
-        ConfigError: a predictor is unknown, or its package is missing.
+        ConfigError: a predictor is unknown, its package is missing, or the period is shorter than two intervals.
     """
     real = [interval.load for interval in intervals]
-    plans = [replay.run(name, intervals, _forecasts(name, intervals)) for name in predictors]
+    plans = [
+        replay.run(name, intervals, _forecasts(name, intervals, period=period, longest=replay.longest))
+        for name in predictors
+    ]
     oracle = replay.run(ORACLE, intervals, real, steadily=False)
     counts = [one.engines for one in oracle.intervals]
     fixed = ((PEAK, max(counts)), (MEAN, max(1, round(float(np.mean(counts))))))
@@ -244,12 +296,43 @@ def replay_day(replay: DayReplay, intervals: Sequence[Interval], predictors: Seq
     ]
 
 
-def _forecasts(name: str, intervals: Sequence[Interval]) -> list[Load | None]:
+def _forecasts(name: str, intervals: Sequence[Interval], *, period: float, longest: int) -> list[Load | None]:
     seconds = intervals[1].start - intervals[0].start
-    period = max(2, round(24 * SECONDS_PER_HOUR / seconds))
-    forecast = LoadForecast(lambda: HarmonicPredictor(period) if name == "harmonic" else make_predictor(name))
+    if name == HARMONIC and period < 2 * seconds:
+        raise ConfigError(
+            f"period: got {period:g} s, and intervals of {seconds:g} s; must be at least two of them for the predictor "
+            f"{HARMONIC}: give a longer --period, a shorter --interval, or other predictors"
+        )
+    forecast = LoadForecast(
+        lambda: HarmonicPredictor(period / seconds) if name == HARMONIC else make_predictor(name), longest=longest
+    )
     found: list[Load | None] = []
     for number, interval in enumerate(intervals):
         found.append(forecast.predict() if number else interval.load)
         forecast.add(interval.load)
     return found
+
+
+def replay_notes(
+    requests: Sequence[SimulatedRequest],
+    intervals: Sequence[Interval],
+    predictors: Sequence[str],
+    *,
+    period: float = DAY,
+) -> list[str]:
+    """What is to be known of a day's figures: of the predictors, and of the prompts that a prefix cache finds again."""
+    notes, seconds = [], len(intervals) * (intervals[1].start - intervals[0].start)
+    if HARMONIC in predictors and seconds <= period:
+        notes.append(
+            f"{HARMONIC} predicts the last value, as constant does, until it has seen a whole period of {period:g} s; the trace "
+            f"has {seconds:g} s: give the time after which its traffic repeats itself as --period, or a longer trace"
+        )
+    repeated = repeated_share(requests)
+    loads = [one.load for one in intervals if one.load is not None]
+    counted = sum(one.prefix_hit_rate * one.isl * one.rate for one in loads) / sum(one.isl * one.rate for one in loads)
+    if repeated > counted + SAID_FROM:
+        notes.append(
+            f"{repeated:.0%} of the trace's prompt tokens were in earlier prompts, and {counted:.0%} are in the beginning that "
+            "most prompts share, which is what the formulas take for cached; --confirm simulates the prefix caches"
+        )
+    return notes

@@ -15,11 +15,19 @@ from forerun.plan.capacity import Routing, max_rate, predict
 from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_length
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
-from forerun.plan.fleet_plan import FREE_TRANSFER, FleetAnswer, FleetPlan, plan_fleet
+from forerun.plan.fleet_plan import (
+    FREE_TRANSFER,
+    MOST_REPLICAS,
+    FleetAnswer,
+    FleetPlan,
+    FleetSearch,
+    kept_engines,
+    plan_fleet,
+)
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES, Profile, missing_points
 from forerun.plan.request_spread import request_cv
-from forerun.plan.serving_policies import EngineModel, serving_policies
+from forerun.plan.serving_policies import EngineModel, mean_context, serving_policies
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.sla import LATENCIES, Sla
 
@@ -188,6 +196,35 @@ def plan_engines(profile: Profile, load: Load, sla: Sla, options: PlanningOption
     )
 
 
+def with_running(
+    profile: Profile, plan: DeploymentPlan, answer: FleetAnswer, options: PlanningOptions, running: int
+) -> tuple[DeploymentPlan, FleetAnswer]:
+    """The plan with as many of the engines that run now as should stay, within the budget; an infeasible one as it is.
+
+    See `kept_engines`.
+    """
+    planned = answer.plan
+    running = min(running, options.most_engines or running)
+    if not answer.is_feasible or running <= planned.num_engines:
+        return plan, answer
+    search = FleetSearch(engine_model(profile), plan.load, plan.sla, options.transfer, options.routing)
+
+    def with_count(count: int) -> FleetPlan:
+        added = count - planned.num_engines
+        share = round(added * planned.prefill_replicas / planned.num_engines)
+        return search.at(planned.policy, planned.prefill_replicas + share, planned.replicas + added - share)
+
+    def busy_share(count: int) -> float:
+        one = with_count(count)
+        return max(one.utilization, one.prefill_utilization or 0.0)
+
+    kept = kept_engines(planned.num_engines, running=running, busy_share=busy_share)
+    if kept == planned.num_engines:
+        return plan, answer
+    answer = replace(answer, plan=with_count(kept))
+    return describe(profile, plan.load, plan.sla, answer, options), answer
+
+
 def describe(
     profile: Profile, load: Load, sla: Sla, answer: FleetAnswer, options: PlanningOptions = DEFAULTS
 ) -> DeploymentPlan:
@@ -224,7 +261,7 @@ def describe(
         acceptance=None if speculation is None else speculation.acceptance.to_json(**profile.conditions),
         predicted=predicted,
         corrections=None if options.corrections.changes_nothing else options.corrections.to_json(),
-        warnings=tuple(_warnings(profile, plan, load)),
+        warnings=(*_reasons(answer, options), *_warnings(profile, plan, load)),
     )
 
 
@@ -325,14 +362,28 @@ def _missed_when_idle(engine: EngineModel, answer: FleetAnswer, load: Load, sla:
     return missed
 
 
+def _reasons(answer: FleetAnswer, options: PlanningOptions) -> list[str]:
+    """Why an infeasible plan has as many engines as it has, where no number is enough."""
+    if answer.is_feasible or answer.needed is not None:
+        return []
+    most = max(MOST_REPLICAS, options.most_engines or 0)
+    if not answer.plan.is_stable:
+        return [f"the load is more than {most} engines, the most that are tried, can take"]
+    return [f"no number of engines up to {most} attains the SLA; these are as many as bring anything"]
+
+
 def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     policy = plan.policy
     found = [] if profile.version_warning is None else [profile.version_warning]
     usual = min(policy.max_num_seqs, math.ceil(plan.batch_size + 2.0 * math.sqrt(plan.batch_size)) or 1)
     rows = usual * (1 + int(policy.lengths[usual - 1]))
-    prompt_rows = round(min(load.computed_isl, profile.max_num_batched_tokens))
-    step_times = profile.steps_of(policy.speculation.name if policy.speculation else None)
-    for beyond in missing_points(step_times, num_rows=rows, num_sequences=usual, prompt_rows=prompt_rows):
+    for beyond in missing_points(
+        profile.steps_of(policy.speculation.name if policy.speculation else None),
+        num_rows=rows,
+        num_sequences=usual,
+        num_context_tokens=round(usual * mean_context(load)),
+        prompt_rows=round(min(load.computed_isl, profile.max_num_batched_tokens)),
+    ):
         found.append(f"not measured: {beyond}; profile further for a sure answer")
     busiest = max(plan.utilization, plan.prefill_utilization or 0.0)
     if BUSY < busiest < 1.0:

@@ -23,7 +23,7 @@ from forerun.plan.load import Load
 from forerun.plan.queueing import erlang_c, mean_wait
 from forerun.plan.serving_policies import EngineModel, ServingPolicy, serving_policies
 from forerun.plan.simulation.fleet import Transfer
-from forerun.plan.sla import Sla
+from forerun.plan.sla import LATENCIES, Sla
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -35,6 +35,9 @@ ALMOST_EQUAL = 0.01
 
 WORTH_ROOM = 0.05
 """A limit on running sequences is planned only if requests end so much sooner with it: more places are room for bursts."""
+
+ALMOST_AS_NEAR = 0.05
+"""Where nothing attains the SLA, engines are left out that bring the latencies less near to its limits."""
 
 KEEP_BELOW = 0.8
 """Engines are given up only if those that stay are then busy for less than this share of what they can do.
@@ -65,6 +68,11 @@ class FleetPlan:
     utilization: float
     busy_share: float  # of the time that an engine steps, alone or for many
     prefill_utilization: float | None = None  # None: aggregated
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the engines keep up with the load."""
+        return math.isfinite(float(self.e2el.mean[0]))
 
     @property
     def layout(self) -> Layout:
@@ -108,6 +116,9 @@ def plan_fleet(
 ) -> FleetAnswer:
     """Find the fewest engines that attain the SLA; no speculation is always one of the ways to run them.
 
+    Where no number of engines attains it, the answer has as many as bring anything, within the budget: it is almost as
+    near to the limits as more would be. Where no number keeps up with the load, it has the budget's, or, without one, one.
+
     Args:
         engine: what each engine is.
         speculations: the ways to draft that may be chosen.
@@ -133,7 +144,9 @@ def plan_fleet(
     if found is not None:
         return FleetAnswer(plan=found, is_feasible=True, needed=found.num_engines)
     beyond = search.fewest(policies, layouts, MOST_REPLICAS) if budget < MOST_REPLICAS else None
-    best = search.best_of(policies, layouts, budget)
+    best = None if beyond else search.nearest_of(policies, layouts, budget)
+    if best is None or (most_engines is not None and not best.is_stable):
+        best = search.best_of(policies, layouts, budget)
     return FleetAnswer(plan=best, is_feasible=False, needed=beyond.num_engines if beyond else None)
 
 
@@ -167,9 +180,65 @@ class FleetSearch:
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
         """The best way to run so many engines: one that attains the SLA, or else attains it for most requests."""
-        tried = [self._most_attaining(policy, layout, most) for policy in policies for layout in layouts]
+        tried = self._divided(policies, layouts, most, lambda at: -at.attainment(self._sla))
         enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
         return _preferred([one for one in tried if one.attainment >= enough])
+
+    def nearest_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
+        """The fewest engines, up to `most`, whose latencies come almost as near to the SLA's limits as any, where none keep them.
+
+        How many requests attain such an SLA says little: they are in the tails of latencies that are far beyond its limits.
+        """
+        tried = self._divided(policies, layouts, most, self._excess)
+        excesses = [float(self._excess(one)[0]) for one in tried]
+        nearest = [
+            one for one, excess in zip(tried, excesses, strict=True) if excess <= min(excesses) * (1.0 + ALMOST_EQUAL)
+        ]
+        return self._fewest_as_near(_preferred(nearest))
+
+    def _divided(
+        self,
+        policies: Sequence[ServingPolicy],
+        layouts: Sequence[Layout],
+        most: int,
+        cost: Callable[[Prediction], Floats],
+    ) -> list[FleetPlan]:
+        """So many engines run in each way, prompts apart or not; apart as many of each kind as cost least."""
+        found = []
+        for policy in policies:
+            for layout in layouts:
+                prefill = 0
+                if layout is Layout.DISAGGREGATED and most > 1:
+                    counts = np.array(_spread(1, most - 1))
+                    prefill = int(counts[cost(self.predict_apart(policy, counts, most - counts)).argmin()])
+                found.append(self.at(policy, prefill, most - prefill))
+        return found
+
+    def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
+        """The fewest engines, run as in a plan, that come almost as near to the SLA as the plan does."""
+        near = float(self._excess(plan)[0]) * (1.0 + ALMOST_AS_NEAR)
+        policy, prefill, replicas = plan.policy, plan.prefill_replicas, plan.replicas
+
+        def fewest(predict: Callable[[Counts], Prediction], limit: float, most: int) -> int:
+            return least_count(lambda counts: self._excess(predict(counts)) <= limit, most) or most
+
+        if not prefill:
+            return self.at(policy, 0, fewest(lambda counts: self._predict(policy, self._load, counts), near, replicas))
+        half = near * (1.0 + ALMOST_AS_NEAR / 2.0) / (1.0 + ALMOST_AS_NEAR)
+        prefill = fewest(lambda counts: self.predict_apart(policy, counts, replicas), half, prefill)
+        return self.at(
+            policy, prefill, fewest(lambda counts: self.predict_apart(policy, prefill, counts), near, replicas)
+        )
+
+    def _excess(self, at: Prediction | FleetPlan) -> Floats:
+        """How many times as long as its limit the worst latency is, of so many requests as must keep it; infinite in overload."""
+        limits = {name: getattr(self._sla, name) for name in LATENCIES}
+        times = [
+            getattr(at, name).quantile(self._sla.attainment) / limit
+            for name, limit in limits.items()
+            if limit is not None
+        ]
+        return np.where(at.is_stable, np.max(times, axis=0), np.inf)
 
     def _least_by_speed(self, policy: ServingPolicy) -> float:
         """Engines below which even decoding alone cannot keep up."""
@@ -213,12 +282,6 @@ class FleetSearch:
             prefill_utilization=self._load.rate * self._prompt_seconds / prefill if prefill else None,
         )
 
-    def _most_attaining(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan:
-        if layout is Layout.AGGREGATED or most == 1:
-            return self.at(policy, 0, most)
-        tried = [self.at(policy, count, most - count) for count in _spread(1, most - 1)]
-        return max(tried, key=lambda one: one.attainment)
-
     def _fewest_apart(self, policy: ServingPolicy, most: int) -> FleetPlan | None:
         """Few prefill engines and few decoding ones, whose sum is least.
 
@@ -230,7 +293,7 @@ class FleetSearch:
         fewest = least_count(lambda counts: self._attains_apart(policy, unlimited, counts), most - first)
         if fewest is None:
             return None
-        first = least_count(lambda counts: self._prefill_is_enough(policy, counts), most - fewest)
+        first = least_count(lambda counts: self._attains_apart(policy, counts, unlimited), most - fewest)
         best: FleetPlan | None = None
         num_vain = 0
         while first is not None and num_vain < PATIENCE:
@@ -244,12 +307,8 @@ class FleetSearch:
             first += 1
         return best
 
-    def _prefill_is_enough(self, policy: ServingPolicy, counts: Counts) -> npt.NDArray[np.bool_]:
-        unlimited = np.array([MOST_REPLICAS])
-        return np.array([self._attains_apart(policy, int(count), unlimited)[0] for count in counts])
-
     def _fewest_decode(self, policy: ServingPolicy, prefill: int, most: int) -> int | None:
-        if not self._attains_apart(policy, prefill, np.array([most]))[0]:
+        if not self._attains_apart(policy, prefill, most)[0]:
             return None
         return least_count(lambda counts: self._attains_apart(policy, prefill, counts), most)
 
@@ -259,31 +318,37 @@ class FleetSearch:
         limit = self._sla.ttft
 
         def is_enough(counts: Counts) -> npt.NDArray[np.bool_]:
-            lines = [self._prefill(int(count)) for count in counts]
-            shares = [1.0 if limit is None else float(line.share_within(limit)[0]) for line in lines]
-            stable = [math.isfinite(line.mean[0]) for line in lines]
-            return np.array(stable) & (np.array(shares) >= self._sla.attainment)
+            line = self._prefill(counts)
+            is_stable = np.isfinite(line.mean)
+            return np.asarray(is_stable & (limit is None or line.share_within(limit) >= self._sla.attainment))
 
         return least_count(is_enough, MOST_REPLICAS)
 
-    def _prefill(self, num_engines: int) -> WaitThenServed:
-        """Time to first token where all prompts wait in one line for some engines."""
+    def _prefill(self, counts: Counts) -> WaitThenServed:
+        """Time to first token where all prompts wait in one line for so many engines, [counts]."""
         load, service = self._load, self._prompt_seconds
-        wait = mean_wait(load.rate, service, num_engines, arrival_cv2=load.cv**2, service_cv2=load.isl_cv**2)
-        chance = erlang_c(num_engines, load.rate * service)
+        chances = np.array([erlang_c(count, load.rate * service) for count in counts.tolist()])
+        waits = np.array(
+            [
+                mean_wait(load.rate, service, count, arrival_cv2=load.cv**2, service_cv2=load.isl_cv**2)
+                for count in counts.tolist()
+            ]
+        )
         return WaitThenServed(
-            service=np.array([[service]]),
-            wait_chance=np.array([chance]),
-            mean_wait_of_waiting=np.array([wait / chance if chance > 0.0 else 0.0]),
+            service=np.full((len(counts), 1), service),
+            wait_chance=chances,
+            mean_wait_of_waiting=np.divide(waits, chances, out=np.zeros_like(waits), where=chances > 0.0),
         )
 
-    def _attains_apart(self, policy: ServingPolicy, prefill: int, counts: Counts) -> npt.NDArray[np.bool_]:
-        attained = self._latencies_apart(policy, prefill, counts).attainment(self._sla)
+    def _attains_apart(
+        self, policy: ServingPolicy, prefill: int | Counts, decode: int | Counts
+    ) -> npt.NDArray[np.bool_]:
+        attained = self.predict_apart(policy, prefill, decode).attainment(self._sla)
         enough: npt.NDArray[np.bool_] = attained >= self._sla.attainment
         return enough
 
     def _apart(self, policy: ServingPolicy, prefill: int, decode: int) -> FleetPlan:
-        return self._found(policy, prefill, decode, self._latencies_apart(policy, prefill, np.array([decode])))
+        return self._found(policy, prefill, decode, self.predict_apart(policy, prefill, decode))
 
     @cached_property
     def _prompt_seconds(self) -> float:
@@ -293,22 +358,21 @@ class FleetSearch:
         idle = engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
         return chunks * idle + engine.prompt_seconds(load.isl, cached=load.isl - load.computed_isl)
 
-    def _latencies_apart(self, policy: ServingPolicy, prefill: int, decode: Counts) -> Prediction:
-        """Prompts wait in one line for `prefill` engines; then each count of `decode` engines has its part of the load."""
+    def predict_apart(self, policy: ServingPolicy, prefill: int | Counts, decode: int | Counts) -> Prediction:
+        """What requests see of `prefill` engines, for which prompts wait in one line, and `decode` ones, each with its part of the load.
+
+        Counts are numbers or arrays, paired.
+        """
         load = self._load
+        first, decode = (np.array(one) for one in np.broadcast_arrays(np.atleast_1d(prefill), np.atleast_1d(decode)))
         # whoever decodes has all KV but that of the first token, which gives the second
         handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
         at = self._predict(policy, handed, decode)
-        line = self._prefill(prefill)
-        ones = np.ones(len(decode))
-        ttft = WaitThenServed(
-            service=line.service.repeat(len(decode), axis=0),
-            wait_chance=line.wait_chance * ones,
-            mean_wait_of_waiting=line.mean_wait_of_waiting * ones,
-        )
+        ttft = self._prefill(first)
         if load.osl <= 1.0:
-            nothing = Lognormal(0.0 * ones, 0.0 * ones)
-            return replace(at, ttft=ttft, tpot=nothing, icl=nothing, e2el=Lognormal(ttft.mean, 0.0 * ones))
+            zeros = np.zeros(len(decode))
+            nothing = Lognormal(zeros, zeros)
+            return replace(at, ttft=ttft, tpot=nothing, icl=nothing, e2el=Lognormal(ttft.mean, zeros))
         between = self._transfer.of_prompt(round(load.isl))
         after_first = between + at.e2el.mean
         tokens_after = load.osl - 1.0

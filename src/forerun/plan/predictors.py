@@ -130,12 +130,12 @@ class HarmonicPredictor(_Series):
     AICc says how many harmonics. Before a whole period has been seen the prediction is the last value.
 
     Args:
-        period: intervals of a day, or of whatever repeats.
+        period: intervals of a day, or of whatever repeats; need not be whole.
     """
 
-    def __init__(self, period: int = INTERVALS_PER_DAY) -> None:
-        if period < 2:
-            raise ConfigError(f"harmonic predictor: got a period of {period} intervals; must be at least 2")
+    def __init__(self, period: float = INTERVALS_PER_DAY) -> None:
+        if not 2 <= period < math.inf:
+            raise ConfigError(f"harmonic predictor: got a period of {period:g} intervals; must be at least 2")
         super().__init__()
         self._period = period
 
@@ -144,7 +144,7 @@ class HarmonicPredictor(_Series):
         values = self._array
         if len(values) < max(self._period, FEWEST_VALUES):
             return self._last
-        num_harmonics = min(MOST_HARMONICS, (self._period - 1) // 2)
+        num_harmonics = min(MOST_HARMONICS, math.floor((self._period - 1) / 2))
         times = np.arange(len(values), dtype=np.float64)
         fits = [_least_squares(self._waves(times, count), values) for count in range(num_harmonics + 1)]
         best = min(fits, key=lambda fit: fit.aicc)

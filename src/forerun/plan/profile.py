@@ -30,6 +30,7 @@ COUNTS = (
     *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"),
     "tensor_parallel_size",
 )
+SIZES = ("weight_bytes", "kv_bytes_per_token")  # that may be unknown
 NAMES = ("model", "machine", "kernels", "dtype", "version")
 
 
@@ -49,7 +50,7 @@ class Profile:
     "name/class". `traces` are files of draft traces, absolute or from the working directory.
 
     Raises:
-        ConfigError: a count is below 1, a measure is not finite, or the parts name different configurations.
+        ConfigError: a count or a size is below 1, a measure is not finite, or the parts name different configurations.
     """
 
     model: str
@@ -83,14 +84,17 @@ class Profile:
     conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
+        for name in (*COUNTS, *SIZES):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"profile: got {name}={value!r}; must be a whole number, at least 1: profile again")
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not is_count and (value is not None or name in COUNTS):
+                raise ConfigError(
+                    f"profile: got {name}={value!r:.60}; must be a whole number, at least 1: profile again"
+                )
         for name in ("gigabytes_per_second", "watts", "idle_watts"):
             value = getattr(self, name)
-            if value is not None and not 0.0 <= value < math.inf:
-                raise ConfigError(f"profile: got {name}={value!r}; must be a finite number: profile again")
+            if value is not None and (not isinstance(value, (int, float)) or not 0.0 <= value < math.inf):
+                raise ConfigError(f"profile: got {name}={value!r:.60}; must be a finite number: profile again")
         for part in ("served_steps", "drafting", "acceptance", "traces"):
             for name in getattr(self, part):
                 if name.partition("/")[0] not in self.configs:
@@ -235,12 +239,18 @@ class Profile:
             raise ConfigError(f"{path}: {why}; profile again") from None
 
 
-def missing_points(step_times: StepTimeModel, *, num_rows: int, num_sequences: int, prompt_rows: int) -> list[str]:
+def missing_points(
+    step_times: StepTimeModel, *, num_rows: int, num_sequences: int, prompt_rows: int, num_context_tokens: int = 0
+) -> list[str]:
     """What of a load's steps lies beyond all that was measured, and is only known by straight lines: for warnings."""
     found = step_times.measured
     if found is None:
         return ["the profile does not say what was measured"]
-    wanted = (("rows", found.rows, num_rows), ("sequences", found.sequences, num_sequences))
+    wanted = (
+        ("rows", found.rows, num_rows),
+        ("sequences", found.sequences, num_sequences),
+        ("tokens of context", found.context_tokens, num_context_tokens),
+    )
     beyond = [f"steps of {need} {name} (up to {have} were measured)" for name, have, need in wanted if need > have]
     if prompt_rows > max(found.prompt_rows, KINKS[-1]):
         beyond.append(f"prompts of {prompt_rows} rows in a step (up to {found.prompt_rows} were measured)")

@@ -73,7 +73,7 @@ class EngineModel:
         return int(load.isl * load.prefix_hit_rate) // self.block_size
 
     def num_places(self, load: Load, num_draft_tokens: int) -> int:
-        """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments; 0: not even one.
+        """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments, or one that fits alone; 0: not even one.
 
         A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer,
         as long answers run longer. One block each is kept free by the scheduler. What all prompts share is held once.
@@ -89,7 +89,20 @@ class EngineModel:
         blocks = (own + written + num_draft_tokens + 1) / self.block_size + 1.5
         deviation = math.sqrt(variance) / self.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)
         root = (-deviation + math.sqrt(deviation**2 + 4.0 * blocks * free)) / (2.0 * blocks)
-        return int(root**2)
+        whole = math.ceil((load.isl + load.osl + num_draft_tokens) / self.block_size)  # of one alone, at its end
+        return max(int(root**2), int(whole <= self.num_blocks))
+
+    def check_holds(self, load: Load, num_places: int) -> None:
+        """Refuse a load of which so many sequences fit, where that is none.
+
+        Raises:
+            ConfigError: it is.
+        """
+        if not num_places:
+            raise ConfigError(
+                f"load: one sequence of {load.isl + load.osl:g} tokens needs more than the profile's {self.num_blocks} blocks "
+                f"of {self.block_size} tokens; give the engine more KV memory and profile again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +154,14 @@ class ServingPolicy:
         return int(self._at[1].max())
 
     def for_load(self, engine: EngineModel, load: Load) -> ServingPolicy:
-        """The same settings under a load of other lengths: steps take longer with more context, and fewer may fit."""
+        """The same settings under a load of other lengths: steps take longer with more context, and fewer may fit.
+
+        Raises:
+            ConfigError: not one of its sequences fits into the engine's KV memory.
+        """
         places = engine.num_places(load, self.speculation.most_nodes if self.speculation else 0)
-        limit = max(1, min(self.max_num_seqs, places))
+        engine.check_holds(load, places)
+        limit = min(self.max_num_seqs, places)
         table = step_table(engine.step_times, self.speculation, max_batch_size=limit, context=mean_context(load))
         return replace(self, max_num_seqs=limit, table=table)
 
@@ -172,11 +190,7 @@ def serving_policies(
         if speculation is None and not engine.has_plain_steps:
             continue
         places = engine.num_places(load, speculation.most_nodes if speculation else 0)
-        if not places:
-            raise ConfigError(
-                f"load: one sequence of {num_tokens:g} tokens needs more than the profile's {engine.num_blocks} blocks "
-                f"of {engine.block_size} tokens; give the engine more KV memory and profile again"
-            )
+        engine.check_holds(load, places)
         most = min(engine.max_num_seqs, places)
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()

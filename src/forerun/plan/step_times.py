@@ -211,7 +211,11 @@ class StepTimeModel:
 
     def of_plan(self, plan: StepPlan) -> float:
         """Seconds of a planned step, drafting left out: what a simulated executor takes for it."""
-        return self._seconds(*StepShape.of_plan(plan))
+        return self.of_shape(StepShape.of_plan(plan))
+
+    def of_shape(self, shape: StepShape) -> float:
+        """Seconds of a step of a shape, drafting left out."""
+        return self._seconds(*shape)
 
     def ttft_seconds(self, prompt_tokens: int, cached: int = 0, *, max_num_batched_tokens: int | None = None) -> float:
         """Seconds from the start of a prompt's first step to its first token, on an engine with nothing else to do.
@@ -361,11 +365,15 @@ def _check_samples(samples: Sequence[StepSample]) -> None:
                 f"step times: sample {number} has counts {sample.shape}; must be 0 or more, with a row at least"
             )
     decoding = {(one.num_sequences, one.num_rows) for one in samples if not one.num_prompt_rows}
+    missing = []
     if len(decoding) < 2:
-        raise ConfigError(
-            f"step times: got {len(decoding)} kind(s) of steps without prompts; must be 2 or more, of different numbers "
-            "of sequences or of draft tokens: measure more"
+        missing.append(
+            f"steps without prompts, of 2 or more different numbers of sequences or of draft tokens (got {len(decoding)})"
         )
+    if all(not one.num_prompt_rows for one in samples):
+        missing.append("steps that read a prompt (got none)")
+    if missing:
+        raise ConfigError(f"step times: too few points; missing are {', and '.join(missing)}: measure more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from forerun.plan.simulation.fleet import Fleet, request_seed
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.simulation.simulate import ONE_REPLICA, simulate
-from forerun.plan.step_times import DraftingCost, StepTimeModel
+from forerun.plan.step_times import DraftingCost, StepShape, StepTimeModel
 
 PLAIN = "plain"
 """The name of decoding without drafts, which every profile has but that of a server that always drafts."""
@@ -59,15 +59,38 @@ NOT_SERVED = ServingCost()
 """The engine in a process of its own."""
 
 
+@dataclass(slots=True)
+class LargestStep:
+    """The most that any step of a simulation had of what its time depends on; prompts' rows count apart."""
+
+    num_rows: int = 0
+    num_sequences: int = 0
+    num_context_tokens: int = 0
+    prompt_rows: int = 0
+
+    def note(self, num_rows: int, num_sequences: int, num_context_tokens: int, prompt_rows: int = 0) -> None:
+        """Note a step."""
+        if num_rows > self.num_rows:
+            self.num_rows = num_rows
+        if num_sequences > self.num_sequences:
+            self.num_sequences = num_sequences
+        if num_context_tokens > self.num_context_tokens:
+            self.num_context_tokens = num_context_tokens
+        if prompt_rows > self.prompt_rows:
+            self.prompt_rows = prompt_rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledEngine:
     """An engine to simulate, and what makes the control of draft lengths of each replica.
 
-    `longest` is the most nodes of a draft that are known of its configuration.
+    `longest` is the most nodes of a draft that are known of its configuration, `largest` the largest step of all
+    simulations with it so far.
     """
 
     settings: SimulationSettings
     longest: int
+    largest: LargestStep
     make_control: Callable[[], SpeculationControl]
     trace: DraftTrace | None = None  # None: acceptance comes from rates, or nothing is drafted
     watts: float | None = None  # of an engine that steps; None: nobody knows
@@ -127,7 +150,7 @@ def profiled_engine(
         max_num_seqs, max_num_batched_tokens: other limits than the profile's.
 
     Raises:
-        ConfigError: the profile has no such configuration or class.
+        ConfigError: the profile has no such configuration or class, or the engine would refuse the limits.
     """
     step_times = profile.steps_of(None if name == PLAIN else name)
     if gigabytes_per_second is not None:
@@ -145,19 +168,26 @@ def profiled_engine(
         config = profile.configs[name]
         cost = profile.drafting.get(name, DraftingCost())
         drafting, trace = _drafting(profile, name, kind)
+    max_num_seqs = profile.max_num_seqs if max_num_seqs is None else max_num_seqs
+    if max_num_batched_tokens is None:
+        max_num_batched_tokens = profile.max_num_batched_tokens
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens: got {max_num_batched_tokens}; must be at least max_num_seqs ({max_num_seqs}), one for each "
+            "sequence: raise it, or lower max_num_seqs"
+        )
+    largest = LargestStep()
     settings = SimulationSettings(
-        step_seconds=step_seconds(step_times, serving),
-        decode_seconds=decode_seconds(step_times, serving),
+        step_seconds=step_seconds(step_times, serving, largest),
+        decode_seconds=decode_seconds(step_times, serving, largest),
         draft_seconds=draft_seconds(cost),
         drafting=drafting,
         vocab_size=profile.vocab_size,
         num_blocks=profile.num_blocks,
         block_size=profile.block_size,
         max_model_len=profile.max_model_len,
-        max_num_seqs=profile.max_num_seqs if max_num_seqs is None else max_num_seqs,
-        max_num_batched_tokens=profile.max_num_batched_tokens
-        if max_num_batched_tokens is None
-        else max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
     longest = 0
     if trace is not None:
@@ -167,6 +197,7 @@ def profiled_engine(
     return ProfiledEngine(
         settings=settings,
         longest=longest,
+        largest=largest,
         make_control=lambda: (
             FixedLength(num_speculative_tokens=longest) if name in profile.served_steps else control_of(config, longest)
         ),
@@ -192,23 +223,27 @@ def control_of(config: Mapping[str, Any] | None, longest: int) -> SpeculationCon
     return FixedLength(num_speculative_tokens=num_tokens, schedule=tuple(sorted(map(tuple, schedule))))
 
 
-def step_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> Callable[[StepPlan], float]:
-    """What a planned step takes: computed, and served."""
-    if serving == NOT_SERVED:
-        return step_times.of_plan
+def step_seconds(step_times: StepTimeModel, serving: ServingCost, largest: LargestStep) -> Callable[[StepPlan], float]:
+    """What a planned step takes: computed, and served; the largest one is noted."""
 
     def seconds(plan: StepPlan) -> float:
+        shape = StepShape.of_plan(plan)
+        largest.note(*shape[:4])
+        computed = step_times.of_shape(shape)
+        if serving == NOT_SERVED:
+            return computed
         num_chunks = sum([one.reaches_end for one in plan.sequences])
         beside = serving.of_step(num_chunks) + serving.seconds_per_request * len(plan.new)
-        return step_times.of_plan(plan) + beside
+        return computed + beside
 
     return seconds
 
 
-def decode_seconds(step_times: StepTimeModel, serving: ServingCost = NOT_SERVED) -> DecodeSeconds:
+def decode_seconds(step_times: StepTimeModel, serving: ServingCost, largest: LargestStep) -> DecodeSeconds:
     """What `step_seconds` says of steps that compute one row for each sequence."""
 
     def seconds(num_sequences: int, num_context_tokens: int) -> float:
+        largest.note(num_sequences, num_sequences, num_context_tokens)
         computed = step_times.seconds(
             num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_context_tokens
         )
