@@ -51,10 +51,17 @@ def tokens(llm, sampling, count=4):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text) for one in outputs]
 
 
+TREE = CASES["eagle-tree"] | {"draft_tree": [2, 2], "draft_sample_method": "coupled"}
+DYNAMIC_TREE = CASES["eagle3-dynamic-tree"]
+
+
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, *(CASES[case] for case in ("eagle3", "pard", "dflash", "self-exit", "medusa", "mlp-speculator"))],
-    ids=["plain", "ngram", "eagle3", "pard", "dflash", "self", "medusa", "mlp-speculator"],
+    [
+        *(None, NGRAM, TREE, DYNAMIC_TREE),
+        *(CASES[case] for case in ("eagle3", "pard", "dflash", "self-exit", "medusa", "mlp-speculator")),
+    ],
+    ids=["plain", "ngram", "tree", "dynamic tree", "eagle3", "pard", "dflash", "self", "medusa", "mlp-speculator"],
 )
 def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     llm = late_llm(config)
@@ -63,7 +70,8 @@ def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     begun = [number for what, number in events if what == "begun"]
     assert len(begun) > 4
     # the first draft of a network with KV is the host's, which has it read the prompts
-    for number in begun[1 if config in (CASES["eagle3"], CASES["pard"], CASES["dflash"]) else 0 : -1]:
+    with_kv = (CASES["eagle3"], CASES["pard"], CASES["dflash"], TREE, DYNAMIC_TREE)
+    for number in begun[1 if config in with_kv else 0 : -1]:
         assert events.index(("begun", number + 1)) < events.index(("read", number))
 
 
@@ -108,8 +116,14 @@ class HostReads(TorchFunctionMode):
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, *(CASES[case] for case in ("eagle3", "peagle", "dflash", "medusa", "mlp-speculator"))],
-    ids=["plain", "ngram", "eagle3", "peagle", "dflash", "medusa", "mlp-speculator"],
+    [
+        None,
+        NGRAM,
+        TREE,
+        DYNAMIC_TREE,
+        *(CASES[case] for case in ("eagle3", "peagle", "dflash", "medusa", "mlp-speculator")),
+    ],
+    ids=["plain", "ngram", "tree", "dynamic tree", "eagle3", "peagle", "dflash", "medusa", "mlp-speculator"],
 )
 def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     llm = late_llm(config)

@@ -200,14 +200,15 @@ class DeviceBlockWriter(MaskedChains):
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,
+        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        plan, lengths = self._begin(slots, limits, num_computed), lengths_of(self._table, slots)
+        plan, lengths = self._begin(slots, self._depths(slots, depths), num_computed), lengths_of(self._table, slots)
         self._write_context(plan, lengths, features)
         num_from_anchor = int(self._drafts_from_anchor)
         most_masks, num_masks = min(most_tokens, self._depth) - num_from_anchor, plan.limits - num_from_anchor

@@ -1,6 +1,7 @@
 """Chains that a device drafts after the texts in its table: a network's passes without a word from the host.
 
-`drafters.neural.device_masks` has those that one pass over masks predicts, `device_hidden` those of networks without KV.
+`drafters.neural.device_trees` has the trees, `device_masks` the chains that one pass over masks predicts, `device_hidden` those of
+networks without KV.
 """
 
 from __future__ import annotations
@@ -115,12 +116,14 @@ def device_chains(
 
 
 class NetworkChains(ABC):
-    """Implements `DeviceChains` with a network whose passes read nothing but tensors on the device; subclasses write the chains.
+    """Implements `DeviceChains` with a network whose passes read nothing but tensors on the device; subclasses write the drafts.
 
     A step's drafting reads the tokens that the step committed, and the one before them once more, in a pass of as many rows
     for each sequence, some of them padding. So shapes depend on the number of sequences and on the longest draft alone. No
-    chain has more than `depth` tokens.
+    draft is deeper than `depth`.
     """
+
+    writes_trees = False
 
     def __init__(
         self,
@@ -176,6 +179,7 @@ class NetworkChains(ABC):
         self,
         slots: Tensor,
         limits: Tensor,
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
@@ -183,12 +187,16 @@ class NetworkChains(ABC):
     ) -> None:
         """See `DeviceChains`."""
 
+    def _depths(self, slots: Tensor, depths: Tensor) -> Tensor:
+        """[N] int32, how deep drafts may be that do not go beyond the longest text of the network."""
+        room = self._network.max_model_len - lengths_of(self._table, slots)
+        return torch.minimum(depths, room).clamp(0, self._depth).int()
+
     def _begin(self, slots: Tensor, limits: Tensor, num_computed: Tensor) -> ChainPlan:
         """What is drafted, with the blocks of each text and scratch blocks behind them; see `ChainPlan`."""
         network, lengths = self._network, lengths_of(self._table, slots)
         starts = torch.maximum(num_computed, lengths - network.most_unread).clamp(min=network.predictor.num_hidden)
-        room = torch.minimum(limits, network.max_model_len - lengths).clamp(max=self._depth)
-        plan = ChainPlan(slots=slots, starts=starts.int(), limits=room.int(), blocks=self._blocks)
+        plan = ChainPlan(slots=slots, starts=starts.int(), limits=limits, blocks=self._blocks)
         self._functions.take_blocks(
             *(plan, self._table),
             block_size=network.cache.block_size,
@@ -211,8 +219,8 @@ class NetworkChains(ABC):
         )
         return rows, last_rows, slots_before
 
-    def _rows(self, count: int) -> StepRows:
-        return StepRows.empty(count, 0, longest_path=1, device=self._table.tokens.device)
+    def _rows(self, count: int, *, longest_path: int = 1) -> StepRows:
+        return StepRows.empty(count, 0, longest_path=longest_path, device=self._table.tokens.device)
 
     def _predict(self, rows: StepRows, states: Tensor | None, at: Tensor) -> Prediction:
         """Compute the rows of a pass, and predict after those that `at` lists."""
@@ -240,14 +248,15 @@ class DeviceChainWriter(NetworkChains):
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,
+        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        plan = self._begin(slots, limits, num_computed)
+        plan = self._begin(slots, self._depths(slots, depths), num_computed)
         rows, states, last_rows = self._read(plan, features)
         for depth in range(min(most_tokens, self._depth)):
             predicted = self._predict(rows, states, last_rows)

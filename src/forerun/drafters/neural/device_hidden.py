@@ -32,6 +32,8 @@ class LastHiddenChains:
         block_size: places in a block of the target's cache.
     """
 
+    writes_trees = False
+
     def __init__(
         self, predict: Predict, picks: DevicePicks, table: DeviceTable, *, depth: int, feature: str, block_size: int
     ) -> None:
@@ -50,7 +52,8 @@ class LastHiddenChains:
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,
+        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        depths: Tensor,
         num_computed: Tensor,  # noqa: ARG002 - the target has computed all that is read
         features: Mapping[str, Tensor],
         *,
@@ -65,7 +68,7 @@ class LastHiddenChains:
             return self._picks.tokens(logits, slots, lengths - 1 + depth)
 
         drafted = self._predict(hidden, last_tokens(table, slots, lengths), pick, min(most_tokens, self._depth))
-        self._functions.write_chains(table, slots, limits, torch.stack(drafted, dim=1))
+        self._functions.write_chains(table, slots, depths, torch.stack(drafted, dim=1))
 
     def note(self, request: DraftRequest, *, start: int) -> None:
         """See `DeviceChains`: no state is kept."""

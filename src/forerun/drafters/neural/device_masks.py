@@ -70,14 +70,18 @@ class DeviceMaskWriter(MaskedChains):
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,
+        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        plan, num_masks = self._begin(slots, limits, num_computed), min(most_tokens, self._depth) - 1
+        plan, num_masks = (
+            self._begin(slots, self._depths(slots, depths), num_computed),
+            min(most_tokens, self._depth) - 1,
+        )
         texts, states, last_rows = self._read(plan, features)
         masks = self._masks(plan, plan.limits - 1, num_masks)
         if states is not None:

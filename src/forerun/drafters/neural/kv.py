@@ -15,6 +15,7 @@ from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device import ChainNetwork, device_chains
 from forerun.drafters.neural.device_masks import device_masks
+from forerun.drafters.neural.device_trees import device_trees
 from forerun.drafters.neural.forward import DraftSequence, PagedPasses, Predictor, scratch_blocks_per_sequence
 from forerun.drafters.neural.writers import Writer
 from forerun.errors import ConfigError
@@ -167,9 +168,9 @@ class KVDrafter:
         )
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains of a network that reads tensors alone."""
+        """See `DraftsOnDevice`: chains and trees of a network that reads tensors alone."""
         given = (self._network(), self._writer, table, rules, sample)
-        return device_chains(*given) or device_masks(*given)
+        return device_chains(*given) or device_trees(*given) or device_masks(*given)
 
     def _network(self) -> ChainNetwork:
         """The network and its KV, as they are on the device."""
