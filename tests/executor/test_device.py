@@ -147,7 +147,10 @@ SEAMS = {
 
 @pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
 @pytest.mark.parametrize("make", [host_rows_llm, tiny_llm], ids=["read first", "read late"])
-@pytest.mark.parametrize("case", ["ngram", "suffix-tree", pytest.param("draft-model", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case",
+    ["ngram", "suffix-tree", *(pytest.param(name, marks=pytest.mark.slow) for name in ("draft-model", "eagle-tree"))],
+)
 def test_stepping_on_after_an_interrupt_gives_the_same_texts(seam, make, case, plain_texts, monkeypatch):
     """Also where the device has committed, and drafted, what the host never read."""
     llm = make(CASES[case], device_step=True, **TIGHT)
@@ -253,10 +256,11 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
 
 
 CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"]
+TREES = ["draft-model-tree", "eagle-tree", "draft-model-dynamic-tree", "eagle3-dynamic-tree"]
 
 
-@pytest.mark.parametrize("case", CHAINS)
-def test_the_device_drafts_chains_and_the_host_only_what_was_not_read_yet(case, monkeypatch):
+@pytest.mark.parametrize("case", [*CHAINS, *TREES])
+def test_the_device_drafts_and_the_host_only_what_was_not_read_yet(case, monkeypatch):
     """A sequence's first draft is the host's, since the drafter reads the whole prompt for it."""
     llm = tiny_llm(CASES[case], device_step=True, verifies_all=True)
     drafter = llm.executor.drafting.drafter
@@ -304,7 +308,7 @@ def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monk
     assert caplog.text.count("drafting on the device failed") == 1
 
 
-@pytest.mark.parametrize("case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa"])
+@pytest.mark.parametrize("case", ["peagle", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa"])
 def test_other_writers_are_the_hosts(case):
     assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None
 

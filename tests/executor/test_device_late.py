@@ -51,8 +51,14 @@ def tokens(llm, sampling, count=4):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text) for one in outputs]
 
 
+TREE = CASES["eagle-tree"] | {"draft_tree": [2, 2], "draft_sample_method": "coupled"}
+DYNAMIC_TREE = CASES["eagle3-dynamic-tree"]
+
+
 @pytest.mark.parametrize(
-    "config", [None, NGRAM, CASES["eagle3"], CASES["self-exit"]], ids=["plain", "ngram", "eagle3", "self"]
+    "config",
+    [None, NGRAM, CASES["eagle3"], CASES["self-exit"], TREE, DYNAMIC_TREE],
+    ids=["plain", "ngram", "eagle3", "self", "tree", "dynamic tree"],
 )
 def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     llm = late_llm(config)
@@ -61,7 +67,7 @@ def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     begun = [number for what, number in events if what == "begun"]
     assert len(begun) > 4
     # the first draft of a head is the host's, which has it read the prompts
-    for number in begun[1 if config == CASES["eagle3"] else 0 : -1]:
+    for number in begun[1 if config in (CASES["eagle3"], TREE, DYNAMIC_TREE) else 0 : -1]:
         assert events.index(("begun", number + 1)) < events.index(("read", number))
 
 
@@ -104,7 +110,11 @@ class HostReads(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
+@pytest.mark.parametrize(
+    "config",
+    [None, NGRAM, CASES["eagle3"], TREE, DYNAMIC_TREE],
+    ids=["plain", "ngram", "eagle3", "tree", "dynamic tree"],
+)
 def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     llm = late_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)

@@ -15,14 +15,17 @@ from forerun.verify.base import Verdict
 MOST_DRAFTED = 3
 
 
-def found(accepted=(), token_ids=(), *, largest=1.0, drafted=(), refused=None, is_judged=True):
+def found(accepted=(), token_ids=(), *, largest=1.0, drafted=(), parents=None, refused=None, is_judged=True):
     """What is read of one sequence beside another."""
     verdicts = Verdicts.empty(2, MOST_DRAFTED, device=torch.device("cpu"))
     verdicts.num_accepted[1], verdicts.num_tokens[1] = len(accepted), len(token_ids)
     verdicts.accepted[1, : len(accepted)] = torch.tensor(accepted, dtype=torch.int32)
     verdicts.tokens[1, : len(token_ids)] = torch.tensor(token_ids, dtype=torch.int32)
-    drafts = torch.zeros(2, 1 + MOST_DRAFTED, dtype=torch.int32)
+    parents = range(-1, len(drafted) - 1) if parents is None else parents
+    drafts = torch.full((2, 1 + 2 * MOST_DRAFTED), 9, dtype=torch.int32)
+    drafts[0, 0] = 0
     drafts[1, : 1 + len(drafted)] = torch.tensor([len(drafted), *drafted])
+    drafts[1, 1 + MOST_DRAFTED :][: len(drafted)] = torch.tensor([*parents])
     packed = pack(verdicts, torch.tensor([0.0, largest]), drafts if drafted else None)
     results = unpack(
         packed,
@@ -41,6 +44,13 @@ def test_the_accepted_path_and_the_token_after_it(accepted, drafted):
     verdict, draft = found(accepted, [*range(10, 10 + len(accepted)), 7], drafted=drafted)
     assert verdict == Verdict(accepted, 7)
     assert draft == (Draft(drafted, source="ngram") if drafted else NO_DRAFT)
+
+
+@pytest.mark.parametrize("parents", [(-1, -1), (-1, 0, 0), (-1, -1, 1)])
+def test_a_tree_is_read_with_the_parents_of_its_nodes(parents):
+    drafted = (4, 5, 6)[: len(parents)]
+    _, draft = found((0,), (4, 7), drafted=drafted, parents=parents)
+    assert draft == Draft(drafted, parents, source="ngram")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.contract.drafters import CASES
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import tiny_llm, tiny_target
 from tests.executor.test_device import requests, texts
-from tests.executor.test_device_late import NGRAM, REPEATING, HostReads
+from tests.executor.test_device_late import DYNAMIC_TREE, NGRAM, REPEATING, TREE, HostReads
 from tests.foreign import few_tokens
 from tests.step_recorder import SIZES, ClosureRecorder
 
@@ -36,9 +36,11 @@ def without_logprobs(count):
     return [replace(one, logprobs=None) for one in requests(count)]
 
 
-@pytest.mark.parametrize(
-    "case", ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
-)
+REPLAYED = ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
+TREES = ["draft-model-tree", "eagle-tree", "eagle3-dynamic-tree"]
+
+
+@pytest.mark.parametrize("case", [*REPLAYED, *TREES])
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     llm, recorder = graph_llm(CASES[case], **TIGHT)
     outputs = llm.generate(PROMPTS[:8], without_logprobs(8), use_tqdm=False)
@@ -129,7 +131,11 @@ def test_a_device_that_is_lost_while_graphs_are_recorded_is_lost(monkeypatch):
         graph_llm(recorder=recorder)
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, CASES["eagle3"]], ids=["plain", "ngram", "eagle3"])
+@pytest.mark.parametrize(
+    "config",
+    [None, NGRAM, CASES["eagle3"], TREE, DYNAMIC_TREE],
+    ids=["plain", "ngram", "eagle3", "tree", "dynamic tree"],
+)
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)
     sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, **REPEATING)

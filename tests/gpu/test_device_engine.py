@@ -19,6 +19,13 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
 SELF = {"method": "self", "exit_layer": 2, "num_speculative_tokens": 3}
 MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "coupled"}
+SELF_TREE = {"method": "self", "exit_layer": 2, "draft_tree": [3, 2, 1], "draft_sample_method": "coupled"}
+DYNAMIC = {
+    "method": "self",
+    "exit_layer": 2,
+    "draft_tree": {"top_k": 3, "depth": 4},
+    "num_speculative_tokens": 8,
+}
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -55,7 +62,9 @@ def outcome(folder, config, *, dtype="float32", **settings):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs], llm
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, SELF], ids=["plain", "ngram", "self"])
+@pytest.mark.parametrize(
+    "config", [None, NGRAM, SELF, SELF_TREE, DYNAMIC], ids=["plain", "ngram", "self", "tree", "dynamic tree"]
+)
 def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
     """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
     from forerun import LLM, SamplingParams
@@ -84,7 +93,11 @@ def test_texts_equal_those_of_the_host(folder, config):
     assert outcome(folder, config, device_step=True)[0] == outcome(folder, config, device_step=False)[0]
 
 
-@pytest.mark.parametrize("config", [NGRAM, TREES, SELF, MODEL], ids=["ngram", "trees", "self", "draft model"])
+@pytest.mark.parametrize(
+    "config",
+    [NGRAM, TREES, SELF, MODEL, SELF_TREE, DYNAMIC],
+    ids=["ngram", "trees", "self", "draft model", "tree", "dynamic tree"],
+)
 def test_in_bf16_drafts_change_no_text(folder, config):
     config = config | ({"model": str(folder)} if config is MODEL else {})
     texts, llm = outcome(folder, config, dtype="bfloat16")
@@ -127,7 +140,24 @@ def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
     assert llm.speculative.method == "auto"
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
+@pytest.mark.parametrize("config", [SELF_TREE, DYNAMIC], ids=["tree", "dynamic tree"])
+def test_trees_that_the_device_drafts_stand_as_often_as_the_hosts(folder, config):
+    """In fp32 they are the same, but where logits are as good as tied."""
+    (texts, on_device), (expected, by_host) = (
+        outcome(folder, config, device_step=device_step) for device_step in (True, False)
+    )
+    assert texts == expected
+    assert on_device.executor.part.drafts_trees
+    accepted = [llm.stats.speculation.num_accepted_tokens for llm in (on_device, by_host)]
+    assert accepted[0] > 0
+    assert accepted[0] == pytest.approx(accepted[1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, NGRAM, TREES, SELF_TREE, DYNAMIC],
+    ids=["plain", "ngram", "trees", "tree of a network", "dynamic tree"],
+)
 def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
     assert outcome(folder, config)[0] == outcome(folder, config, enforce_eager=True)[0]
 

@@ -19,8 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from forerun.ops.cuda.chains import ChainPlan
-from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps, trees
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
+from forerun.ops.cuda.trees import TreeLevel
 from forerun.ops.rotary import Rotation
 
 CPU = torch.device("cpu")
@@ -95,6 +96,7 @@ def call_launchers():
     edits.edit(logits, rows, table, rules)
     edits.edit(logits, rows, table, rules, row_masks=masks, has_row_mask=sampled)
     sampling.sample(logits, rows, rules, sampled, torch.empty(NUM_ROWS))
+    sampling.sample_first(logits, rows, rules, ints(NUM_ROWS, 3))
     steps.place(torch.zeros((4, 9), dtype=torch.int32), table)
     steps.prepare(plan, table, rows, block_size=16)
     steps.match(plan, table, rows, sampled, verdicts)
@@ -106,6 +108,7 @@ def call_launchers():
     before = torch.zeros(NUM_ROWS, dtype=torch.int64)
     chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
     chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
+    grow_trees(chain, table, rows)
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
     keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
     shape = {"block_size": 16, "scale": 0.1}
@@ -136,6 +139,17 @@ def call_launchers():
         )
     for activation in ("gelu", "gelu_pytorch_tanh"):
         matmul.gated_linear(normed, bf16(2 * WIDTH, WIDTH), normed, activation=activation)
+
+
+def grow_trees(plan, table, rows):
+    for num_nodes in (1, 8, 64):
+        level = TreeLevel(parents=ints(num_nodes), ranks=ints(num_nodes), rows=ints(num_nodes))
+        drafted, grown = ints(NUM_SLOTS, 8, 8), ints(2, NUM_SLOTS, num_nodes)
+        trees.append(plan, plan.limits, table, level, drafted, ints(NUM_SLOTS, 8), *grown, depth=1)
+        columns = ints(1, num_nodes, 3).expand(NUM_SLOTS, -1, -1)
+        trees.lay_out(plan, table, grown[0], columns, rows, block_size=16)
+        order, candidates = torch.zeros((NUM_SLOTS, num_nodes), dtype=torch.int64), ints(NUM_SLOTS, 600)
+        trees.write_best(plan, table, order, candidates, candidates, candidates.double())
 
 
 if __name__ == "__main__":

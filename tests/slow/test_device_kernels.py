@@ -7,6 +7,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.drafters.neural.device import ChainFunctions
+from forerun.drafters.neural.device_trees import TreeFunctions
 from forerun.executor.device_part import DeviceFunctions
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES
@@ -21,7 +22,7 @@ from tests.models.random_decoders import CPU, random_source
 from tests.models.test_families import TOKEN_IDS
 from tests.ops.native.passes import tree_mask
 
-from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, sampling, steps  # isort: skip - tests.cuda comes first
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, sampling, steps, trees  # isort: skip - tests.cuda comes first
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +49,8 @@ def kernels(monkeypatch):
         monkeypatch.setattr(LayerFunctions, "choose", lambda device, *, matmul: of_layers)
         of_chains = ChainFunctions.of(chains)
         monkeypatch.setattr(ChainFunctions, "choose", lambda device: of_chains)
+        of_trees = TreeFunctions.of(trees=trees, sampling=sampling)
+        monkeypatch.setattr(TreeFunctions, "choose", lambda device: of_trees)
         for name, value in FEW_PROGRAMS.items():
             monkeypatch.setattr(attention, name, value)
         monkeypatch.setattr(matmul, "tiles_of", lambda *_: matmul.Tiles(outputs=128, inputs=32, splits=2))
@@ -55,10 +58,21 @@ def kernels(monkeypatch):
     return use
 
 
-@pytest.mark.parametrize(("case", "count"), [("ngram", 3), ("random-tree", 2), ("eagle3", 1), ("draft-model-tree", 1)])
+CHANGES = {
+    "ngram": {"draft_confidence_threshold": 0.0},
+    "eagle-tree": {"draft_tree": [2, 2], "draft_sample_method": "coupled"},
+    "eagle3-dynamic-tree": {"draft_tree": {"top_k": 2, "depth": 3}, "num_speculative_tokens": 4},
+}
+"""Of a case's configuration: drafts of few passes, and of every kind."""
+
+
+COUNTS = {"ngram": 3, "random-tree": 2, "eagle3": 1, "draft-model-tree": 1, "eagle-tree": 2, "eagle3-dynamic-tree": 1}
+
+
+@pytest.mark.parametrize(("case", "count"), COUNTS.items())
 def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, count, kernels):
     def outcome():
-        config = CASES[case] | {"draft_confidence_threshold": 0.0} if case == "ngram" else CASES[case]
+        config = CASES[case] | CHANGES.get(case, {})
         llm = tiny_llm(config, device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)
         outputs = llm.generate(PROMPTS[:count], SAMPLING[:count], use_tqdm=False)
         return [(one.outputs[0].token_ids, one.outputs[0].origins) for one in outputs], llm.stats.speculation

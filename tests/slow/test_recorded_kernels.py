@@ -17,7 +17,7 @@ from tests.contract.drafters import CASES
 from tests.contract.test_contract import PROMPTS
 from tests.cuda import DEVICE
 from tests.engines import tiny_llm
-from tests.slow.test_device_kernels import kernels  # noqa: F401 - a fixture
+from tests.slow.test_device_kernels import CHANGES, kernels  # noqa: F401 - a fixture
 
 from triton.runtime.interpreter import GridExecutor  # isort: skip - tests.cuda comes first
 
@@ -93,9 +93,9 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize("case", ["plain", "ngram", "random-tree", "eagle3"])
+@pytest.mark.parametrize("case", ["plain", "ngram", "random-tree", "eagle3", "eagle-tree", "eagle3-dynamic-tree"])
 def test_replayed_launches_give_the_texts_of_the_formulas(case, kernels):  # noqa: F811
-    config = CASES[case] and CASES[case] | ({"draft_confidence_threshold": 0.0} if case == "ngram" else {})
+    config = CASES[case] and CASES[case] | CHANGES.get(case, {})
 
     def outcome(recorder):
         llm = tiny_llm(config, device_step=True, verifies_all=True, max_num_seqs=3, max_num_batched_tokens=32)

@@ -1,4 +1,4 @@
-"""The interface of drafters whose chains a device with the texts can draft in their place."""
+"""The interface of drafters whose chains and trees a device with the texts can draft in their place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class DeviceChains(Protocol):
-    """Drafts chains after the texts of a device's table; see `drafters.neural.device`."""
+    """Drafts chains, or trees, after the texts of a device's table; see `drafters.neural.device`."""
+
+    writes_trees: bool
+    """Whether a draft may be a tree."""
 
     def may_draft(self, request: DraftRequest, *, is_pending: bool) -> bool:
         """Whether the device can draft for a sequence right after the step that is about to begin; asked once in each step.
@@ -30,6 +33,7 @@ class DeviceChains(Protocol):
         self,
         slots: Tensor,
         limits: Tensor,
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
@@ -40,6 +44,7 @@ class DeviceChains(Protocol):
         Args:
             slots: [N] int32; -1: nothing for this one.
             limits: [N] int32, tokens of each draft, at most.
+            depths: [N] int32, how deep each may be; no more than its limit, and 0 where a text has ended.
             num_computed: [N] int32, places that had KV before the step.
             features: of the target, see `DraftContext`.
             most_tokens: at least the highest of the limits.
@@ -57,7 +62,7 @@ class DeviceChains(Protocol):
 
 @runtime_checkable
 class DraftsOnDevice(Protocol):
-    """A drafter whose chains a device with the texts can draft in its place."""
+    """A drafter whose chains, or trees, a device with the texts can draft in its place."""
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
         """What drafts there, by the `sample` of `ops.cuda.sampling` or a kernel of that name; None where it cannot."""

@@ -16,6 +16,7 @@ from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.draft_model import load_beside
 from forerun.drafters.neural.device import ChainNetwork, TargetsEntries, device_chains
+from forerun.drafters.neural.device_trees import device_trees
 from forerun.drafters.neural.forward import ModelPredictor, PagedPasses, scratch_blocks_per_sequence
 from forerun.drafters.neural.kv import KVDrafter
 from forerun.drafters.neural.sampling import DraftSampling, DraftSamplingConfig
@@ -119,7 +120,7 @@ class EarlyExit:
         )
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains."""
+        """See `DraftsOnDevice`: chains and trees."""
         network = ChainNetwork(
             predictor=self._predictor,
             attention=self._attention,
@@ -130,7 +131,8 @@ class EarlyExit:
             entries=TargetsEntries(),
             most_unread=1,
         )
-        return device_chains(network, self._writer, table, rules, sample)
+        given = (network, self._writer, table, rules, sample)
+        return device_chains(*given) or device_trees(*given)
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""

@@ -129,7 +129,8 @@ class DeviceExecutor(LocalExecutor):
             vocab_size=self.model.vocab_size,
             device=self.model.device,
         )
-        has_trees = self.slots.table.draft_tokens.shape[1] > 1 and not self.part.drafts  # the device drafts chains
+        drafts_chains = self.part.drafts and not self.part.drafts_trees
+        has_trees = self.slots.table.draft_tokens.shape[1] > 1 and not drafts_chains
         self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder, has_trees=has_trees)
         started, before = time.perf_counter(), free_bytes(self.model.device)
         with self._computing():
@@ -218,7 +219,7 @@ class DeviceExecutor(LocalExecutor):
         values = plan_values(sequences, taken, drafted)
         most_asked = max((limit for slot, limit in values[-2:].T.tolist() if slot >= 0), default=0)
         host = None if step is None else self._host_rows(step)
-        has_trees = any(draft.parents is not None for draft in drafts)
+        has_trees = self.part.drafts_trees or any(draft.parents is not None for draft in drafts)
         reads_logits = any(
             one.num_prompt_logits or (one.reaches_end and state.spec.sampling.logprobs is not None)
             for one, state in zip(sequences, states, strict=True)

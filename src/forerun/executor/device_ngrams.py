@@ -26,10 +26,10 @@ class AskedDrafts(NamedTuple):
         return torch.minimum(self.limits, room).clamp(min=0) * (1 - table.ended[at])
 
     def drafts(self, table: DeviceTable) -> Tensor:
-        """[N, 1 + K] int32: how many tokens were drafted, and the tokens, of which those behind them mean nothing."""
+        """[N, 1 + 2 * K] int32: how many tokens were drafted, the tokens, and their parents; what is behind them means nothing."""
         at = self.slots.clamp(min=0).long()
         sizes = torch.where(self.slots < 0, 0, table.draft_sizes[at])
-        return torch.cat([sizes[:, None], table.draft_tokens[at]], dim=1)
+        return torch.cat([sizes[:, None], table.draft_tokens[at], table.draft_parents[at]], dim=1)
 
 
 class DeviceNgrams:

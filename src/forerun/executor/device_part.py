@@ -213,6 +213,11 @@ class DevicePart:
         """Whether the device can draft."""
         return self.ngrams is not None or self.chains is not None
 
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether what the device drafts may be trees."""
+        return self.chains is not None and self.chains.writes_trees
+
     def use_drafter(self, drafter: Drafter) -> None:
         """Draft what this drafter would, where the device can."""
         table, rules = self._table, self._rules
@@ -229,9 +234,11 @@ class DevicePart:
             return asked.drafts(table)
         assert self.chains is not None, "one of the two drafts"
         num_computed = table.computed[asked.slots.clamp(min=0).long()] - step.plan.tails - step.verdicts.num_accepted
-        limits = asked.rooms(table, self._rules) * (step.verdicts.num_tokens > 0)
+        depths = asked.rooms(table, self._rules) * (step.verdicts.num_tokens > 0)
         try:
-            self.chains.propose(asked.slots, limits, num_computed, self._cache.features, most_tokens=most_asked)
+            self.chains.propose(
+                asked.slots, asked.limits, depths, num_computed, self._cache.features, most_tokens=most_asked
+            )
         except Exception as error:  # the tokens stand; that there are no drafts costs time only
             is_recorded = table.tokens.is_cuda and torch.cuda.is_current_stream_capturing()
             if isinstance(device_failure(error), DeviceLostError) or is_recorded:
@@ -240,6 +247,7 @@ class DevicePart:
                 "drafting on the device failed; from now on the host asks the drafter, the text is not affected"
             )
             self.chains = None
+            table.draft_sizes[asked.slots[asked.slots >= 0].long()] = 0  # of which the host will not hear
             return None
         return asked.drafts(table)
 

@@ -29,7 +29,7 @@ def pack(verdicts: Verdicts, largest: Tensor, drafts: Tensor | None) -> Tensor:
     Args:
         verdicts: of N sequences.
         largest: [N] fp32, the largest logit where the sequence's first token was drawn.
-        drafts: [N, 1 + K] int32 of `DeviceNgrams.propose`, or None.
+        drafts: [N, 1 + 2 * K] int32 of `AskedDrafts.drafts`, or None.
     """
     columns = [
         largest.view(torch.int32)[:, None],
@@ -64,7 +64,7 @@ def unpack(
     for i, (_, num_accepted, num_tokens, *lists) in enumerate(packed.tolist()):
         accepted, tokens = lists[:num_accepted], lists[most_drafted : most_drafted + num_tokens]
         num_drafted, *drafted = lists[2 * most_drafted + 1 :] or [0]
-        drafts.append(Draft(tuple(drafted[:num_drafted]), source=source) if num_drafted else NO_DRAFT)
+        drafts.append(_draft(drafted[:num_drafted], drafted[most_drafted:][:num_drafted], source))
         if not is_judged[i]:
             verdicts.append(None)
         elif i in refused:
@@ -72,6 +72,14 @@ def unpack(
         else:
             verdicts.append(Verdict(tuple(accepted), tokens[-1]) if tokens else _failure(_reason(largest[i])))
     return DeviceResults(verdicts, drafts)
+
+
+def _draft(token_ids: list[int], parents: list[int], source: str | None) -> Draft:
+    """The draft of these nodes; without parents where it is a chain."""
+    if not token_ids:
+        return NO_DRAFT
+    is_chain = parents == list(range(-1, len(parents) - 1))
+    return Draft(tuple(token_ids), None if is_chain else tuple(parents), source=source)
 
 
 def _failure(error: ForerunError) -> Verdict | None:

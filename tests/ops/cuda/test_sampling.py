@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from forerun.core.sampling_params import SamplingParams
 from forerun.ops.cuda import sampling
 from forerun.ops.cuda.table import RuleTable, StepRows
-from forerun.ops.sampling import SamplingRules, target_token
+from forerun.ops.sampling import SamplingRules, target_token, target_tokens
 from forerun.ops.truncation import floor_of
 from tests.cuda import DEVICE, ints, random
 
 from forerun.ops.cuda.kernels import sampling as kernels  # isort: skip - tests.cuda comes first
 
 
-def draw(module, logits, requests, seeds, positions):
-    """The tokens and largest logits of rows, each of its own sequence."""
-    num_rows, vocab_size = logits.shape
+def rows_and_rules(requests, seeds, positions, vocab_size):
+    """Rows, each of its own sequence."""
+    num_rows = len(requests)
     rules = RuleTable.empty(num_rows, vocab_size, device=DEVICE)
     rows = StepRows.empty(num_rows, num_rows, longest_path=1, device=DEVICE)
     rows.slots.copy_(ints(*range(num_rows)))
@@ -33,6 +33,13 @@ def draw(module, logits, requests, seeds, positions):
         rules.floor[slot] = floor_of(params.min_p)
         rules.top_k[slot] = min(max(params.top_k, 0), vocab_size)
         rules.top_p[slot] = params.top_p
+    return rows, rules
+
+
+def draw(module, logits, requests, seeds, positions):
+    """The tokens and largest logits of rows."""
+    num_rows, vocab_size = logits.shape
+    rows, rules = rows_and_rules(requests, seeds, positions, vocab_size)
     token_ids, largest = (
         torch.full((num_rows,), -7, dtype=torch.int32, device=DEVICE),
         torch.zeros(num_rows, device=DEVICE),
@@ -88,11 +95,68 @@ def test_tokens_are_the_hosts(data, requests, vocab_size, kind, seed):
         assert largest == logits.max(-1).values.tolist()
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    st.data(),
+    st.lists(REQUESTS.filter(lambda params: params.temperature > 0), min_size=1, max_size=4),
+    st.sampled_from([1, 3, 64, 1025]),
+    st.sampled_from(["spread", "ties", "flat", "half out", "all but two out"]),
+    st.integers(1, 5),
+    st.integers(0, 2**31),
+)
+def test_runners_up_are_those_of_the_hosts_races(data, requests, vocab_size, kind, count, seed):
+    """Fewer where fewer have a chance; padding is left as it is."""
+    logits = random(len(requests) + 1, vocab_size, seed=seed, scale=3.0)
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "flat":
+        logits = torch.zeros_like(logits)
+    elif kind != "spread":
+        logits[:, 1 :: 2 if kind == "half out" else 1][:, : None if kind == "half out" else -1] = -math.inf
+    seeds = [data.draw(st.integers(0, 2**63 - 1)) for _ in requests]
+    positions = [data.draw(st.integers(1, 10_000)) for _ in requests]
+    rows, rules = rows_and_rules([*requests, requests[0]], [*seeds, 0], [*positions, 1], vocab_size)
+    rows.slots[-1] = -1
+    expected = [
+        target_tokens(
+            SamplingRules(params, prompt_ids=[0], vocab_size=vocab_size),
+            *(row.cpu(), []),
+            seed=of_row,
+            position=position,
+            count=count,
+        )
+        for row, params, of_row, position in zip(logits, requests, seeds, positions, strict=False)
+    ]
+    padded = [tokens + [sampling.NO_TOKEN] * (count - len(tokens)) for tokens in expected]
+    for module in (sampling, kernels):
+        token_ids = torch.full((len(logits), count), -7, dtype=torch.int32, device=DEVICE)
+        module.sample_first(logits.clone(), rows, rules, token_ids)
+        assert token_ids.tolist() == [*padded, [-7] * count]
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_a_row_whose_largest_logit_is_not_finite_has_no_race(special):
+    logits = random(2, 50)
+    logits[0, 7 if special != -math.inf else slice(None)] = special
+    rows, rules = rows_and_rules([SamplingParams(temperature=1.0)] * 2, [0, 1], [3, 4], 50)
+    for module in (sampling, kernels):
+        token_ids = torch.full((2, 3), -7, dtype=torch.int32, device=DEVICE)
+        module.sample_first(logits.clone(), rows, rules, token_ids)
+        assert token_ids[0].tolist() == [sampling.NO_TOKEN] * 3
+        assert len({*token_ids[1].tolist()} - {sampling.NO_TOKEN}) == 3
+
+
 def test_a_vocabulary_of_many_programs_is_one_race():
     requests = [SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=0.0), SamplingParams(top_k=5)]
     logits = random(3, 2 * kernels.TOKENS_PER_PROGRAM + 17)
     arguments = (logits, requests, [1, 2, 3], [4, 5, 6])
     assert draw(kernels, *arguments)[0] == on_the_host(*arguments)
+    rows, rules = rows_and_rules(*arguments[1:], logits.shape[1])
+    firsts = [torch.full((3, 4), -1, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    for module, token_ids in zip((sampling, kernels), firsts, strict=True):
+        module.sample_first(logits.clone(), rows, rules, token_ids)
+    assert torch.equal(firsts[0][[0, 2]], firsts[1][[0, 2]])  # the other is greedy
+    assert (firsts[0][[0, 2]] >= 0).all()
 
 
 @pytest.mark.parametrize("special", [math.nan, -math.nan, math.inf])

@@ -1,7 +1,11 @@
-"""Chains that a device drafts after the texts in its table: a network's passes without a word from the host."""
+"""Chains that a device drafts after the texts in its table: a network's passes without a word from the host.
+
+`drafters.neural.device_trees` has the trees.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +16,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
-from forerun.drafters.neural.forward import Predictor
+from forerun.drafters.neural.forward import Prediction, Predictor
 from forerun.drafters.neural.sampling import DraftSampler
 from forerun.drafters.neural.writers import ChainWriter, Writer
 from forerun.kv.cache import KVCache
@@ -103,16 +107,17 @@ def device_chains(
         or not network.predictor.reads_tensors_only
     ):
         return None
-    return DeviceChainWriter(network, network.attention, writer.sampler, table, rules, sample)
+    return DeviceChainWriter(network, network.attention, writer.sampler, table, rules, sample, depth=writer.num_places)
 
 
-class DeviceChainWriter:
-    """Implements `DeviceChains` with a network whose passes read nothing but tensors on the device.
+class NetworkChains(ABC):
+    """Implements `DeviceChains` with a network whose passes read nothing but tensors on the device; subclasses write the drafts.
 
     A step's drafting reads the tokens that the step committed, and the one before them once more, in a pass of as many rows
-    for each sequence, some of them padding; then each further token takes a pass of one row. So shapes depend on the number
-    of sequences alone.
+    for each sequence, some of them padding. So shapes depend on the number of sequences alone. No draft is deeper than `depth`.
     """
+
+    writes_trees = False
 
     def __init__(
         self,
@@ -122,8 +127,11 @@ class DeviceChainWriter:
         table: DeviceTable,
         rules: RuleTable,
         sample: Callable[..., None],
+        *,
+        depth: int,
     ) -> None:
         self._network = network
+        self._depth = depth
         self._attention = attention
         self._sampler = sampler
         self._table = table
@@ -162,45 +170,52 @@ class DeviceChainWriter:
         """See `DeviceChains`."""
         self._reading.discard(seq_id)
 
+    @abstractmethod
     def propose(
         self,
         slots: Tensor,
         limits: Tensor,
+        depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
         *,
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        network, functions, size = self._network, self._functions, self._network.cache.block_size
-        plan = self._plan(slots, limits, num_computed)
-        functions.take_blocks(
+
+    def _depths(self, slots: Tensor, depths: Tensor) -> Tensor:
+        """[N] int32, how deep drafts may be that do not go beyond the longest text of the network."""
+        room = self._network.max_model_len - self._table.lengths[slots.clamp(min=0).long()]
+        return torch.minimum(depths, room).clamp(0, self._depth).int()
+
+    def _begin(self, slots: Tensor, limits: Tensor, num_computed: Tensor) -> ChainPlan:
+        """What is drafted, with the blocks of each text and scratch blocks behind them; see `ChainPlan`."""
+        network, lengths = self._network, self._table.lengths[slots.clamp(min=0).long()]
+        starts = torch.maximum(num_computed, lengths - network.most_unread).clamp(min=network.predictor.num_hidden)
+        plan = ChainPlan(slots=slots, starts=starts.int(), limits=limits, blocks=self._blocks)
+        self._functions.take_blocks(
             *(plan, self._table),
-            block_size=size,
+            block_size=network.cache.block_size,
             first_scratch=network.num_blocks,
             scratch_per_slot=network.scratch_per_slot,
         )
+        return plan
+
+    def _read(self, plan: ChainPlan, features: Mapping[str, Tensor]) -> tuple[StepRows, Tensor | None, Tensor]:
+        """The rows of the texts' unread tokens, the states to read them with, and the last row of each text [N]."""
+        network, slots = self._network, plan.slots
         rows, last_rows = self._rows(len(slots) * network.most_unread), torch.empty_like(slots, dtype=torch.int64)
         slots_before = torch.empty_like(rows.kv_slots)
-        functions.read_texts(plan, self._table, rows, last_rows, slots_before, block_size=size)
-        states = network.predictor.read_states(features, slots_before)
-        for depth in range(most_tokens):
-            drafted, states = self._pass(rows, states, last_rows)
-            rows, last_rows = self._rows(len(slots)), torch.arange(len(slots), device=slots.device)
-            functions.extend(plan, self._table, drafted, rows, depth=depth, block_size=size)
+        self._functions.read_texts(
+            plan, self._table, rows, last_rows, slots_before, block_size=network.cache.block_size
+        )
+        return rows, network.predictor.read_states(features, slots_before), last_rows
 
-    def _plan(self, slots: Tensor, limits: Tensor, num_computed: Tensor) -> ChainPlan:
-        network = self._network
-        lengths = self._table.lengths[slots.clamp(min=0).long()]
-        starts = torch.maximum(num_computed, lengths - network.most_unread).clamp(min=network.predictor.num_hidden)
-        room = torch.minimum(limits, network.max_model_len - lengths)
-        return ChainPlan(slots=slots, starts=starts.int(), limits=room.int(), blocks=self._blocks)
+    def _rows(self, count: int, *, longest_path: int = 1) -> StepRows:
+        return StepRows.empty(count, 0, longest_path=longest_path, device=self._table.tokens.device)
 
-    def _rows(self, count: int) -> StepRows:
-        return StepRows.empty(count, 0, longest_path=1, device=self._table.tokens.device)
-
-    def _pass(self, rows: StepRows, states: Tensor | None, last_rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the rows of a pass; the tokens [N] after `last_rows` [N], and the states to read them with."""
+    def _predict(self, rows: StepRows, states: Tensor | None, at: Tensor) -> Prediction:
+        """Compute the rows of a pass, and predict after those that `at` lists."""
         network, num_hidden = self._network, self._network.predictor.num_hidden
         batch = ForwardBatch(
             token_ids=rows.tokens.long(),
@@ -208,11 +223,36 @@ class DeviceChainWriter:
             slot_mapping=rows.kv_slots,
             sequences=[],
             block_size=network.cache.block_size,
-            logits_rows=last_rows,
+            logits_rows=at,
         )
         attend = self._attention.begin_step(rows, self._blocks, network.cache, num_hidden=num_hidden)
-        prediction = network.predictor.predict(batch, states, attend)
-        return self._pick(prediction.logits, rows.slots[last_rows], rows.positions[last_rows]), prediction.states
+        return network.predictor.predict(batch, states, attend)
+
+
+class DeviceChainWriter(NetworkChains):
+    """Writes one token after the other, each in a pass of one row."""
+
+    def propose(
+        self,
+        slots: Tensor,
+        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        depths: Tensor,
+        num_computed: Tensor,
+        features: Mapping[str, Tensor],
+        *,
+        most_tokens: int,
+    ) -> None:
+        """See `DeviceChains`."""
+        plan = self._begin(slots, self._depths(slots, depths), num_computed)
+        rows, states, last_rows = self._read(plan, features)
+        for depth in range(min(most_tokens, self._depth)):
+            predicted = self._predict(rows, states, last_rows)
+            drafted = self._pick(predicted.logits, rows.slots[last_rows], rows.positions[last_rows])
+            rows, last_rows = self._rows(len(slots)), torch.arange(len(slots), device=slots.device)
+            states = predicted.states
+            self._functions.extend(
+                plan, self._table, drafted, rows, depth=depth, block_size=self._network.cache.block_size
+            )
 
     def _pick(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """The tokens [N] int32 after rows at these positions, by their logits [N, V]."""

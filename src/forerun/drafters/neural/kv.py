@@ -14,6 +14,7 @@ from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device import ChainNetwork, device_chains
+from forerun.drafters.neural.device_trees import device_trees
 from forerun.drafters.neural.forward import DraftSequence, PagedPasses, Predictor, scratch_blocks_per_sequence
 from forerun.drafters.neural.writers import Writer
 from forerun.errors import ConfigError
@@ -166,7 +167,7 @@ class KVDrafter:
         )
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains of a network that reads tensors alone."""
+        """See `DraftsOnDevice`: chains and trees of a network that reads tensors alone."""
         network = ChainNetwork(
             predictor=self._predictor,
             attention=self._attention,
@@ -177,7 +178,8 @@ class KVDrafter:
             entries=self._ledger,
             most_unread=self._target.num_speculative_tokens + 2,  # those that a step commits, and the one before them
         )
-        return device_chains(network, self._writer, table, rules, sample)
+        given = (network, self._writer, table, rules, sample)
+        return device_chains(*given) or device_trees(*given)
 
     @property
     def moved_kv(self) -> Listing[LedgerKV]:

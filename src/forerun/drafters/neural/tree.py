@@ -74,6 +74,11 @@ class DynamicTree:
         """The number of KV places that drafting needs."""
         return self.top_k * (self.depth - 1) + 1
 
+    @property
+    def num_candidates(self) -> int:
+        """The number of nodes that a draft is chosen from, at most."""
+        return self.top_k * self.num_places
+
 
 def parse_tree(given: Any) -> StaticTree | DynamicTree | None:
     """Read `draft_tree`: None (a chain), branching by level [4, 2, 1], paths [[0], [1], [0, 0]], or {"top_k": 8, "depth": 5}.

@@ -45,9 +45,9 @@ def make_writer(sampling: DraftSampling, target: TargetInfo, network: DraftNetwo
         ConfigError: the tree has more nodes than a draft may have.
     """
     sampling.check_size(target.num_speculative_tokens)
-    if isinstance(sampling.tree, DynamicTree):
-        return DynamicTreeWriter(sampling.tree, target_ids=network.target_ids)
     sampler = sampling.sampler(vocab_size=target.vocab_size, target_ids=network.target_ids)
+    if isinstance(sampling.tree, DynamicTree):
+        return DynamicTreeWriter(sampler, sampling.tree)
     if sampling.tree is None:
         return ChainWriter(sampler, depth=target.num_speculative_tokens)
     num_runners_up = sampling.tree.num_runners_up
@@ -108,7 +108,7 @@ class _GrowingChain:
 
 
 class ChainWriter:
-    """Writes one token after the other: one forward pass each, or all in one call where the network can.
+    """Writes at most `depth` tokens one after the other: one forward pass each, or all in one call where the network can.
 
     Each token may have runners-up beside it, the next best ones of the same logits, which nothing is drafted after. Its margin
     over the first of them is then known, and a chain ends where the request's `early_stop` says so.
@@ -123,6 +123,8 @@ class ChainWriter:
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
+        for sequence in sequences:
+            sequence.max_depth = min(sequence.max_depth, self.num_places)
         drafts = self._write_at_once(passes, sequences, hidden_states)
         if drafts is not None:
             return drafts
@@ -246,7 +248,8 @@ class StaticTreeWriter:
 
     def __init__(self, sampler: DraftSampler, shape: StaticTree) -> None:
         self.num_places = shape.num_places
-        self._sampler = sampler
+        self.sampler = sampler
+        self.shape = shape
         self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
 
     def write(
@@ -257,7 +260,7 @@ class StaticTreeWriter:
 
     def _expand(self, tree: _TreeInPasses, nodes: list[int], logits: Tensor) -> list[int]:
         positions = [tree.position(node, num_tokens=self._num_children[tree.ranks_of(node)]) for node in nodes]
-        drafted = zip(nodes, self._sampler.sample(logits, positions), strict=True)
+        drafted = zip(nodes, self.sampler.sample(logits, positions), strict=True)
         newest = [child for node, tokens in drafted for child in tree.add(node, tokens)]
         deepest = tree.sequence.max_depth
         return [node for node in newest if self._num_children[tree.ranks[node]] and len(tree.ranks[node]) < deepest]
@@ -266,32 +269,33 @@ class StaticTreeWriter:
 class DynamicTreeWriter:
     """Writes `DynamicTree`s of the likeliest tokens: which nodes they have depends on the tokens' probabilities."""
 
-    def __init__(self, shape: DynamicTree, *, target_ids: Tensor | None) -> None:
+    def __init__(self, sampler: DraftSampler, shape: DynamicTree) -> None:
         self.num_places = shape.num_places
-        self._shape = shape
-        self._target_ids = target_ids
+        self.sampler = sampler
+        self.shape = shape
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
-        return [_most_probable(tree) for tree in _grow_trees(passes, sequences, hidden_states, self._expand)]
+        trees = _grow_trees(passes, sequences, hidden_states, self._expand)
+        return [most_probable(tree, tree.scores, tree.sequence.max_tokens) for tree in trees]
 
     def _expand(self, tree: _TreeInPasses, nodes: list[int], logits: Tensor) -> list[int]:
-        found = logits.log_softmax(-1).topk(min(self._shape.top_k, logits.shape[1]))
-        ids = found.indices if self._target_ids is None else self._target_ids[found.indices]
+        found = logits.log_softmax(-1).topk(min(self.shape.top_k, logits.shape[1]))
+        ids = found.indices if self.sampler.target_ids is None else self.sampler.target_ids[found.indices]
         newest: list[int] = []
         for node, token_ids, logprobs in zip(nodes, ids.tolist(), found.values.tolist(), strict=True):
             newest += tree.add(node, DraftedTokens(token_ids))
             above = tree.scores[node] if node >= 0 else 0.0
             tree.scores += [above + logprob for logprob in logprobs]
-        if len(tree.ranks[-1]) >= min(self._shape.depth, tree.sequence.max_depth):
+        if len(tree.ranks[-1]) >= min(self.shape.depth, tree.sequence.max_depth):
             return []
-        return sorted(newest, key=lambda node: -tree.scores[node])[: self._shape.top_k]
+        return sorted(newest, key=lambda node: -tree.scores[node])[: self.shape.top_k]
 
 
-def _most_probable(tree: _TreeInPasses) -> Draft:
+def most_probable(tree: GrowingTree, scores: Listing[float], max_tokens: int) -> Draft:
     """A draft of the most probable nodes, the best first; a child is never more probable than its parent."""
-    best = sorted(range(len(tree.scores)), key=lambda node: (-tree.scores[node], node))[: tree.sequence.max_tokens]
+    best = sorted(range(len(scores)), key=lambda node: (-scores[node], node))[:max_tokens]
     number = {node: i for i, node in enumerate(best)} | {-1: -1}
     return Draft(tuple(tree.token_ids[node] for node in best), tuple(number[tree.parents[node]] for node in best))

@@ -38,13 +38,38 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         elif rules.temperature[slot] == 0:
             token_ids[row] = values.argmax()
         else:
-            shifted = (values - highest) / rules.temperature[slot]
-            kept = _kept(shifted, rules, slot)
-            key = row_keys(rules.seeds[slot : slot + 1], rows.positions[row : row + 1] + 1)
-            uniform = torch.empty((1, len(values)), dtype=torch.float64, device=logits.device)
-            uniform_rows(key, uniform)
-            scores = shifted.double() - log(-log(1.0 - uniform[0]))
-            token_ids[row] = scores.masked_fill(~kept, -torch.inf).argmax()
+            token_ids[row] = _scores(values, rows, rules, row).argmax()
+
+
+def sample_first(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor) -> None:
+    """Find the first tokens of each row's race, the winner first: the token that `sample` draws, and its runners-up.
+
+    Args:
+        logits: [T, V] fp32, contiguous; what they hold afterwards means nothing.
+        rows: `slots` and `positions` are read.
+        rules: of each slot.
+        token_ids: [T, count] int32, written; NO_TOKEN where fewer tokens have a chance. A greedy sequence runs no race: what
+            its rows get means nothing. Padding rows are left as they are.
+    """
+    for row, slot in enumerate(rows.slots.tolist()):
+        if slot < 0:
+            continue
+        token_ids[row] = NO_TOKEN
+        if rules.temperature[slot] > 0 and logits[row].max().isfinite():
+            scores, order = _scores(logits[row], rows, rules, row).sort(descending=True, stable=True)
+            first = order[scores > -torch.inf][: token_ids.shape[1]]
+            token_ids[row, : len(first)] = first.int()
+
+
+def _scores(values: Tensor, rows: StepRows, rules: RuleTable, row: int) -> Tensor:
+    """[V] fp64: what each token of a row scores in its race; -inf where it takes no part."""
+    slot = int(rows.slots[row])
+    shifted = (values - values.max()) / rules.temperature[slot]
+    kept = _kept(shifted, rules, slot)
+    key = row_keys(rules.seeds[slot : slot + 1], rows.positions[row : row + 1] + 1)
+    uniform = torch.empty((1, len(values)), dtype=torch.float64, device=values.device)
+    uniform_rows(key, uniform)
+    return (shifted.double() - log(-log(1.0 - uniform[0]))).masked_fill(~kept, -torch.inf)
 
 
 def _kept(shifted: Tensor, rules: RuleTable, slot: int) -> Tensor:

@@ -159,7 +159,8 @@ def _race(
 
 @triton.jit
 def _choose(
-    slots, partial, temperatures, scores, winners, token_ids, largest_out, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr
+    slots, partial, temperatures, scores, winners, token_ids, largest_out, COUNT,
+    NUM_PARTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -173,10 +174,12 @@ def _choose(
                 at = row * NUM_PARTS + parts
                 part_scores = tl.load(scores + at, parts < NUM_PARTS, float("-inf"))
                 part_winners = tl.load(winners + at, parts < NUM_PARTS, _NO_ID)
-                token_id = tl.min(tl.where(part_scores == tl.max(part_scores, 0), part_winners, _NO_ID), 0)
+                best = tl.max(part_scores, 0)
+                token_id = tl.min(tl.where(part_scores == best, part_winners, _NO_ID), 0)
+                token_id = tl.where(best == float("-inf"), -1, token_id)  # nobody runs
         else:
             token_id = -1
-        tl.store(token_ids + row, token_id)
+        tl.store(token_ids + row * COUNT, token_id)
         tl.store(largest_out + row, largest)
 
 
@@ -190,6 +193,24 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         token_ids: [T] int32, written; -1 where the largest logit is not finite.
         largest: [T] fp32, written: the largest logit, NaN where the row holds any. Padding rows are left as they are.
     """
+    _draw(logits, rows, rules, token_ids[:, None], largest)
+
+
+def sample_first(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor) -> None:
+    """Find the first tokens of each row's race, the winner first; see `ops.cuda.sampling.sample_first`.
+
+    Args:
+        logits: [T, V] fp32, contiguous; changed.
+        rows: `slots` and `positions` are read.
+        rules: of each slot.
+        token_ids: [T, count] int32, contiguous, written; -1 where fewer tokens have a chance. What the rows of greedy sequences
+            get means nothing. Padding rows are left as they are.
+    """
+    _draw(logits, rows, rules, token_ids, torch.empty(len(logits), device=logits.device))
+
+
+def _draw(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, largest: Tensor) -> None:
+    """Draw [T, count] tokens: one race for each, where who has won does not run again, and all else is as it was."""
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, TOKENS_PER_PROGRAM)
     parts = triton.next_power_of_2(num_parts)
@@ -213,15 +234,20 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         **shape,
         **EXACT,
     )
-    _race[shared](
-        *(logits, rows.slots, rows.positions, partial, rules.temperature, rules.seeds, kept_floor, kept_ties),
-        *(scores, winners, vocab_size),
-        TOKENS=TOKENS_PER_PROGRAM,
-        BLOCK=block,
-        **shape,
-        **EXACT,
-    )
-    _choose[(num_rows,)](
-        *(rows.slots, partial, rules.temperature, scores, winners, token_ids, largest),
-        **shape,
-    )
+    for place in range(token_ids.shape[1]):
+        if place:
+            won = token_ids[:, place - 1 : place].long().clamp(0, vocab_size - 1)
+            logits.scatter_(1, won, -torch.inf)
+        _race[shared](
+            *(logits, rows.slots, rows.positions, partial, rules.temperature, rules.seeds, kept_floor, kept_ties),
+            *(scores, winners, vocab_size),
+            TOKENS=TOKENS_PER_PROGRAM,
+            BLOCK=block,
+            **shape,
+            **EXACT,
+        )
+        _choose[(num_rows,)](
+            *(rows.slots, partial, rules.temperature, scores, winners),
+            *(token_ids[:, place], largest, token_ids.stride(0)),
+            **shape,
+        )

@@ -1,0 +1,131 @@
+"""Growing draft trees after the texts of the device's table, level by level, by formula: the twin of `kernels.trees`.
+
+A step's drafting calls `chains.take_blocks` and `chains.read_texts`. After each pass of the network a tree of a fixed shape has
+its next level appended (`append`), and the nodes of it that get children are laid out for the next pass (`lay_out`). A tree whose
+shape hangs on its nodes' probabilities is chosen from all candidates at the end (`write_best`).
+
+A row's column is where its entry lies in the network's cache: so many places behind the text. Columns are those of the shape, also
+where a tree has fewer nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.table import DeviceTable, StepRows
+
+ROOT, NO_NODE = -1, -2
+"""The nodes of rows that are no draft's: the last token of a text, and padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLevel:
+    """What a shape has one level below E rows: C nodes, in order; E' of them are rows of the next pass."""
+
+    parents: Tensor  # [C] the row that each continues
+    ranks: Tensor  # [C] which of the tokens drafted after that row it is: 0 is the first
+    rows: Tensor  # [C] its own row in the next pass; -1: nothing is drafted after it
+
+
+def append(
+    plan: ChainPlan,
+    depths: Tensor,
+    table: DeviceTable,
+    level: TreeLevel,
+    drafted: Tensor,
+    nodes: Tensor,
+    next_tokens: Tensor,
+    next_nodes: Tensor,
+    *,
+    depth: int,
+) -> None:
+    """Append the tokens drafted after the rows of a pass to the drafts, level by level, each in the order of its parents.
+
+    Args:
+        plan: slots and limits are read; of N sequences.
+        depths: [N] int32, how many levels each draft may have.
+        table: drafts are changed.
+        level: of E rows.
+        drafted: [N, E, W] int32, the tokens after each row, the first one first; below 0: none.
+        nodes: [N, E] int32, the node of each row: ROOT, or NO_NODE for padding.
+        next_tokens: [N, E'] int32, written: the tokens of the next pass's rows; -1 for padding.
+        next_nodes: [N, E'] int32, written: their nodes.
+        depth: levels appended before.
+    """
+    children = list(zip(level.parents.tolist(), level.ranks.tolist(), level.rows.tolist(), strict=True))
+    next_tokens.fill_(-1)
+    next_nodes.fill_(NO_NODE)
+    for n, slot in enumerate(plan.slots.tolist()):
+        if slot < 0 or depth >= depths[n]:
+            continue
+        size = int(table.draft_sizes[slot])
+        for parent, rank, row in children:
+            node, token = int(nodes[n, parent]), int(drafted[n, parent, rank])
+            if node == NO_NODE or token < 0 or size >= plan.limits[n]:
+                continue
+            table.draft_tokens[slot, size], table.draft_parents[slot, size] = token, node
+            if row >= 0 and depth + 1 < depths[n]:
+                next_tokens[n, row], next_nodes[n, row] = token, size
+            size += 1
+        table.draft_sizes[slot] = size
+
+
+def lay_out(
+    plan: ChainPlan, table: DeviceTable, tokens: Tensor, columns: Tensor, rows: StepRows, *, block_size: int
+) -> None:
+    """Lay out the rows of a pass over one level of each tree: each sees its text, and of the drafted tokens those of its own path.
+
+    Args:
+        plan: slots and blocks are read; of N sequences.
+        table: lengths are read.
+        tokens: [N, E] int32, -1: padding.
+        columns: [N, E, D] int32, those of each row's path from the first level on, rising; the last is its own.
+        rows: N * E, padding; tokens, positions, slots, kv_slots, num_linear and path_slots are written.
+        block_size: places in a block.
+    """
+    num_rows, depth = columns.shape[1:]
+    for n, slot in enumerate(plan.slots.tolist()):
+        for e in range(num_rows):
+            token, row = int(tokens[n, e]), n * num_rows + e
+            if slot < 0 or token < 0:
+                continue
+            length, path = int(table.lengths[slot]), columns[n, e].tolist()
+            places = [_kv_slot(plan, slot, length + column, block_size) for column in path]
+            num_linear = sum(column == i for i, column in enumerate(path))
+            rows.tokens[row], rows.positions[row], rows.slots[row] = token, length + depth - 1, slot
+            rows.kv_slots[row], rows.num_linear[row] = places[-1], length + num_linear
+            for i, place in enumerate(places[num_linear:]):
+                rows.path_slots[row, i] = place
+
+
+def write_best(
+    plan: ChainPlan, table: DeviceTable, order: Tensor, tokens: Tensor, parents: Tensor, scores: Tensor
+) -> None:
+    """Make each draft of its best candidates.
+
+    Args:
+        plan: slots and limits are read; of N sequences.
+        table: drafts are written.
+        order: [N, B] int64, the best candidates of each, the best first; none comes before the one that it continues.
+        tokens: [N, C] int32, those of the candidates.
+        parents: [N, C] int32, the candidate that each continues; ROOT.
+        scores: [N, C] fp64, falling in the order; -inf: there is no such candidate.
+    """
+    for n, slot in enumerate(plan.slots.tolist()):
+        if slot < 0:
+            continue
+        there = [one for one in order[n].tolist() if scores[n, one] > -math.inf]
+        best = there[: int(plan.limits[n])]
+        for node, one in enumerate(best):
+            above = int(parents[n, one])
+            table.draft_tokens[slot, node] = tokens[n, one]
+            table.draft_parents[slot, node] = best.index(above) if above in best else ROOT
+        table.draft_sizes[slot] = len(best)
+
+
+def _kv_slot(plan: ChainPlan, slot: int, place: int, block_size: int) -> int:
+    return int(plan.blocks[slot, place // block_size]) * block_size + place % block_size
