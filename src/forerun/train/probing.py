@@ -49,11 +49,11 @@ class WritingPace:
         return generated * self.num_answers / self.num_generated
 
 
-def training_rate(trainer: HeadTrainer) -> tuple[float, int]:
+def training_rate(trainer: HeadTrainer, *, num_steps: int = PROBE_STEPS) -> tuple[float, int]:
     """Return the tokens that are trained in a second, from some steps of a head that is thrown away, and its weights."""
     trainer.run_step()  # memory is taken
     begin, before = time.monotonic(), trainer.num_tokens
-    for _ in range(PROBE_STEPS):
+    for _ in range(num_steps):
         trainer.run_step()
     rate = (trainer.num_tokens - before) / (time.monotonic() - begin)
     return rate, sum(tensor.numel() for tensor in trainer.tensors().values() if tensor.is_floating_point())

@@ -420,7 +420,7 @@ class TrainingRun:
             draft_ids = self._draft_ids
         texts = quick_texts(vocab_size=model.vocab_size, length=min(256, self._limits.most_conversation))
         with StageClock(self.folder, "estimate"):
-            rate, _ = training_rate(self._trainer(texts, draft_ids, num_steps=1000, kept=None))
+            rate, _ = training_rate(self._trainer(texts, draft_ids, num_steps=1000, kept=None), num_steps=1)
         left = (WRITE_SHARE + TRAIN_SHARE) * budget - sum(self.folder.progress.seconds.values())
         count_steps(max(0.0, left) * rate)
 
