@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +23,9 @@ from forerun.ops.native.formats.int8 import quantize
 class RoundedCheckpoint:
     """A checkpoint whose matrices are rounded when they are read, including the embedding, which is also the head."""
 
-    has_blocks = False
-
     def __init__(self, checkpoint: Checkpoint, group_size: int) -> None:
         self._checkpoint = checkpoint
+        self.facts = replace(checkpoint.facts, is_mixed=False)
         self._group_size = group_size
 
     def names(self) -> frozenset[str]:

@@ -18,4 +18,5 @@ preload="$($compiler -print-file-name=libasan.so) $($compiler -print-file-name=l
 FORERUN_TEST_KERNELS=$folder/forerun/ops/native LD_PRELOAD=$preload \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     "$BIN/python" -m pytest tests/ops/native tests/drafters/lookup tests/drafters/neural/test_chains.py \
-    tests/models/test_packing.py tests/models/gguf/test_merges.py tests/models/test_batch_invariance.py "$@"
+    tests/models/test_packing.py tests/models/test_block_decoder.py tests/models/gguf/test_merges.py \
+    tests/models/test_batch_invariance.py "$@"

@@ -43,7 +43,9 @@ fi
 _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ FORERUN_BUILD_LEVELS=all \
     CFLAGS=-Werror "$BIN/python" setup.py -q build_ext --build-lib "$folder/lib" --build-temp "$folder/temp"
 
-[ $# -gt 0 ] || set -- tests/ops/native tests/models/test_packing.py tests/models/test_batch_invariance.py
+[ $# -gt 0 ] || set -- tests/ops/native tests/drafters/lookup tests/drafters/neural/test_chains.py \
+    tests/models/test_packing.py tests/models/test_block_decoder.py tests/models/gguf/test_merges.py \
+    tests/models/test_batch_invariance.py
 # The root folder's conftest.py is for the docs and stays outside.
 PYTHONPATH=src:$folder/site FORERUN_TEST_KERNELS=$folder/lib/forerun/ops/native QEMU_LD_PREFIX=$folder/root \
     qemu-aarch64-static "$folder/root/usr/bin/python$python" -m pytest -c pyproject.toml --confcutdir=tests -p no:cacheprovider "$@"

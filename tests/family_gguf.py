@@ -10,10 +10,10 @@ import numpy as np
 from safetensors.numpy import load_file
 from transformers import AutoConfig
 
-from tests.tiny_gguf import add_tiny_tokenizer
+from tests.tiny_gguf import add_tiny_pieces, add_tiny_tokenizer
 from tests.tiny_models import save_tiny_model
 
-VOCAB = 264
+VOCAB, PIECES_VOCAB = 264, 288
 LAYERS = {"num_hidden_layers": 7}
 """Enough for a Gemma 3 layer, every sixth, and a SmolLM3 layer, every fourth, that differ from the others."""
 
@@ -101,10 +101,13 @@ PARTS = {
 }
 
 
-def save_family(folder: Path, kind: str) -> Path:
-    """Write a model to `folder`, and beside its safetensors the same model as model.gguf; return that file's path."""
+def save_family(folder: Path, kind: str, *, has_pieces: bool = False) -> Path:
+    """Write a model to `folder`, and beside its safetensors the same model as model.gguf; return that file's path.
+
+    `has_pieces`: its vocabulary is SentencePiece's.
+    """
     architecture, overrides = FAMILY_GGUFS[kind]
-    save_tiny_model(folder, architecture, vocab_size=VOCAB, **overrides)
+    save_tiny_model(folder, architecture, vocab_size=PIECES_VOCAB if has_pieces else VOCAB, **overrides)
     config = AutoConfig.from_pretrained(folder)
     name = kind.split()[0]
     writer = gguf.GGUFWriter(str(folder / "gguf" / "model.gguf"), name)
@@ -112,7 +115,10 @@ def save_family(folder: Path, kind: str) -> Path:
     _add_sizes(writer, config)
     _add_rope(writer, name, config)
     _add_own(writer, name, config)
-    add_tiny_tokenizer(writer, folder / "words")
+    if has_pieces:
+        add_tiny_pieces(writer, gemma=name in GEMMA)
+    else:
+        add_tiny_tokenizer(writer, folder / "words")
     tensors = load_file(folder / "model.safetensors")
     for stored, tensor in tensors.items():
         if not (config.tie_word_embeddings and stored == "lm_head.weight"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,11 +19,18 @@ from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.models.gguf.config import config_of
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
+from forerun.models.model_folder import gguf_parts
+from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.gguf_bytes import mutated
 from tests.tiny_gguf import save_tiny_gguf
 
 HEADER_BYTES = 1200  # where the keys are; the vocabulary and the tensors' places follow
 CPU = torch.device("cpu")
+Whole = list[bytes]  # the parts of a model
+
+BLOCKS = (["Q8_0"], ["Q4_0", "Q4_1", "Q5_0", "Q5_1"], ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+OTHER_BLOCKS = (["IQ4_NL", "IQ4_XS", "MXFP4"], ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ2_0", "NVFP4"])
+WITH_PIECES = ("llama", "phi3", "gemma2", "gemma3")
 
 
 def read_whole(path: Path) -> None:
@@ -40,17 +49,42 @@ def read_whole(path: Path) -> None:
     build_decoder(config, GGUFCheckpoint(file, row), dtype=torch.float32, device=CPU)
 
 
-def outcome(whole: bytes, seed: int, folder: Path) -> str:
-    """Read one mutated file: "read", or "refused" in one line.
+def whole_files(folder: Path) -> Iterator[Whole]:
+    """Models of every kind of vocabulary, blocks and architecture, with every kind of rope, and one in parts."""
+    for number, kinds in enumerate(([], *BLOCKS, *OTHER_BLOCKS)):
+        path = folder / f"{number}.gguf"
+        save_tiny_gguf(path, kinds=kinds)
+        yield [path.read_bytes()]
+    for number, kind in enumerate(FAMILY_GGUFS):
+        yield [save_family(folder / f"family-{number}", kind).read_bytes()]
+    for kind in WITH_PIECES:
+        yield [save_family(folder / f"pieces-{kind}", kind, has_pieces=True).read_bytes()]
+    save_tiny_gguf(folder / "split.gguf", tensors_per_part=8)
+    yield [part.read_bytes() for part in sorted(folder.glob("split-*.gguf"))]
+
+
+def written(whole: Whole, folder: Path) -> list[Path]:
+    """Write a model, and return where its parts are."""
+    name = "m.gguf" if len(whole) == 1 else f"m-00001-of-{len(whole):05d}.gguf"
+    paths = gguf_parts(folder / name)
+    for path, content in zip(paths, whole, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def outcome(whole: Whole, seed: int, folder: Path) -> str:
+    """Read one model of which a part is mutated: "read", or "refused" in one line.
 
     Raises:
-        AssertionError: the error is more than a line that names the file.
+        AssertionError: the error is more than a line.
     """
-    path = folder / "mutated.gguf"
-    header_bytes = HEADER_BYTES if seed % 2 else len(whole)
-    path.write_bytes(mutated(whole, seed, header_bytes=header_bytes))
+    paths = written(whole, folder)
+    source = random.Random(seed)
+    damaged = source.randrange(len(whole))
+    header_bytes = HEADER_BYTES if source.random() < 0.5 else len(whole[damaged])
+    paths[damaged].write_bytes(mutated(whole[damaged], seed, header_bytes=header_bytes))
     try:
-        read_whole(path)
+        read_whole(paths[0])
     except ModelError as error:
         said = str(error)
         assert "\n" not in said, said
@@ -61,15 +95,13 @@ def outcome(whole: bytes, seed: int, folder: Path) -> str:
 
 def main(folder: Path, first: int, last: int) -> None:
     """Print how many files were read and refused, and by how many MB the process has grown meanwhile."""
-    wholes = []
-    for quantized in (False, True):
-        save_tiny_gguf(folder / "tiny.gguf", quantized=quantized)
-        wholes.append((folder / "tiny.gguf").read_bytes())
-    read_whole(folder / "tiny.gguf")  # what is imported and allocated once
+    wholes = list(whole_files(folder))
+    for whole in wholes:
+        read_whole(written(whole, folder)[0])  # which imports and allocates what is needed once
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    counts = Counter(outcome(wholes[seed % 3 % 2], seed, folder) for seed in range(first, last))
+    counts = Counter(outcome(wholes[seed % len(wholes)], seed, folder) for seed in range(first, last))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({**counts, "grown_mb": grown // 1024}))
+    print(json.dumps({**counts, "kinds": len(wholes), "grown_mb": grown // 1024}))
 
 
 if __name__ == "__main__":

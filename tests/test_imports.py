@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import MIN_VOCAB_SIZE, save_tiny_tokenizer
 
@@ -32,6 +33,13 @@ def test_a_tokenizer_alone_needs_neither_transformers_nor_torch(tmp_path):
     save_tiny_tokenizer(tmp_path)
     code = "from pathlib import Path; from forerun.models.tokenizer import load_tokenizer\n"
     code += f"load_tokenizer(Path({str(tmp_path)!r})).encode('he')"
+    assert imported(code) == []
+
+
+def test_saying_what_a_gguf_file_holds_needs_neither(tmp_path):
+    save_tiny_gguf(tmp_path / "tiny.gguf")
+    code = "from pathlib import Path; from forerun.models.weights_summary import describe_weights\n"
+    code += f"assert 'tensors F32' in describe_weights(Path({str(tmp_path)!r}))"
     assert imported(code) == []
 
 

@@ -23,6 +23,13 @@ def test_what_one_engine_learnt_the_next_begins_with(tmp_path):
     assert profile(tmp_path / "costs").load().weights == LEARNT.weights
 
 
+def test_a_folder_that_may_not_be_looked_into_keeps_nothing(tmp_path):
+    """For root there is no such folder, but a name that is too long is refused alike."""
+    file = profile(tmp_path / ("x" * 300))
+    file.save(LEARNT)
+    assert file.load().weights == PRIOR
+
+
 def test_models_have_files_of_their_own(tmp_path):
     profile(tmp_path).save(LEARNT)
     other = CostProfile(model="another", identity=HERE, folder=tmp_path)

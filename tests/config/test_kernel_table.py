@@ -27,6 +27,11 @@ def test_the_cached_table_of_this_gpu_and_triton_is_taken(tmp_path):
     assert find_table(None, FakeCuda(triton="3.6.0"), 0, folder=tmp_path) is None
 
 
+def test_a_cache_that_may_not_be_looked_into_has_no_table(tmp_path):
+    """For root there is no such folder, but a name that is too long is refused alike."""
+    assert find_table(None, SYSTEM, 0, folder=tmp_path / ("x" * 300)) is None
+
+
 def test_a_named_table_comes_first_and_must_fit(tmp_path):
     named = tmp_path / "own.json"
     TABLE.write(named)

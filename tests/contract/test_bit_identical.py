@@ -16,12 +16,17 @@ from forerun.config.settings import EngineSettings
 from tests.contract.drafters import CASES, SUFFIX, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import engine_of, native_target, tiny_llm
+from tests.models.quantized.test_loading import METHODS, SIZES, quantize
 from tests.native import needs_kernels, threads
+from tests.stand_in import VOCAB_SIZE
 from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = needs_kernels
 BF16 = torch.bfloat16
 NUM_BATCHED = 60  # requests of each drafter
+NUM_IN_BLOCKS = 30  # of each kind of weights in blocks
 
 KINDS = (
     {"temperature": 0},
@@ -91,23 +96,60 @@ def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
     assert run(llm, 40) == plainly(*weights)[:40]
 
 
+GGUFS = {
+    "GGUF in 8 bits": ["Q8_0"],
+    "GGUF in 4 bits": ["Q4_0"],
+    "GGUF in 4 and 5 bits with offsets": ["Q4_1", "Q5_1"],
+    "GGUF in K": ["Q4_K", "Q6_K", "Q5_K"],
+    "GGUF in less than 4 bits": ["Q2_K", "Q3_K", "IQ4_XS"],
+}
+IN_BLOCKS = [*GGUFS, "int4", *METHODS]
+
+
 @functools.cache
-def target_in_blocks(activation_dtype):
-    """A tiny random model in blocks of eight bits."""
+def target_in_blocks(kind, activation_dtype):
+    """A tiny random model whose weights are in blocks, from whatever kind of file."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tiny.gguf"
-        save_tiny_gguf(path, quantized=True)
-        settings = EngineSettings(model=str(path), dtype="bfloat16", activation_dtype=activation_dtype)
+        path = Path(folder)
+        if kind in GGUFS:
+            path = path / "tiny.gguf"
+            save_tiny_gguf(path, kinds=GGUFS[kind])
+        else:
+            save_tiny_model(path, seed=3, vocab_size=VOCAB_SIZE, **SIZES)
+            save_tiny_tokenizer(path, vocab_size=VOCAB_SIZE)
+        if kind in METHODS:
+            quantize(path, *METHODS[kind], symmetric=kind == "compressed-tensors")
+        settings = EngineSettings(
+            model=str(path),
+            dtype="bfloat16",
+            quantization="int4" if kind == "int4" else None,
+            activation_dtype=activation_dtype,
+        )
         return load_target(path, settings, torch.device("cpu"))
 
 
-def test_activations_in_int8_give_the_bits_of_plain_decoding_alone():
-    target = target_in_blocks("int8")
-    alone = tiny_llm(target=target, enable_prefix_caching=False)
-    requests = zip(PROMPTS[:40], SAMPLING[:40], strict=True)
-    plain = [reported(alone.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
-    assert run(tiny_llm(CASES["suffix-tree"], target=target), 40) == plain
-    assert run(tiny_llm(target=target_in_blocks("auto")), 40) != plain, "they were meant to round otherwise"
+@functools.cache
+def plainly_in_blocks(kind, activation_dtype):
+    """What each of some requests gets when it is decoded alone."""
+    alone = tiny_llm(target=target_in_blocks(kind, activation_dtype), enable_prefix_caching=False)
+    requests = zip(PROMPTS[:NUM_IN_BLOCKS], SAMPLING[:NUM_IN_BLOCKS], strict=True)
+    return [reported(alone.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
+
+
+@pytest.mark.parametrize("activation_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_weights_in_blocks_give_the_bits_of_plain_decoding_alone(kind, activation_dtype):
+    plain = plainly_in_blocks(kind, activation_dtype)
+    answers = {tuple(prompt): one[1] for prompt, one in zip(PROMPTS, plain, strict=False)}
+    config = {"method": oracle(answers, wrong_every=5), "num_speculative_tokens": 9}
+    llm = tiny_llm(config, target=target_in_blocks(kind, activation_dtype), **TIGHT)
+    assert run(llm, NUM_IN_BLOCKS) == plain
+    assert llm.stats.speculation.num_accepted_tokens > 0.3 * sum(len(one[1]) for one in plain)
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_activations_in_int8_round_otherwise(kind):
+    assert plainly_in_blocks(kind, "int8") != plainly_in_blocks(kind, "auto")
 
 
 def test_a_batch_gives_the_bits_of_each_alone():

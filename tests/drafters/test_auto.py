@@ -11,6 +11,7 @@ import torch
 from forerun import LLM
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
+from forerun.drafters.auto import DEFAULT_MEMORY
 from forerun.drafters.priced import HOPE
 from forerun.errors import ConfigError
 from forerun.models import shipped_heads
@@ -69,16 +70,43 @@ def auto(folder, *, auto_memory, **settings):
     return LLM(folder, speculative_config=config, max_model_len=128, **({"dtype": "bfloat16"} | settings))
 
 
+SAMPLED = [
+    [SamplingParams(max_tokens=40, temperature=0.0)] * 8,
+    [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=seed, logprobs=1) for seed in range(8)],
+]
+
+
 @needs_kernels
-def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_is_accepted_is_measured(folder):
-    llm = auto(folder, auto_memory=1)
+@pytest.mark.parametrize("sampling", SAMPLED, ids=["greedy", "seeded"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_is_accepted_is_measured(
+    folder, quantization, sampling
+):
+    llm = auto(folder, auto_memory=1, quantization=quantization)
     chosen = {choice.method: choice for choice in llm.drafter_choices()}["self"]
     assert (chosen.is_used, chosen.why) == (True, "the target in int4")
-    found = llm.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
-    plain = LLM(folder, dtype="bfloat16", speculative_config=None, max_model_len=128)
-    expected = plain.generate(PROMPTS[:4], SamplingParams(max_tokens=40, temperature=0.0), use_tqdm=False)
-    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    plain = LLM(folder, dtype="bfloat16", quantization=quantization, speculative_config=None, max_model_len=128)
+    found, expected = (
+        [
+            (one.outputs[0].token_ids, one.outputs[0].logprobs)
+            for one in each.generate(PROMPTS[:8], sampling, use_tqdm=False)
+        ]
+        for each in (llm, plain)
+    )
+    assert found == expected
     assert llm.executor.drafting.drafter._model._added.expected(0.0)[0].added != pytest.approx(HOPE)
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_default_memory_has_no_room_for_the_target_itself_and_says_how_much_has(folder, quantization):
+    def choice(auto_memory):
+        llm = auto(folder, auto_memory=auto_memory, quantization=quantization)
+        return {choice.method: choice for choice in llm.drafter_choices()}["self"]
+
+    refused = choice(DEFAULT_MEMORY)
+    assert not refused.is_used
+    assert choice(float(re.search(r"allow it with auto_memory=([\d.]+)", refused.why)[1])).is_used
 
 
 @needs_kernels

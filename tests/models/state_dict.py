@@ -1,7 +1,10 @@
 """A checkpoint in memory."""
 
+from dataclasses import replace
+
 from safetensors.torch import load_file
 
+from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.ops.block_weight import BlockWeight
 
 
@@ -12,8 +15,9 @@ class InMemoryCheckpoint:
         self.tensors = dict(tensors)
 
     @property
-    def has_blocks(self):
-        return any(isinstance(tensor, BlockWeight) for tensor in self.tensors.values())
+    def facts(self):
+        is_mixed = any(isinstance(tensor, BlockWeight) for tensor in self.tensors.values())
+        return CheckpointFacts(num_bytes=sum(tensor.nbytes for tensor in self.tensors.values()), is_mixed=is_mixed)
 
     def names(self):
         return frozenset(self.tensors)
@@ -23,6 +27,14 @@ class InMemoryCheckpoint:
 
     def load(self, name):
         return self.tensors[name]
+
+
+class MixedCheckpoint(InMemoryCheckpoint):
+    """Matrices that are kept as they are, as beside others in blocks."""
+
+    @property
+    def facts(self):
+        return replace(super().facts, is_mixed=True)
 
 
 def read_checkpoint(folder):

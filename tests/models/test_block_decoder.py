@@ -12,7 +12,7 @@ from forerun.ops.native.attention import NativeAttention
 from tests.blocks import tame_blocks
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU
-from tests.models.state_dict import InMemoryCheckpoint
+from tests.models.state_dict import InMemoryCheckpoint, MixedCheckpoint
 from tests.native import BF16, FP32, INT8, KERNELS, every_level, generator, needs_kernels
 from tests.tiny_models import tiny_config
 
@@ -60,18 +60,12 @@ def block_source(formats, *, tied):
     return config, InMemoryCheckpoint(tensors)
 
 
-class ExactCheckpoint(InMemoryCheckpoint):
-    """Dense weights that are kept as they are, as if others beside them were in blocks."""
-
-    has_blocks = True
-
-
 def dense_source(config, checkpoint):
     """The same with the values of every matrix in fp32."""
     dense = {
         name: x.float() if isinstance(x, torch.Tensor) else x.dequantize() for name, x in checkpoint.tensors.items()
     }
-    return config, ExactCheckpoint(dense)
+    return config, MixedCheckpoint(dense)
 
 
 def native(kernels, source, weight_format):
@@ -113,7 +107,7 @@ def test_nothing_is_so_near_that_rounds_even_one_kind_of_matrix_to_bf16(module):
     kernels = next(iter(KERNELS.values()))
     config, exact = dense_source(*block_source({}, tied=True))
     rounded = {n: x.bfloat16().float() if f"{module}." in n else x for n, x in exact.tensors.items()}
-    exact_model, model = (native(kernels, (config, ExactCheckpoint(x)), BF16) for x in (exact.tensors, rounded))
+    exact_model, model = (native(kernels, (config, MixedCheckpoint(x)), BF16) for x in (exact.tensors, rounded))
     found = differences(model, exact_model, kernels)
     assert found.min() > 100 * EXACT
 

@@ -1,5 +1,7 @@
 """What is refused in a model's configuration."""
 
+import math
+
 import pytest
 
 from forerun.errors import ModelError
@@ -14,6 +16,21 @@ def test_impossible_rope_factor_is_named(factor):
     config = tiny_config("LlamaForCausalLM")
     config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": factor}
     with pytest.raises(ModelError, match=f"factor: got {factor!r}"):
+        decoder_config(config)
+
+
+def test_a_base_that_yarn_cannot_stretch_is_named():
+    config = tiny_config("LlamaForCausalLM")
+    config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1.0, "factor": 4.0}
+    with pytest.raises(ModelError, match=r"rope_theta: got 1.0; must be above 1"):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize("factor", [0.45, 0.01, 2.0, math.inf])
+def test_a_part_of_a_head_that_is_no_pairs_is_named(factor):
+    config = tiny_config("LlamaForCausalLM", head_dim=16)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": factor}
+    with pytest.raises(ModelError, match=f"partial_rotary_factor: got {factor!r}"):
         decoder_config(config)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -17,15 +18,19 @@ import torch
 from forerun.errors import ConfigError
 from forerun.models import packed_cache
 from forerun.models.checkpoint import SafetensorsCheckpoint
+from forerun.models.gguf.checkpoint import GGUFCheckpoint
+from forerun.models.gguf.file import open_gguf
 from forerun.models.kept_weights import MappedWeights, NewWeights, Unkept
 from forerun.models.loader import load_model
 from forerun.models.packed_cache import SUFFIX, PackedCache, PackedModel
 from forerun.models.packed_file import PackedFileWriter
 from forerun.models.packing import Packing
+from tests.family_gguf import save_family
 from tests.models.random_decoders import CPU
 from tests.models.test_packed_file import plain
 from tests.models.test_packing import logits_of
 from tests.native import KERNELS, needs_kernels
+from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model
 
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}  # as int4 needs
@@ -91,10 +96,60 @@ def test_a_second_start_reads_no_matrix_and_computes_the_same_bits(
     first = start()
     assert any("q_proj" in name for name in read)
     second = start()
-    # An embedding that is not the head is no matrix that is multiplied with: its rows are read from the file.
-    assert {name for name in read if "norm" not in name} <= {"model.embed_tokens.weight"}
+    assert [name for name in read if "norm" not in name] == []
     assert torch.equal(first, second)
     assert len(names(cache)) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "TQ2_0", "an embedding of its own"])
+def test_a_second_start_of_a_gguf_file_reads_no_matrix_and_computes_the_same_bits(
+    kind, dtype, tmp_path, cache, monkeypatch
+):
+    file = tmp_path / "tiny.gguf"
+    if kind == "an embedding of its own":
+        file = save_family(tmp_path / "model", "qwen2")
+    else:
+        save_tiny_gguf(file, kinds=[kind])
+    monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
+    load, read = GGUFCheckpoint.load, []
+    monkeypatch.setattr(GGUFCheckpoint, "load", lambda self, name: read.append(name) or load(self, name))
+    kernels = next(iter(KERNELS.values()))
+
+    def start():
+        read.clear()
+        model = load_model(file, dtype=dtype, device=CPU, packing=Packing.choose(kernels, dtype=dtype))
+        return logits_of(model, kernels)
+
+    first = start()
+    assert any("q_proj.weight" in name for name in read)
+    second = start()
+    assert [name for name in read if "norm" not in name] == []
+    assert torch.equal(first, second)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kinds", "dtype", "bytes_per_weight"),
+    [
+        ([], torch.float32, 4),
+        (["Q8_0"], torch.float32, 4),
+        (["Q8_0"], torch.bfloat16, 34 / 32),
+        (["TQ2_0"], torch.bfloat16, 1.5),
+    ],
+)
+def test_room_is_asked_for_what_weights_take_packed(kinds, dtype, bytes_per_weight, tmp_path, monkeypatch):
+    expected = []
+    monkeypatch.setattr(PackedCache, "_has_room", lambda self, num_bytes, log_level: expected.append(num_bytes))
+    cache = PackedCache(folder=tmp_path / "packed", most_bytes=1 << 30, least_bytes=0)
+    monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
+    save_tiny_gguf(tmp_path / "tiny.gguf", kinds=kinds)
+    packing = Packing.choose(next(iter(KERNELS.values())), dtype=dtype)
+    load_model(tmp_path / "tiny.gguf", dtype=dtype, device=CPU, packing=packing)
+    matrices = [place for place in open_gguf(tmp_path / "tiny.gguf").tensors.values() if len(place.shape) == 2]
+    num_weights = sum(math.prod(place.shape) for place in matrices)
+    assert expected[0] == pytest.approx(bytes_per_weight * num_weights, rel=0.05)
 
 
 @needs_kernels
@@ -211,6 +266,18 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, source, caplog
     assert "packed weights are not kept" in caplog.text
 
 
+def test_a_folder_that_may_not_be_looked_into_is_one_warning(tmp_path, source, caplog):
+    """For root there is no such folder, but a name that is too long is refused alike."""
+    folder = tmp_path / ("x" * 300) / "packed"
+    with pytest.raises(OSError):
+        folder.exists()
+    cache = PackedCache(folder=folder, most_bytes=1 << 30, least_bytes=0)
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+    assert len(caplog.records) == 1
+    assert "packed weights are not kept" in caplog.text
+
+
 def test_a_disk_that_runs_full_is_one_warning_and_leaves_nothing(cache, source, caplog, monkeypatch):
     def fail(self, name, weight):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -230,6 +297,22 @@ def test_a_disk_that_is_nearly_full_is_not_filled(cache, source, caplog, monkeyp
     keep(cache, source)
     assert not cache.folder.exists()
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("most_gb", "said"),
+    [(10, "take about 2.2 GB, and "), (2, "take about 2.2 GB, the cache at most 2; raise FORERUN_PACKED_CACHE_GB")],
+)
+def test_weights_that_will_be_larger_than_their_files_are_not_begun_where_they_have_no_room(
+    most_gb, said, source, tmp_path, caplog, monkeypatch
+):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=3_000_000_000))
+    cache = PackedCache(folder=tmp_path / "packed", most_bytes=most_gb * 10**9, least_bytes=0)
+    with cache.weights(described(source), expected_bytes=2_200_000_000) as kept:
+        assert isinstance(kept, Unkept)
+    assert len(caplog.records) == 1
+    assert said in caplog.text
 
 
 def test_weights_that_are_more_than_the_cache_may_hold_are_one_warning(source, tmp_path, caplog):
@@ -364,6 +447,15 @@ def test_prune_removes_what_no_start_can_use(cache, tmp_path, source, monkeypatc
     monkeypatch.setattr(packed_cache, "_code", lambda level: "another")
     assert [file.reason for file in cache.prune()] == ["it is of another version of forerun"]
     assert cache.num_bytes == 0
+
+
+def test_a_copy_of_a_model_that_is_gone_keeps_what_was_packed_of_it(cache, source, tmp_path):
+    copy = shutil.copytree(source, tmp_path / "elsewhere" / "model")  # with names and times
+    keep(cache, source)
+    keep(cache, copy)
+    shutil.rmtree(source)
+    assert [file.reason for file in cache.prune()] == [f"its model is gone: {source}"]
+    assert is_kept(cache, copy)
 
 
 def test_prune_of_everything_leaves_nothing(cache, source):

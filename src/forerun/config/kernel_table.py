@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def find_table(named: Path | None, system: CudaSystem, index: int, *, folder: Pa
     if triton is None:
         return None
     path = named or table_file(folder, gpu, triton)
-    if named is None and not path.exists():
+    if named is None and not os.path.exists(path):  # nor in a folder that may not be searched
         return None
     table = TileTable.read(path)
     table.check_fits(gpu, triton, source=str(path))

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
+from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
@@ -36,8 +37,8 @@ class Checkpoint(Protocol):
     """Tensors by name, loaded one at a time."""
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether any tensor is stored in blocks."""
+    def facts(self) -> CheckpointFacts:
+        """What is known of it as a whole."""
         ...
 
     def names(self) -> frozenset[str]:
@@ -56,10 +57,9 @@ class Checkpoint(Protocol):
 class StateDict:
     """A `Checkpoint` whose tensors are all in memory."""
 
-    has_blocks = False
-
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
+        self.facts = CheckpointFacts(num_bytes=sum(tensor.nbytes for tensor in self._tensors.values()))
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
@@ -81,8 +81,6 @@ class SafetensorsCheckpoint:
     takes longer than to read a small tensor, since its header lists all of them.
     """
 
-    has_blocks = False
-
     def __init__(self, files: Iterable[Path]) -> None:
         """Open the files; only their headers are read.
 
@@ -93,8 +91,10 @@ class SafetensorsCheckpoint:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open_path: Path | None = None
         self._num_read = 0  # bytes, of the file that is open
+        num_bytes = 0
         for path in files:
             shard = _open(path)
+            num_bytes += path.stat().st_size
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self._files:
                     raise ModelError(
@@ -102,6 +102,7 @@ class SafetensorsCheckpoint:
                     )
                 self._files[name] = path
                 self._shapes[name] = tuple(shard.get_slice(name).get_shape())
+        self.facts = CheckpointFacts(num_bytes=num_bytes)
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
@@ -136,11 +137,7 @@ class CheckpointView:
     def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
         self._checkpoint = checkpoint
         self._stored = stored
-
-    @property
-    def has_blocks(self) -> bool:
-        """See `Checkpoint`."""
-        return self._checkpoint.has_blocks
+        self.facts = checkpoint.facts
 
     def names(self) -> frozenset[str]:
         """See `Checkpoint`."""
@@ -234,6 +231,7 @@ class WeightReader:
         self._keeps_blocks = keeps_blocks
         self._needs_matrices = needs_matrices
         self._checkpoint = checkpoint
+        self._facts = checkpoint.facts
         self._names = checkpoint.names()
         self._unread = set(self._names)
 
@@ -257,14 +255,6 @@ class WeightReader:
             return found.to(self.device, dtype, copy=True)
         return _written(found, torch.empty(shape, dtype=dtype, device=self.device))
 
-    def table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """Load one matrix whose rows are looked up, in blocks if it is stored so and blocks are kept.
-
-        Raises:
-            ModelError: as `tensor`.
-        """
-        return self._kept(self._load(name, shape))
-
     def matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """Load one matrix that is packed, in blocks if it is stored so and blocks are kept.
 
@@ -272,7 +262,7 @@ class WeightReader:
             ModelError: as `tensor`.
         """
         if self._needs_matrices:
-            return self.table(name, shape)
+            return self._kept(self._load(name, shape))
         self._check(name, shape)
         return torch.empty(shape, dtype=self.dtype, device="meta")
 
@@ -334,13 +324,13 @@ class WeightReader:
         if surplus:
             more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
             raise ModelError(
-                f"checkpoint: got surplus tensor {surplus[0]!r}{more}; the configuration has no place for it; "
-                "use the config.json that belongs to these weights"
+                f"{self._facts.name}: got surplus tensor {surplus[0]!r}{more}; the configuration has no place for it; "
+                f"{self._facts.remedy}"
             )
 
     def _adds_nothing(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros, as AutoGPTQ writes one for layers that have none."""
-        is_bias = self._checkpoint.has_blocks and name.endswith(".bias")
+        is_bias = self._facts.is_mixed and name.endswith(".bias")
         return is_bias and not dense(self._checkpoint.load(name)).any()
 
     def _kept(self, found: Tensor | BlockWeight) -> Tensor | BlockWeight:
@@ -364,13 +354,12 @@ class WeightReader:
         """Note a tensor as read; an error where it is missing or of another shape."""
         if name not in self._names:
             raise ModelError(
-                f"checkpoint: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
+                f"{self._facts.name}: tensor {name!r} is missing, expected shape {list(shape)}; download the model again"
             )
         found = self._checkpoint.shape(name)
         if found != shape:
             raise ModelError(
-                f"checkpoint: tensor {name!r} has shape {list(found)}, expected {list(shape)}; "
-                "use the config.json that belongs to these weights"
+                f"{self._facts.name}: tensor {name!r} has shape {list(found)}, expected {list(shape)}; {self._facts.remedy}"
             )
         self._unread.discard(name)
 

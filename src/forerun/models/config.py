@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +22,10 @@ SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     "max_position_embeddings",
 )
+
+
+MEND = "mend config.json"
+"""The remedy for values that contradict each other."""
 
 
 class NotCoveredError(ModelError):
@@ -101,17 +106,17 @@ def common_config(hf: HFConfig) -> DecoderConfig:
     """
     for name in SIZES:
         if getattr(hf, name) < 1:
-            raise ModelError(f"{name}: got {getattr(hf, name)}; must be 1 or more; mend config.json")
+            raise ModelError(f"{name}: got {getattr(hf, name)}; must be 1 or more; {MEND}")
     if hf.num_key_value_heads < 1 or hf.num_attention_heads % hf.num_key_value_heads:
         raise ModelError(
             f"num_key_value_heads: got {hf.num_key_value_heads}; must divide num_attention_heads "
-            f"({hf.num_attention_heads}); mend config.json"
+            f"({hf.num_attention_heads}); {MEND}"
         )
     head_dim = hf.to_dict().get("head_dim")
     if head_dim is None:  # absent or null
         head_dim = hf.hidden_size // hf.num_attention_heads
     if head_dim < 1:
-        raise ModelError(f"head_dim: got {head_dim}; must be 1 or more; mend config.json")
+        raise ModelError(f"head_dim: got {head_dim}; must be 1 or more; {MEND}")
     parameters = hf.rope_parameters
     is_nested = any(
         isinstance(value, Mapping) for value in parameters.values()
@@ -178,7 +183,13 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
     from forerun.ops.rotary import RopeConfig
 
     scaling = _rope_scaling(parameters, hf.max_position_embeddings)
-    dim = int(head_dim * _number(parameters, "partial_rotary_factor", default=1.0))
+    factor = _number(parameters, "partial_rotary_factor", default=1.0)
+    dim = int(head_dim * factor)
+    if dim != head_dim and (dim % 2 or not 0 < dim < head_dim):
+        raise ModelError(
+            f"rope_parameters: partial_rotary_factor: got {factor!r}, so that {dim} of {head_dim} dimensions rotate; must be "
+            f"pairs; {MEND}"
+        )
     if parameters["rope_type"] == "factors" and len(parameters["factors"]) != dim // 2:
         raise ModelError(
             f"rope factors: got {len(parameters['factors'])}; must be one for each of {dim // 2} frequencies"
@@ -214,8 +225,8 @@ def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = 
     value = parameters.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise ModelError(f"rope_parameters: {key}: got {value!r}; must be a positive number; mend config.json")
+    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ModelError(f"rope_parameters: {key}: got {value!r}; must be a positive number; {MEND}")
     return float(value)
 
 
@@ -224,13 +235,16 @@ def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:
 
     original_max_len = parameters.get("original_max_position_embeddings") or max_len
     factor = _number(parameters, "factor", default=max_len / original_max_len)
+    theta = _number(parameters, "rope_theta")
+    if theta <= 1:
+        raise ModelError(f"rope_parameters: rope_theta: got {theta!r}; must be above 1 to be stretched by yarn; {MEND}")
     recommended = yarn_attention_factor(
         factor, mscale=parameters.get("mscale"), mscale_all_dim=parameters.get("mscale_all_dim")
     )
     return YarnScaling(
         factor=factor,
         original_max_len=original_max_len,
-        theta=_number(parameters, "rope_theta"),
+        theta=theta,
         attention_factor=_number(parameters, "attention_factor", default=recommended),
         beta_fast=_number(parameters, "beta_fast", default=32.0),
         beta_slow=_number(parameters, "beta_slow", default=1.0),

@@ -249,8 +249,7 @@ def _torch_parts(config: DecoderConfig, reader: WeightReader, columns: ColumnPar
 
 
 def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing) -> DecoderParts:
-    """Read parts for the kernels: hidden states and angles are fp32, a tied embedding is read from the packed head."""
-    embedding: PackedEmbedding | Embedding
+    """Read parts for the kernels: hidden states and angles are fp32, embeddings are read from what is packed."""
     scale = _rounded(config.embedding_scale, reader.dtype)
     if config.tied:
         table = reader.matrix(*_embedding_place(config))
@@ -260,11 +259,7 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
         del table  # frees its memory before the layers are read
     else:
         head = packing.head(reader.matrix(config.head, _embedding_place(config)[1]))
-        found = reader.table(*_embedding_place(config))
-        if isinstance(found, Tensor) and found.dtype == reader.dtype:
-            embedding = Embedding(found, config.embedding_scale, torch.float32)
-        else:
-            embedding = PackedEmbedding(packing.linear(found, name="embedding"), scale)
+        embedding = PackedEmbedding(packing.embedding(reader.matrix(*_embedding_place(config))), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
     weighs = packing.format.weighs_inputs and packing.needs_weights
     importance = _input_importance(config, reader, embedding) if weighs else None

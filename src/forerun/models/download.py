@@ -147,11 +147,28 @@ def hub_download(repository: str) -> Path:
             raise ModelError(f"hub cache cannot be written: {reason[:200]}; free space, or set HF_HOME") from error
         raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"hub repository {repository!r} has no .safetensors file, and forerun loads no pickle; "
-            "convert the weights to safetensors first"
-        )
+        raise _without_safetensors(repository)
     return folder
+
+
+def _without_safetensors(repository: str) -> ModelError:
+    """Return the error for a hub repository without safetensors; of GGUF files it holds several, of which one must be chosen."""
+    from huggingface_hub import HfApi  # here: importing it takes a second
+
+    try:
+        found = sorted(name for name in HfApi().list_repo_files(repository) if name.endswith(".gguf"))
+    except Exception:  # as `snapshot_download`; the repository is in the cache, and the hub cannot be asked
+        found = []
+    if found:
+        more = ", ..." if len(found) > 3 else ""
+        return ModelError(
+            f"hub repository {repository!r} has no .safetensors file, but {len(found)} GGUF ({', '.join(found[:3])}{more}); "
+            f"choose one, download it with 'hf download {repository} {found[0]} --local-dir .', and give its path"
+        )
+    return ModelError(
+        f"hub repository {repository!r} has no .safetensors file, and forerun loads no pickle; "
+        "convert the weights to safetensors first"
+    )
 
 
 @contextmanager

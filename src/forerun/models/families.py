@@ -13,6 +13,7 @@ from enum import Enum
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.config import (
+    MEND,
     POST_NORMS,
     SANDWICH_NORMS,
     DecoderConfig,
@@ -317,11 +318,10 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         config = FAMILIES[architecture].decoder(hf)
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(
-            f"architecture {architecture!r} of model_type {hf.model_type!r}: cannot be used ({one_line(error)}); "
-            "mend config.json"
+            f"architecture {architecture!r} of model_type {hf.model_type!r}: cannot be used ({one_line(error)}); {MEND}"
         ) from error
     if len(config.ropes) != config.num_layers:
         raise ModelError(
-            f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; mend config.json"
+            f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; {MEND}"
         )
     return replace(config, unused_prefixes=(*config.unused_prefixes, *mtp_prefixes(hf)))

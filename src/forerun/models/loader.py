@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
+from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
@@ -67,7 +68,8 @@ def load_model(
         model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
         # one of several processes copies its part out of the file, so it maps the whole without reading it
         read = map_or_read if packing.num_ranks == 1 else map_file
-        with PackedCache.of_environment().weights(model, read=read) as kept:
+        expected_bytes = packing.expected_bytes(stored)
+        with PackedCache.of_environment().weights(model, expected_bytes=expected_bytes, read=read) as kept:
             return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
 
 
@@ -132,8 +134,6 @@ class DummyCheckpoint:
     Norms are the identity, so that activations neither vanish nor explode; all other weights are normal.
     """
 
-    has_blocks = False
-
     def __init__(self, hf_config: HFConfig, *, dtype: torch.dtype) -> None:
         """Take names and shapes from transformers' model, built without memory.
 
@@ -149,6 +149,7 @@ class DummyCheckpoint:
         self._config = decoder_config(hf_config)
         self._shapes = _stored_shapes(hf_config, self._config)
         self._dtype = dtype
+        self.facts = CheckpointFacts(num_bytes=dtype.itemsize * sum(map(math.prod, self._shapes.values())))
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""

@@ -22,11 +22,7 @@ class CountedCheckpoint:
     def __init__(self, checkpoint: Checkpoint, bar: tqdm) -> None:  # type: ignore[type-arg]
         self._checkpoint = checkpoint
         self._bar = bar
-
-    @property
-    def has_blocks(self) -> bool:
-        """See `Checkpoint`."""
-        return self._checkpoint.has_blocks
+        self.facts = checkpoint.facts
 
     def names(self) -> frozenset[str]:
         """See `Checkpoint`."""

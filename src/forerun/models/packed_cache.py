@@ -55,8 +55,12 @@ class PackedModel:
     dtype: str
 
     def key(self) -> dict[str, Any]:
-        """All that the packed weights depend on, as JSON."""
+        """All that the packed weights depend on, and where the model is, as JSON.
+
+        So of two copies of a model each has a file of its own, which goes when its copy has gone.
+        """
         return {
+            "path": str(self.path.absolute()),
             "source": _identity(self.path),
             "format": self.format,
             "level": self.level,
@@ -107,12 +111,14 @@ class PackedCache:
         self,
         model: PackedModel,
         *,
+        expected_bytes: int | None = None,
         read: Callable[[IO[bytes]], Tensor] = map_or_read,
         log_level: int = logging.WARNING,
     ) -> Iterator[KeptWeights]:
         """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block.
 
-        `read` brings a file of kept weights into memory. `log_level` is how loud it is said that nothing can be kept.
+        `expected_bytes` is about what will be kept, None: as much as the model's own files have; nothing is begun that has
+        no room. `read` brings a file of kept weights into memory. `log_level` is how loud it is said that nothing can be kept.
         """
         files = _weight_files(model.path)
         num_bytes = sum(file.stat().st_size for file in files)
@@ -125,7 +131,7 @@ class PackedCache:
         if found is not None:
             yield MappedWeights(found)
             return
-        if not self._has_room(num_bytes, log_level):
+        if not self._has_room(num_bytes if expected_bytes is None else expected_bytes, log_level):
             yield Unkept()
             return
         new = NewWeights(path, most_bytes=self.most_bytes, log_level=log_level)
@@ -134,7 +140,7 @@ class PackedCache:
         except BaseException:
             new.abandon()
             raise
-        if new.finish({"key": key, "path": str(model.path.absolute())}):
+        if new.finish({"key": key}):
             self._make_room(path)
 
     def prune(self, *, everything: bool = False) -> list[PrunedFile]:
@@ -157,16 +163,25 @@ class PackedCache:
         return sum(path.stat().st_size for path in (*self._files(), *self._works()))
 
     def _has_room(self, num_bytes: int, log_level: int) -> bool:
-        """Whether the disk has room for about so many bytes; said where it has not."""
-        folder = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        """Whether the cache and its disk have room for about so many bytes; said where they have not."""
+        if num_bytes > self.most_bytes:
+            logger.log(
+                log_level,
+                "packed weights are not kept, so the next start packs them again: they take about %.3g GB, the cache at most %g; "
+                "raise %s, or turn the cache off with %s=0",
+                *(num_bytes / 1e9, self.most_bytes / 1e9, VARIABLE, VARIABLE),
+            )
+            return False
+        folder = next(folder for folder in (self.folder, *self.folder.parents) if os.path.exists(folder))
         free = shutil.disk_usage(folder).free
         if free >= num_bytes + SPARE_BYTES:
             return True
         logger.log(
             log_level,
-            "packed weights are not kept, so the next start packs them again: %s has only %.1f GB free; make room "
-            "(forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache off with %s=0",
-            *(folder, free / 1e9, VARIABLE),
+            "packed weights are not kept, so the next start packs them again: they take about %.3g GB, and %s has only "
+            "%.1f GB free; make room (forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache "
+            "off with %s=0",
+            *(num_bytes / 1e9, folder, free / 1e9, VARIABLE),
         )
         return False
 
@@ -193,7 +208,7 @@ class PackedCache:
 
 def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor]) -> PackedFile | None:
     """A file of packed weights, noted as used now; None where there is none, or it is damaged or of another key."""
-    if not path.exists():
+    if not os.path.exists(path):  # nor may the folder be searched: Path.exists would raise that
         return None
     try:
         if read_table(path)["about"]["key"] != key:
@@ -213,8 +228,8 @@ def _uselessness(path: Path) -> str | None:
         idle = time.time() - path.stat().st_mtime
         return "it was never finished" if idle > ABANDONED_SECONDS else None
     try:
-        about = read_table(path)["about"]
-        key, source = about["key"], Path(about["path"])
+        key = read_table(path)["about"]["key"]
+        source = Path(key["path"])
     except (PackedFileError, KeyError):
         return "it is damaged, or of another version of forerun"
     if not source.exists():
@@ -227,8 +242,8 @@ def _uselessness(path: Path) -> str | None:
 def _replaces(newest: Path, path: Path) -> bool:
     """Whether a file is of the same model as the newest, before the model's own files changed."""
     try:
-        new, old = (read_table(file)["about"] for file in (newest, path))
-        return bool(new["path"] == old["path"] and new["key"]["source"] != old["key"]["source"])
+        new, old = (read_table(file)["about"]["key"] for file in (newest, path))
+        return bool(new["path"] == old["path"] and new["source"] != old["source"])
     except (PackedFileError, KeyError):
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -91,17 +92,26 @@ class Packing:
     def kept_dtypes(self, checkpoint: Checkpoint) -> frozenset[torch.dtype]:
         """The dtypes in which a checkpoint's matrices are packed as they are, though rows are of another.
 
-        What a user asks for as `dtype` is that of a whole checkpoint; beside blocks every matrix has the dtype that suited it.
+        What a user asks for as `dtype` is that of a whole checkpoint; in a mixed one every matrix has the dtype that suited it.
         """
         if self.format.is_quantization:
             return frozenset()
         if self.format.activations == torch.bfloat16:
-            return frozenset([torch.float16, torch.float32] if checkpoint.has_blocks else [])
-        return frozenset(
-            stored
-            for (activations, stored), row in OTHER_DTYPES.items()
-            if activations == self.format.activations and self.kernels.level in row.levels
-        )
+            return frozenset([torch.float16, torch.float32] if checkpoint.facts.is_mixed else [])
+        return frozenset(stored for activations, stored in OTHER_DTYPES if activations == self.format.activations)
+
+    @property
+    def _lossless(self) -> WeightFormat:
+        """The format, or where that rounds, the best one of its rows' dtype that does not."""
+        if not self.format.is_quantization:
+            return self.format
+        return lossless_format(self.format.activations, level=self.kernels.level)
+
+    def expected_bytes(self, checkpoint: Checkpoint) -> int:
+        """About how many bytes a checkpoint's weights will take."""
+        if self.keeps_blocks and checkpoint.facts.is_mixed:
+            return checkpoint.facts.num_bytes
+        return int(self.format.bytes_per_weight * sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()))
 
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
@@ -135,6 +145,17 @@ class Packing:
             found = self.format.pack_head(self.kernels, weight, self._arena)
             self._kept.add("head", found)
         return PackedLinear(self.kernels, self._as_computed(found))
+
+    def embedding(self, weight: AnyWeight) -> PackedLinear:
+        """Pack an embedding that is not the head, which is kept as "embedding": without loss, or as the format has it."""
+        found = self._kept.find("embedding")
+        if found is None:
+            if isinstance(weight, Tensor) and self.format.rounds_embedding:
+                found = self.format.pack_head(self.kernels, weight, self._arena)
+            else:
+                found = pack_weight(self.kernels, self._lossless, weight, None, self._arena)
+            self._kept.add("embedding", found)
+        return PackedLinear(self.kernels, found)
 
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""

@@ -156,7 +156,7 @@ class ModelStore:
     def state(self, name: str) -> State:
         """Return whether a model can be used, by a quick check of the manifest, file names and sizes."""
         folder = self.path(name)
-        if not folder.exists():
+        if not os.path.exists(folder):  # nor may the cache be searched: pulling says so
             return "absent"
         files = _manifest_files(folder, self._row(name))
         intact = files is not None and all(_size(folder / file) == entry["size"] for file, entry in files.items())
@@ -202,7 +202,10 @@ class ModelStore:
 
     def _stored(self, name: str, row: KnownModel) -> StoredModel:
         state, folder = self.state(name), self.path(name)
-        on_disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if state == "absent":
+            size_bytes = row.wheel_bytes
+        else:
+            size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         return StoredModel(
             name=name,
             title=row.title,
@@ -210,7 +213,7 @@ class ModelStore:
             about=row.about,
             state=state,
             path=folder,
-            size_bytes=row.wheel_bytes if state == "absent" else on_disk,
+            size_bytes=size_bytes,
             weights=describe_weights(folder) if state == "ready" else "",
         )
 

@@ -280,7 +280,7 @@ def _load_transformers(path: Path, config: PretrainedConfig, dtype: torch.dtype 
     """
     gguf = find_gguf(path)
     if gguf is not None:
-        model, info = load_transformers_gguf(open_gguf(gguf), dtype=dtype)
+        model, info = load_transformers_gguf(open_gguf(gguf), config, dtype=dtype)
     else:
         open_checkpoint(path)  # its errors say better than transformers' what is wrong with the files
         try:

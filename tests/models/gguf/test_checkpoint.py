@@ -11,11 +11,13 @@ import torch
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import WeightReader, open_checkpoint
-from forerun.models.gguf import tensors as tensors_module
+from forerun.models.gguf import grouped
 from forerun.models.gguf.checkpoint import firsts_before_seconds
+from forerun.models.gguf.grouped import SCALES
 from forerun.models.gguf.header import TensorPlace
 from forerun.models.gguf.tensors import load_tensor
 from forerun.models.gguf.types import TENSOR_TYPES
+from forerun.models.loader import load_model
 from forerun.ops.block_weight import BlockWeight
 from tests.tiny_gguf import HEADS, save_tiny_gguf
 
@@ -105,12 +107,12 @@ def test_the_mapped_file_is_never_written_to(stored):
     assert torch.equal(stored[0].load(DOWN), before)
 
 
-def save_types(path, kind):
-    """A file whose one matrix is of a type, and its values by the gguf package."""
+def save_types(path, kind, *, below=120, rows=4):
+    """A file whose one matrix is of a type, and its values by the gguf package; of bytes below 120 no scale is infinite."""
     number = gguf.GGMLQuantizationType[kind]
     weights, size = gguf.GGML_QUANT_SIZES[number]
     random = np.random.default_rng(1)
-    blocks = random.integers(0, 120, (4, 2 * size), dtype=np.uint8)  # no scale is infinite
+    blocks = random.integers(0, below, (rows, 2 * size), dtype=np.uint8)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=number)
     writer.add_head_count(1)
@@ -118,16 +120,48 @@ def save_types(path, kind):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return torch.from_numpy(gguf.dequantize(blocks, number).astype(np.float32)).view(4, 2 * weights)
+    with np.errstate(invalid="ignore"):
+        values = gguf.dequantize(blocks, number).astype(np.float32)
+    return torch.from_numpy(values).view(rows, 2 * weights)
 
 
-@pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ2_0"])
-def test_types_without_kernels_are_widened_by_the_gguf_package(tmp_path, kind, caplog):
-    tensors_module._say_widened.cache_clear()
-    values = save_types(tmp_path / "x.gguf", kind)
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_types_without_kernels_stay_in_blocks_of_just_their_values(tmp_path, kind, caplog, monkeypatch):
+    grouped._say_larger.cache_clear()
+    monkeypatch.setattr(grouped, "READ_AT_ONCE", 1000)  # several steps
+    values = save_types(tmp_path / "x.gguf", kind, rows=400)
     checkpoint = open_checkpoint(tmp_path / "x.gguf")
-    assert torch.equal(checkpoint.load("model.layers.0.mlp.up_proj.weight"), values)
-    assert f"weights of type {kind} are widened" in caplog.text
+    found = checkpoint.load(UP)
+    assert isinstance(found, BlockWeight)
+    assert torch.equal(found.dequantize(), values)
+    assert found.nbytes == 1.5 * values.numel() == checkpoint.facts.num_bytes
+    assert checkpoint.facts.is_mixed
+    assert caplog.text.count(f"weights of type {kind} take 1.5 bytes each") == 1
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ1_M", "TQ2_0"])
+def test_scales_that_are_no_numbers_leave_values_that_are_none(tmp_path, kind):
+    values = save_types(tmp_path / "x.gguf", kind, below=256, rows=400)
+    assert not values.isfinite().all()
+    found = open_checkpoint(tmp_path / "x.gguf").load(UP)
+    assert torch.equal(found.nan_to_num(7.0), values.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(("value", "is_said"), [(0.1, True), (0.5, False)])
+def test_numbers_of_64_bits_become_such_of_32_and_it_is_said_where_that_changes_one(tmp_path, value, is_said, caplog):
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", np.full((2, 4), value))
+    writer.add_head_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_checkpoint(tmp_path / "x.gguf").load(UP)
+    assert torch.equal(found, torch.full((2, 4), value))
+    assert ("'blk.0.ffn_up.weight' is rounded from 64 bits to 32" in caplog.text) == is_said
 
 
 def test_types_without_kernels_are_named_where_the_gguf_package_is_missing(tmp_path, monkeypatch):
@@ -143,6 +177,24 @@ def test_types_that_nothing_reads_are_named(tmp_path, kind):
         save_types(tmp_path / "x.gguf", kind)
     with pytest.raises(ModelError, match=f"type {kind}, which cannot be read"):
         open_checkpoint(tmp_path / "x.gguf").load("model.layers.0.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"blk.1.ffn_down.weight": None}, "tensor 'model.layers.1.mlp.down_proj.weight' is missing"),
+        ({"blk.1.ffn_up.weight": np.zeros((65, 32), np.float32)}, "has shape [65, 32], expected [64, 32]"),
+        ({"blk.1.ffn_extra.weight": np.zeros((4, 32), np.float32)}, "got surplus tensor 'blk.1.ffn_extra.weight'"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named_with_their_file_and_what_is_inside(tmp_path, changes, said):
+    save_tiny_gguf(tmp_path / "tiny.gguf", changes=changes)
+    with pytest.raises(ModelError) as found:
+        load_model(tmp_path / "tiny.gguf", dtype=torch.float32, device=CPU)
+    count = 20 + sum(+1 if "extra" in name else -1 if x is None else 0 for name, x in changes.items())
+    assert str(found.value).startswith(f"{tmp_path / 'tiny.gguf'} (GGUF: {count} tensors F32): ")
+    assert said in str(found.value)
+    assert "config.json" not in str(found.value)
 
 
 def test_a_file_that_was_cut_after_it_was_opened_is_an_error(tmp_path):

@@ -1,12 +1,16 @@
 """Configurations that cannot be read from GGUF files, and what is said of them."""
 
+import math
 import struct
 
 import pytest
 import torch
 
 from forerun.errors import ModelError
+from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import eos_token_ids, read_config
+from forerun.models.families import decoder_config
+from forerun.ops.rotary import LinearScaling
 from tests.gguf_bytes import ARRAY, F32, STRING, U32, Key, Tensor, gguf_bytes
 
 SIZES = {
@@ -20,7 +24,7 @@ SIZES = {
 TENSORS = [Tensor("token_embd.weight", [32, 8]), Tensor("blk.0.attn_norm.weight", [32], offset=1024)]
 
 
-def save(tmp_path, architecture="llama", *, tensors=TENSORS, tokens=(), more=(), without=(), **changes):
+def save(tmp_path, architecture="llama", *, tensors=TENSORS, tokens=(), more=(), without=(), num_bytes=4096, **changes):
     """A file with the sizes of a tiny model; `more` keys are the architecture's."""
     values = {name: value for name, value in (SIZES | changes).items() if name not in without}
     keys = [Key(f"{architecture}.{name}", U32, value) for name, value in values.items()]
@@ -28,7 +32,7 @@ def save(tmp_path, architecture="llama", *, tensors=TENSORS, tokens=(), more=(),
     keys += [Key(f"{architecture}.{key.name}", *key[1:]) for key in more]
     path = tmp_path / "tiny.gguf"
     path.write_bytes(
-        gguf_bytes([Key("general.architecture", STRING, architecture), *keys, *tokens], tensors, data=bytes(4096))
+        gguf_bytes([Key("general.architecture", STRING, architecture), *keys, *tokens], tensors, data=bytes(num_bytes))
     )
     return path
 
@@ -46,12 +50,32 @@ def test_values_that_a_file_leaves_out_are_llama_cpps(tmp_path):
     assert config.tie_word_embeddings
 
 
+F32_TYPE, F16_TYPE, Q8_0_TYPE, BF16_TYPE, TQ2_0_TYPE, F64_TYPE = 0, 1, 8, 30, 35, 28
+
+
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [(0, torch.float32), (1, torch.float16), (30, torch.bfloat16), (8, torch.bfloat16)]
+    ("kinds", "dtype", "is_mixed"),
+    [
+        ([F32_TYPE], torch.float32, False),
+        ([F64_TYPE], torch.float32, False),
+        ([F16_TYPE], torch.float16, False),
+        ([F16_TYPE, F32_TYPE], torch.float32, False),
+        ([BF16_TYPE], torch.bfloat16, False),
+        ([BF16_TYPE, F32_TYPE], torch.bfloat16, True),
+        ([BF16_TYPE, F16_TYPE], torch.bfloat16, True),
+        ([Q8_0_TYPE], torch.bfloat16, True),
+        ([TQ2_0_TYPE, F32_TYPE], torch.bfloat16, True),
+    ],
 )
-def test_the_float_type_is_that_of_the_matrices(tmp_path, kind, dtype):
-    tensors = [Tensor("token_embd.weight", [32, 8], kind), *TENSORS[1:]]
-    assert read_config(save(tmp_path, tensors=tensors)).dtype == dtype
+def test_the_float_type_is_that_of_the_matrices(tmp_path, kinds, dtype, is_mixed):
+    names = ("token_embd.weight", "blk.0.ffn_up.weight")
+    matrices = [
+        Tensor(name, [256, 8], kind, offset=2048 + 16384 * i)
+        for i, (name, kind) in enumerate(zip(names, kinds, strict=False))
+    ]
+    path = save(tmp_path, tensors=[*matrices, *TENSORS[1:]], num_bytes=1 << 16)
+    assert read_config(path).dtype == dtype
+    assert open_checkpoint(path).facts.is_mixed == is_mixed
 
 
 def test_texts_end_with_each_token_that_is_known_to_end_them(tmp_path):
@@ -97,6 +121,99 @@ def test_ropes_that_the_decoder_lacks_are_named(tmp_path, more, said):
     assert said in refusal(save(tmp_path, more=more))
 
 
+YARN = [Key("rope.scaling.type", STRING, "yarn"), Key("rope.scaling.factor", F32, 4.0)]
+LINEAR = [Key("rope.scaling.type", STRING, "linear"), Key("rope.scaling.factor", F32, 4.0)]
+FACTORS = [*TENSORS, Tensor("rope_freqs.weight", [4], offset=2048)]
+
+
+def save_factors(tmp_path, factors, **named):
+    """A file with rope factors."""
+    path = save(tmp_path, tensors=FACTORS, **named)
+    content = bytearray(path.read_bytes())
+    start = len(content) - 4096 + 2048
+    content[start : start + 16] = struct.pack("<4f", *factors)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "factor"),
+    [
+        (LINEAR, 4.0),
+        ([Key("rope.scaling.factor", F32, 4.0)], 4.0),
+        ([Key("rope.scale_linear", F32, 4.0)], 4.0),
+        ([LINEAR[0], Key("rope.scale_linear", F32, 4.0)], 4.0),
+        ([Key("rope.scaling.factor", F32, 4.0), Key("rope.scale_linear", F32, 2.0)], 4.0),
+        ([LINEAR[0], Key("rope.scaling.factor", F32, 0.0)], None),
+        ([Key("rope.scaling.type", STRING, "none"), Key("rope.scaling.factor", F32, 4.0)], None),
+    ],
+)
+def test_a_factor_is_linear_unless_the_file_says_otherwise(tmp_path, more, factor):
+    scaling = decoder_config(read_config(save(tmp_path, more=more))).ropes[0].scaling
+    assert scaling == (None if factor is None else LinearScaling(factor))
+
+
+def test_yarn_is_stretched_from_the_original_length_and_its_scores_by_the_files_factor(tmp_path):
+    whole = [*YARN, Key("rope.scaling.original_context_length", U32, 32), Key("rope.scaling.attn_factor", F32, 0.5)]
+    neutral = [
+        Key(f"rope.scaling.{name}", F32, value)
+        for name, value in {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0}.items()
+    ]
+    found = decoder_config(read_config(save(tmp_path, more=[*whole, *neutral]))).ropes[0].scaling
+    assert (found.factor, found.original_max_len) == (4.0, 32)
+    assert found.attention_factor == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
+    plain = decoder_config(read_config(save(tmp_path, more=YARN))).ropes[0].scaling
+    assert plain.original_max_len == SIZES["context_length"]
+    assert plain.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
+
+
+def test_rope_factors_and_a_linear_one_are_multiplied(tmp_path):
+    found = decoder_config(read_config(save_factors(tmp_path, [1.0, 2.0, 4.0, 8.0], more=LINEAR))).ropes[0].scaling
+    assert found.factors == (4.0, 8.0, 16.0, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([*YARN, Key("rope.scaling.yarn_ext_factor", F32, 0.5)], "yarn_ext_factor: got 0.5; rope scaling 'yarn' is"),
+        ([*YARN, Key("rope.scaling.yarn_attn_factor", F32, 2.0)], "yarn_attn_factor: got 2"),
+        ([*YARN, Key("rope.scaling.yarn_log_multiplier", F32, 0.1)], "yarn_log_multiplier: got 0.1"),
+        ([*LINEAR, Key("rope.scaling.attn_factor", F32, 1.2)], "attn_factor: got 1.2; rope scaling 'linear' is"),
+        ([*LINEAR, Key("rope.scaling.yarn_ext_factor", F32, 1.0)], "yarn_ext_factor: got 1"),
+        ([Key("rope.scaling.alpha", F32, 1000.0)], "alpha: got 1000"),
+        ([*LINEAR[:1], Key("rope.scaling.factor", F32, -2.0)], "factor: got -2.0; must be a positive number"),
+        ([*YARN, Key("rope.freq_base", F32, 1.0)], "rope_theta: got 1.0; must be above 1"),
+        ([Key("rope.dimension_count", U32, 64)], "rope.dimension_count: got 64; must be pairs of the 8 dimensions"),
+        ([Key("rope.dimension_count", U32, 7)], "rope.dimension_count: got 7; must be pairs"),
+        ([Key("rope.dimension_count", U32, 0)], "rope.dimension_count: got 0; must be pairs"),
+        ([Key("rope.dimension_count", U32, 4)], "of which 4 of 8 dimensions rotate is not supported"),
+    ],
+)
+def test_what_a_file_says_of_its_rope_is_never_ignored(tmp_path, more, said):
+    found = refusal(save(tmp_path, more=more))
+    assert said in found
+    assert "tiny.gguf" in found
+    assert "config.json" not in found
+
+
+def test_yarn_with_rope_factors_is_refused(tmp_path):
+    path = save_factors(tmp_path, [1.0] * 4, more=YARN)
+    assert "'yarn' together with 'rope_freqs.weight' is not supported" in refusal(path)
+
+
+@pytest.mark.parametrize(("head_dim", "turned"), [(8, 4), (44, 30), (90, 52)])
+def test_so_many_dimensions_rotate_as_the_file_says(tmp_path, head_dim, turned):
+    sizes = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": turned}
+    assert decoder_config(read_config(save(tmp_path, "qwen2", **sizes))).ropes[0].dim == turned
+
+
+def test_metadata_that_contradict_each_other_are_named_with_what_is_inside(tmp_path):
+    found = refusal(save(tmp_path, **{"attention.head_count_kv": 3}))
+    assert "tiny.gguf (GGUF: 2 tensors F32): its metadata cannot be used" in found
+    assert "num_key_value_heads: got 3; must divide num_attention_heads (4)" in found
+    assert found.endswith("convert the original model again")
+
+
 def test_sizes_by_layer_are_refused(tmp_path):
     path = save(tmp_path, without=["feed_forward_length"], more=[Key("feed_forward_length", ARRAY, [64], U32)])
     assert "feed_forward_length: got an array of 1; must be a whole number" in refusal(path)
@@ -123,10 +240,4 @@ def test_granite_without_rope_is_refused(tmp_path):
 
 @pytest.mark.parametrize("wrong", [-1.0, 0.0, float("nan"), float("inf")])
 def test_rope_factors_that_are_no_positive_numbers_are_refused(tmp_path, wrong):
-    tensors = [*TENSORS, Tensor("rope_freqs.weight", [4], offset=2048)]
-    path = save(tmp_path, tensors=tensors)
-    content = bytearray(path.read_bytes())
-    start = len(content) - 4096 + 2048
-    content[start : start + 16] = struct.pack("<4f", 1.0, wrong, 1.0, 1.0)
-    path.write_bytes(content)
-    assert "not positive" in refusal(path)
+    assert "not positive" in refusal(save_factors(tmp_path, [1.0, wrong, 1.0, 1.0]))

@@ -1,14 +1,18 @@
 """Hostile GGUF files: an error of one line each, no crash, little memory. tests/slow does it 20,000 times."""
 
 import json
+import os
+import random
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ModelError
 from forerun.models.gguf.header import read_header
+from tests.gguf_bytes import ARRAY, F32, STRING, Key, gguf_bytes
 
 MOST_MB = 256
 
@@ -25,6 +29,46 @@ def test_mutated_files_are_read_or_refused_in_little_memory(tmp_path):
     found = fuzz(tmp_path, 0, 300, timeout=120)
     assert found["read"] + found["refused"] == 300
     assert found["refused"] > 100
+    assert found["grown_mb"] < MOST_MB
+
+
+def all_parts_of(texts):
+    return list(
+        dict.fromkeys(text[i:j] for text in texts for i in range(len(text)) for j in range(i + 1, len(text) + 1))
+    )
+
+
+VOCABULARIES = {
+    "a token of megabytes": (lambda: ["<unk>", "b", "a" * 16_000_000], "has a token of 16000000 characters"),
+    "tokens of half a kilobyte": (lambda: ["<unk>", *(f"{i:0512}" for i in range(30_000))], None),
+    "ever longer tokens": (lambda: ["<unk>", *("a" * length for length in range(1, 5000))], "has a token of 4999"),
+    "all parts of some texts": (
+        lambda: ["<unk>", *all_parts_of("".join(random.Random(i).choices("abcd", k=280)) for i in range(4))],
+        "put together in more than 1048576 ways",
+    ),
+    "too many bytes": (lambda: ["<unk>", *(f"{i:0200}" for i in range(90_000))], "strings in 16777216 bytes"),
+    "too many tokens": (lambda: ["a"] * ((1 << 20) + 1), "at most 1048576 strings"),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_a_hostile_vocabulary_takes_little_memory(tmp_path, kind):
+    make, said = VOCABULARIES[kind]
+    words = make()
+    keys = [
+        Key("general.architecture", STRING, "llama"),
+        Key("tokenizer.ggml.model", STRING, "llama"),
+        Key("tokenizer.ggml.tokens", ARRAY, words, STRING),
+        Key("tokenizer.ggml.scores", ARRAY, [0.0] * len(words), F32),
+    ]
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes(keys))
+    command = [sys.executable, "-m", "tests.gguf_memory", str(tmp_path / "x.gguf")]
+    environment = os.environ | {"FORERUN_PACKED_CACHE_GB": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert (found["said"] is None) == (said is None)
+    assert said is None or said in found["said"]
     assert found["grown_mb"] < MOST_MB
 
 

@@ -168,6 +168,11 @@ def test_texts_are_bounded_in_sum(tmp_path, monkeypatch):
     assert "at most" in refusal(tmp_path, gguf_bytes([Key("a", STRING, "12345"), Key("b", STRING, "123456")]))
 
 
+def test_texts_are_bounded_by_their_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(header_module, "MOST_TEXT_BYTES", 10)
+    assert "at most" in refusal(tmp_path, gguf_bytes([Key("a", STRING, "ééé"), Key("b", STRING, "ééé")]))
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [

@@ -34,6 +34,7 @@ def slowly_merged(words, scores):
 
 
 @given(WORDS)
+@example([])
 @example([""])
 @example(["a"])
 def test_all_pairs_are_among_those_found_by_hash(words):
@@ -45,6 +46,23 @@ def test_all_pairs_are_among_those_found_by_hash(words):
 def test_merges_are_in_the_order_of_scores_then_lengths_then_ids(words, seed):
     scores = np.random.default_rng(seed).integers(-3, 0, len(words)).astype(np.float64)
     assert merges_of({word: index for index, word in enumerate(words)}, scores) == slowly_merged(words, scores)
+
+
+@given(words=WORDS, most=st.integers(1, 30))
+def test_few_characters_at_once_give_the_same_pairs(words, most):
+    expected = pairs_by_hash(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merges, "HASHED_AT_ONCE", most)
+        found = pairs_by_hash(words)
+    assert np.array_equal(np.stack(found), np.stack(expected))
+
+
+@pytest.mark.parametrize("find", [pairs_by_hash, pairs_one_by_one])
+def test_more_merges_than_a_vocabulary_has_are_refused(find, monkeypatch):
+    monkeypatch.setattr(merges, "MOST_MERGES", 10)
+    find(["a" * length for length in range(1, 6)])
+    with pytest.raises(ValueError, match="in more than 10 ways"):
+        find(["a" * length for length in range(1, 7)])
 
 
 def test_what_only_seems_to_be_two_words_is_left_out(monkeypatch):

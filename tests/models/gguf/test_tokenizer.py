@@ -9,11 +9,13 @@ from transformers import AutoTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from forerun.errors import ModelError
+from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from forerun.models.gguf.tokenizer import build_tokenizer
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import parts_of
 from tests.gguf_bytes import ARRAY, F32, STRING, U32, Key, gguf_bytes
-from tests.tiny_gguf import add_tiny_sizes, add_tiny_tokenizer
+from tests.tiny_gguf import PIECES, add_tiny_pieces, add_tiny_sizes, add_tiny_tokenizer
 
 ODD = [
     "▁",
@@ -38,43 +40,22 @@ ODD = [
     "CamelCase",
 ]
 TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(ODD)).map("".join))
-PIECES = ["▁", *"thesaéin日", "▁t", "he", "▁the", "in", "▁s", "an", "the", "▁▁", "▁▁▁▁"]
 
 
-def save(path, *, architecture="llama", kind="gpt2", pre=None, **changes):
+def save(path, *, architecture="llama", kind="gpt2", pre="gpt-2", **changes):
     """A file with a tokenizer and without tensors; `changes` are more of GGUFWriter's tokenizer keys by name."""
     writer = gguf.GGUFWriter(str(path), architecture)
     add_tiny_sizes(writer)
     if kind == "gpt2":
-        add_tiny_tokenizer(writer, path.parent / "words")
+        add_tiny_tokenizer(writer, path.parent / "words", pre=pre)
     else:
-        add_pieces(writer, kind, gemma=architecture == "gemma3")
-    if pre is not None:
-        writer.add_tokenizer_pre(pre)
+        add_tiny_pieces(writer, kind, gemma=architecture == "gemma3")
     for name, value in changes.items():
         getattr(writer, f"add_{name}")(value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     return path
-
-
-def add_pieces(writer, kind, *, gemma):
-    """A SentencePiece vocabulary: special tokens, bytes, then pieces with the better score the earlier."""
-    types = gguf.TokenType
-    special = ["<pad>", "</s>", "<s>", "<unk>"] if gemma else ["<unk>", "<s>", "</s>"]
-    spaces = [
-        piece.replace("▁", " ") if gemma and piece.strip("▁") == "" and len(piece) > 1 else piece for piece in PIECES
-    ]
-    words = special + [f"<0x{byte:02X}>" for byte in range(256)] + spaces + ["<think>"]
-    kinds = [types.CONTROL] * len(special) + [types.BYTE] * 256
-    kinds += [types.USER_DEFINED if piece.isspace() else types.NORMAL for piece in spaces] + [types.USER_DEFINED]
-    writer.add_tokenizer_model(kind)
-    writer.add_token_list(words)
-    writer.add_token_scores([0.0] * (len(special) + 256) + [-float(i // 2) for i in range(len(PIECES))] + [0.0])
-    writer.add_token_types(kinds)
-    for role in ("bos", "eos", "unk"):
-        getattr(writer, f"add_{role}_token_id")(words.index({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}[role]))
 
 
 def theirs(path):
@@ -124,6 +105,15 @@ def tokenizer_named(tmp_path_factory, name, _kept={}):  # noqa: B006 (one for ea
     if name not in _kept:
         _kept[name] = load_tokenizer(save(tmp_path_factory.mktemp("gguf") / "x.gguf", pre=name, add_bos_token=False))
     return _kept[name]
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_a_file_that_does_not_say_how_texts_are_cut_is_read_as_llama_cpp_does(tmp_path, pre, caplog):
+    """Punctuation first, then GPT-2's words, then numbers, three digits at a time."""
+    tokenizer, _ = build_tokenizer(open_gguf(save(tmp_path / "x.gguf", pre=pre)))
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str("Hi  ...1234<b> c")
+    assert [word for word, _ in cut] == ["Hi", "ĠĠ", "...", "123", "4", "<", "b", ">", "Ġc"]
+    assert ("tokenizer.ggml.pre" in caplog.text) == (pre is None)
 
 
 def test_digits_are_single_words_where_the_vocabulary_was_trained_so():
@@ -204,12 +194,17 @@ def test_merges_of_unknown_tokens_are_an_error(tmp_path):
         load_tokenizer(save_two_words(tmp_path, Key("tokenizer.ggml.merges", ARRAY, ["a c"], STRING)))
 
 
+def test_a_token_of_a_whole_text_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="has a token of 513 characters; may have at most 512"):
+        load_tokenizer(save_two_words(tmp_path, words=["a", "b" * 513]))
+
+
 def test_a_score_for_each_piece_is_needed(tmp_path):
     with pytest.raises(ModelError, match="has 2 tokens, but 3 scores"):
         load_tokenizer(save_two_words(tmp_path, kind="llama", scores=[0.0, 0.0, 0.0]))
 
 
-def save_two_words(tmp_path, *keys, kind="gpt2", scores=()):
+def save_two_words(tmp_path, *keys, kind="gpt2", scores=(), words=("a", "b")):
     """A file whose vocabulary is a and b."""
     merges = (
         []
@@ -217,7 +212,7 @@ def save_two_words(tmp_path, *keys, kind="gpt2", scores=()):
         else [Key("tokenizer.ggml.merges", ARRAY, [], STRING)]
     )
     found = [Key("general.architecture", STRING, "llama"), Key("tokenizer.ggml.model", STRING, kind)]
-    found += [Key("tokenizer.ggml.tokens", ARRAY, ["a", "b"], STRING), *merges, *keys]
+    found += [Key("tokenizer.ggml.tokens", ARRAY, words, STRING), *merges, *keys]
     if scores:
         found.append(Key("tokenizer.ggml.scores", ARRAY, scores, F32))
     path = tmp_path / "x.gguf"

@@ -42,6 +42,15 @@ def test_products_have_the_same_bits(one, other, weight_format, num_rows):
 
 @two_alike
 @every_block_format
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 40])
+def test_products_of_blocks_have_the_same_bits(one, other, name, num_rows):
+    rows = torch.randn(num_rows, 512, generator=generator(2))
+    found, expected = (packed(kernels, tame_blocks(name, 70, 512)) for kernels in (one, other))
+    assert torch.equal(found(rows), expected(rows))
+
+
+@two_alike
+@every_block_format
 def test_products_of_blocks_with_rounded_rows_have_the_same_bits(one, other, name):
     rows = torch.randn(30, 256, generator=generator(2))
     found, expected = (packed(kernels, tame_blocks(name, 70, 256), rounds_rows=True) for kernels in (one, other))

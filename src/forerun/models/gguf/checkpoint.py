@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.models.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, architecture_of, unknown_architecture
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.header import TensorPlace
-from forerun.models.gguf.tensors import load_tensor
-from forerun.ops.block_formats import BLOCK_FORMATS
+from forerun.models.gguf.tensors import are_mixed, load_tensor, loaded_bytes
 from forerun.ops.block_weight import BlockWeight
 
 
@@ -37,7 +37,12 @@ class GGUFCheckpoint:
                     f"{file.path}: tensors {self._places[name].name!r} and {stored!r} are for the same place"
                 )
             self._places[name] = place
-        self.has_blocks = any(place.type.name in BLOCK_FORMATS for place in self._places.values())
+        self.facts = CheckpointFacts(
+            num_bytes=sum(map(loaded_bytes, self._places.values())),
+            is_mixed=are_mixed(file.matrix_types),
+            name=f"{file.path} ({file.describe()})",
+            remedy="convert the original model again",
+        )
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""

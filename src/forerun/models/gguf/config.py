@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import nextafter
 from pathlib import Path
 
 import torch
 
 from forerun.errors import ModelError, one_line
-from forerun.models.config import HFConfig, NotCoveredError
+from forerun.models.config import MEND, HFConfig, NotCoveredError
 from forerun.models.config_file import ConfigStandIn, completed
-from forerun.models.families import MODEL_TYPES
+from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.gguf.architectures import (
     EMBEDDING,
     HEAD,
@@ -22,8 +23,8 @@ from forerun.models.gguf.architectures import (
 )
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.tensors import load_tensor
-from forerun.ops.block_formats import BLOCK_FORMATS
+from forerun.models.gguf.tensors import are_mixed, load_tensor
+from forerun.ops.rotary import yarn_attention_factor
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls tools
@@ -32,6 +33,14 @@ END_TOKENS = (
     *("<|end_of_turn|>", "<EOT>", "< EOT >", "_<EOT>"),
 )
 """Tokens that end an answer in whichever vocabulary they are, as in llama.cpp: files often name one end of several."""
+
+OTHER_SCALING = {"yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0, "alpha": 0.0}
+NEUTRAL_SCALING = {
+    "none": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
+    "linear": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
+    "yarn": {**OTHER_SCALING, "yarn_ext_factor": 1.0},
+}
+"""By the type of a rope's scaling: what llama.cpp knows besides, if for other architectures, and which values change nothing."""
 
 
 def read_gguf_config(path: Path) -> HFConfig:
@@ -71,10 +80,26 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
         raise ModelError(
             f"{file.path}: its metadata cannot be used ({one_line(error)}); convert the original model again"
         ) from error
-    rope = _rope(file)
+    rope = _rope(file, row)
     has_two = row.model_type == "gemma3_text"
     config.rope_parameters = {"full_attention": rope, "sliding_attention": _local_rope(own)} if has_two else rope
+    _check(file, config)
     return config
+
+
+def _check(file: GGUFFile, config: ConfigStandIn) -> None:
+    """Let the decoder resolve a configuration, and name the file where it cannot.
+
+    Raises:
+        ModelError: metadata contradict each other, or the decoder has no code for what they ask for.
+    """
+    try:
+        decoder_config(config)
+    except ModelError as error:
+        said = str(error).removesuffix(f"; {MEND}")
+        raise type(error)(
+            f"{file.path} ({file.describe()}): its metadata cannot be used ({said}); convert the original model again"
+        ) from error
 
 
 def _sizes(file: GGUFFile) -> Fields:
@@ -120,11 +145,10 @@ def _at_least_one(own: Metadata, key: str) -> int:
 
 
 def _float_type(file: GGUFFile) -> torch.dtype:
-    """The float type of the matrices; bf16 where some are in blocks, of which the kernels take rows in bf16."""
-    types = {place.type.name for place in file.tensors.values() if len(place.shape) > 1}
-    if types == {"BF16"} or types & BLOCK_FORMATS.keys():
+    """The float type of the matrices; bf16 where they are mixed, of which the kernels take rows in bf16."""
+    if are_mixed(file.matrix_types) or file.matrix_types == {"BF16"}:
         return torch.bfloat16
-    return torch.float16 if types == {"F16"} else torch.float32
+    return torch.float16 if file.matrix_types == {"F16"} else torch.float32
 
 
 def _tokens(file: GGUFFile) -> Fields:
@@ -149,34 +173,76 @@ def _end_tokens(file: GGUFFile) -> tuple[int, ...]:
     return tuple(file.metadata.places(TOKENS, END_TOKENS).values())
 
 
-def _rope(file: GGUFFile) -> Fields:
+def _rope(file: GGUFFile, row: GGUFArchitecture) -> Fields:
     """The rotary embedding of all layers, or of those without a window."""
     own = file.own
-    parameters: Fields = {"rope_type": "default", "rope_theta": own.number("rope.freq_base", 10_000.0)}
+    parameters: Fields = {"rope_theta": own.number("rope.freq_base", 10_000.0), **_rope_scaling(file)}
     head_dim = own.integer(
         "attention.key_length", own.integer("embedding_length") // own.integer("attention.head_count")
     )
     turned = own.integer("rope.dimension_count", head_dim)
+    if turned % 2 or not 0 < turned <= head_dim:
+        raise ModelError(
+            f"{file.path}: metadata {file.architecture}.rope.dimension_count: got {turned}; must be pairs of the {head_dim} "
+            "dimensions of a head; convert the original model again"
+        )
     if turned != head_dim:
-        parameters["partial_rotary_factor"] = turned / head_dim
-    kind = own.text("rope.scaling.type", "none")
-    if ROPE_FACTORS in file.tensors:
-        parameters |= {"rope_type": "factors", "factors": _factors(file)}
-    elif kind in ("linear", "yarn"):
-        parameters |= {"rope_type": kind, "factor": own.number("rope.scaling.factor")}
-        if kind == "yarn":
-            parameters |= _yarn(own)
-    elif kind != "none":
-        raise NotCoveredError(f"{file.path}: rope scaling {kind!r:.80} is not supported; may be none, linear, yarn")
+        if row.has_pairs:
+            raise NotCoveredError(
+                f"{file.path}: architecture {row.name!r} with heads of which {turned} of {head_dim} dimensions rotate is not "
+                "supported"
+            )
+        parameters["partial_rotary_factor"] = nextafter(
+            turned / head_dim, 2.0
+        )  # of which the product is not rounded down
     return parameters
 
 
-def _yarn(own: Metadata) -> Fields:
+def _rope_scaling(file: GGUFFile) -> Fields:
+    """How the rotary embedding is stretched over a longer context; as in llama.cpp, a factor without a type is linear."""
+    kind = file.own.text("rope.scaling.type", "linear")
+    if kind not in NEUTRAL_SCALING:
+        raise NotCoveredError(
+            f"{file.path}: rope scaling {kind!r:.80} is not supported; may be {', '.join(NEUTRAL_SCALING)}"
+        )
+    for key, neutral in NEUTRAL_SCALING[kind].items():
+        found = file.own.number(f"rope.scaling.{key}", neutral)
+        if found != neutral:
+            raise NotCoveredError(
+                f"{file.path}: metadata {file.architecture}.rope.scaling.{key}: got {found:g}; rope scaling {kind!r} is "
+                f"supported with {neutral:g} alone"
+            )
+    factor = 1.0 if kind == "none" else _factor(file.own)
+    has_factors = ROPE_FACTORS in file.tensors
+    if kind == "yarn" and has_factors:
+        raise NotCoveredError(f"{file.path}: rope scaling 'yarn' together with {ROPE_FACTORS!r} is not supported")
+    if kind == "yarn":
+        return {"rope_type": kind, "factor": factor, **_yarn(file.own, factor)}
+    if has_factors:
+        return {"rope_type": "factors", "factors": tuple(factor * divisor for divisor in _factors(file))}
+    return {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+
+
+def _factor(own: Metadata) -> float:
+    """By which the context is stretched; "rope.scale_linear" is the older name, and as in llama.cpp 0 is none."""
+    is_older = "rope.scaling.factor" not in own and ("rope.scale_linear" in own or "rope.scaling.type" not in own)
+    factor = (own.number("rope.scale_linear", 1.0) if is_older else own.number("rope.scaling.factor")) or 1.0
+    if factor < 0:
+        raise ModelError(
+            f"{own.file}: metadata of the rope's scaling: factor: got {factor!r}; must be a positive number; convert the "
+            "original model again"
+        )
+    return factor
+
+
+def _yarn(own: Metadata, factor: float) -> Fields:
+    scaling = own.below("rope.scaling")
     names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-    found: Fields = {
-        field: own.number(f"rope.scaling.{key}") for field, key in names.items() if f"rope.scaling.{key}" in own
-    }
-    return found | {"original_max_position_embeddings": own.integer("rope.scaling.original_context_length")}
+    found: Fields = {field: scaling.number(key) for field, key in names.items() if key in scaling}
+    if "attn_factor" in scaling:
+        found["attention_factor"] = scaling.number("attn_factor") * yarn_attention_factor(factor)
+    length = scaling.integer("original_context_length", own.integer("context_length"))
+    return found | {"original_max_position_embeddings": length}
 
 
 def _local_rope(own: Metadata) -> Fields:

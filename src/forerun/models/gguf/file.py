@@ -33,6 +33,11 @@ class GGUFFile:
         """The metadata of the architecture, by keys without its name."""
         return self.metadata.below(self.architecture)
 
+    @property
+    def matrix_types(self) -> frozenset[str]:
+        """The names of the types of all matrices."""
+        return frozenset(place.type.name for place in self.tensors.values() if len(place.shape) > 1)
+
     def describe(self) -> str:
         """What is inside, in a few words: "Q4_K_M: 112 tensors Q4_K, 28 Q6_K, 61 F32"."""
         mixture = FILE_TYPES.get(self.metadata.integer("general.file_type", -1), "GGUF")

@@ -160,7 +160,7 @@ class _Parser:
             return self._numbers(NUMBERS[kind])[0]
         if kind == STRING:
             text = self._string(f"the text of key {key!r}", self._text_left)
-            self._text_left -= len(text)
+            self._text_left -= len(text.encode())
             return text
         if kind == ARRAY:
             return self._array(key)

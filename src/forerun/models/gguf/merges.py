@@ -15,6 +15,8 @@ BASE = 0x9E3779B97F4A7C15  # of powers modulo 2^64; any odd number with many bit
 INVERSE = pow(BASE, -1, 1 << 64)
 TABLE_BITS = 24  # of a hash: a hundred places for each word
 LONGEST_WORD = 128  # characters; the time for a word grows with their square
+HASHED_AT_ONCE = 1 << 18  # characters, whose hashes take a hundred bytes each
+MOST_MERGES = 1 << 20  # Gemma 3's 262,144 pieces have half as many
 
 
 def used_merges_of(
@@ -104,6 +106,9 @@ def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
     """Return all pairs of pieces that together are a piece, best score first.
 
     Of one score the pair with the longer first piece comes first, then the longer second one, then the lower id.
+
+    Raises:
+        ValueError: there are more than `MOST_MERGES`, which no vocabulary has that was trained.
     """
     words = list(vocabulary)
     found = pairs_by_hash(words)
@@ -116,48 +121,63 @@ def merges_of(vocabulary: dict[str, int], scores: np.ndarray) -> Merges:
 
 
 def pairs_one_by_one(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which words are two words put together: indices of the whole, of its first and of its second part, [n] int64 each."""
+    """Which words are two words put together: indices of the whole, of its first and of its second part, [n] int64 each.
+
+    Raises:
+        ValueError: see `merges_of`.
+    """
     index_of = {word: index for index, word in enumerate(words)}
-    found = [
-        (index, index_of[word[:end]], index_of[word[end:]])
-        for word, index in index_of.items()
-        for end in range(1, len(word))
-        if word[:end] in index_of and word[end:] in index_of
-    ]
+    found: list[tuple[int, int, int]] = []
+    for word, index in index_of.items():
+        parts = ((word[:end], word[end:]) for end in range(1, len(word)))
+        found += [(index, index_of[a], index_of[b]) for a, b in parts if a in index_of and b in index_of]
+        _check_count(len(found))
     whole, first, second = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return whole, first, second
 
 
 def pairs_by_hash(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """As `pairs_one_by_one`, all parts of all words at once, and perhaps a few that only seem to be such words.
+    """As `pairs_one_by_one`, all parts of many words at once, and perhaps a few that only seem to be such words.
 
     None: two words have the same hash.
+
+    Raises:
+        ValueError: see `merges_of`.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    text = _HashedText("".join(words))
-    hashes = text.hashes(starts, ends)
+    none = np.zeros(0, np.uint64)  # where there are no words
+    hashes = np.concatenate([none, *(_HashedWords(words[run], lengths[run]).whole for run in _runs(lengths))])
     by_hash = np.argsort(hashes)
     in_order = hashes[by_hash]
     if (in_order[1:] == in_order[:-1]).any():
         return None
     is_known = np.zeros(1 << TABLE_BITS, bool)
     is_known[_place(hashes)] = True
+    found = [np.zeros((3, 0), np.int64)]
+    for run in _runs(lengths):
+        text = _HashedWords(words[run], lengths[run])
+        whole, cut, *parts = text.cut_in_two(is_known)
+        first, second = (by_hash[np.searchsorted(in_order, wanted).clip(max=len(words) - 1)] for wanted in parts)
+        fits = lengths[first] == cut - text.starts[whole]  # else it is another word, since there is none of this hash
+        found.append(np.stack([whole + run.start, first, second])[:, fits])
+        _check_count(sum(pairs.shape[1] for pairs in found))
+    whole, first, second = np.concatenate(found, axis=1)
+    return whole, first, second
 
-    whole, cut = np.repeat(np.arange(len(words)), lengths), np.arange(len(text))
-    inner = cut > starts[whole]
-    whole, cut = whole[inner], cut[inner]
-    first = text.hashes(starts[whole], cut)
-    known = is_known[_place(first)]
-    whole, cut, first = whole[known], cut[known], first[known]
-    second = text.hashes(cut, ends[whole])
-    known = is_known[_place(second)]
-    whole, cut = whole[known], cut[known]
-    places = (np.searchsorted(in_order, wanted[known]).clip(max=len(words) - 1) for wanted in (first, second))
-    first, second = (by_hash[place] for place in places)
-    fits = lengths[first] == cut - starts[whole]  # else it is another word, since there is none of this hash
-    return whole[fits], first[fits], second[fits]
+
+def _check_count(num_merges: int) -> None:
+    if num_merges > MOST_MERGES:
+        raise ValueError(f"its pieces are put together in more than {MOST_MERGES} ways")
+
+
+def _runs(lengths: np.ndarray) -> Iterator[slice]:
+    """Words of which each run has about `HASHED_AT_ONCE` characters, and at least one word."""
+    ends, first = np.cumsum(lengths), 0
+    while first < len(ends):
+        most = ends[first] - lengths[first] + HASHED_AT_ONCE
+        last = max(first + 1, int(np.searchsorted(ends, most, side="right")))
+        yield slice(first, last)
+        first = last
 
 
 def _place(hashes: np.ndarray) -> np.ndarray:
@@ -165,22 +185,43 @@ def _place(hashes: np.ndarray) -> np.ndarray:
     return hashes >> np.uint64(64 - TABLE_BITS)
 
 
-class _HashedText:
-    """Hashes of any parts of a text: sums of their characters' codes times powers of a number, modulo 2^64.
+class _HashedWords:
+    """Hashes of any parts of some words: sums of their characters' codes times powers of a number, modulo 2^64.
 
     A part's sum is the difference of two prefixes' sums, divided by the power that it begins with.
     """
 
-    def __init__(self, text: str) -> None:
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
+    def __init__(self, words: Sequence[str], lengths: np.ndarray) -> None:
+        codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64)
         powers = np.cumprod(np.full(len(codes), BASE, np.uint64))
         self._sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((codes + np.uint64(1)) * powers)])
         self._inverses = np.cumprod(np.full(len(codes) + 1, INVERSE, np.uint64)) * np.uint64(BASE)
 
-    def __len__(self) -> int:
-        return len(self._sums) - 1
+        self._lengths = lengths
+        self._ends = np.cumsum(lengths)
+        self.starts = self._ends - lengths
 
-    def hashes(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    @property
+    def whole(self) -> np.ndarray:
+        """The hashes of the words: uint64."""
+        return self._hashes(self.starts, self._ends)
+
+    def cut_in_two(self, is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All ways to cut a word into two known parts: the index of the word, where it is cut, and both parts' hashes.
+
+        `is_known` is a table of the places of hashes.
+        """
+        whole, cut = np.repeat(np.arange(len(self._ends)), self._lengths), np.arange(len(self._sums) - 1)
+        inner = cut > self.starts[whole]
+        whole, cut = whole[inner], cut[inner]
+        first = self._hashes(self.starts[whole], cut)
+        known = is_known[_place(first)]
+        whole, cut, first = whole[known], cut[known], first[known]
+        second = self._hashes(cut, self._ends[whole])
+        known = is_known[_place(second)]
+        return whole[known], cut[known], first[known], second[known]
+
+    def _hashes(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Of the parts [begin, end): uint64."""
         found: np.ndarray = (self._sums[end] - self._sums[begin]) * self._inverses[begin]
         return found

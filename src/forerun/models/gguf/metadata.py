@@ -12,10 +12,11 @@ import numpy as np
 
 from forerun.errors import ModelError
 
-MOST_STRINGS = (
-    1 << 21
-)  # that are read at once; the largest vocabularies have a quarter million tokens, half a million merges
-MOST_ARRAY_BYTES = 1 << 26
+MOST_STRINGS = 1 << 20
+"""That are read at once: the largest vocabularies have a quarter million tokens, and half a million merges in 11 MB."""
+
+MOST_STRING_BYTES = 1 << 24
+MOST_ARRAY_BYTES = 1 << 26  # of numbers
 LENGTH = struct.Struct("<Q")  # of a string, before it
 
 Value = TypeVar("Value")
@@ -42,6 +43,11 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         """Return whether there is a value under this key."""
         return self._prefix + key in self._values
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements of all arrays together."""
+        return sum(value.count for value in self._values.values() if isinstance(value, StoredArray))
 
     def below(self, prefix: str) -> Metadata:
         """The values whose keys begin with `prefix` and a dot, by the rest of the key."""
@@ -86,8 +92,8 @@ class Metadata:
     def places(self, key: str, wanted: Iterable[str]) -> dict[str, int]:
         """Where each of the wanted strings lies in an array of strings; of those that it has."""
         array = self._array(key)
-        if array.code != "s" or array.end - array.start > MOST_ARRAY_BYTES:
-            raise self._wrong(key, f"an array of strings in {MOST_ARRAY_BYTES} bytes")
+        if array.code != "s" or array.end - array.start > MOST_STRING_BYTES:
+            raise self._wrong(key, f"an array of strings in {MOST_STRING_BYTES} bytes")
         content = self._read(array)
         stored = {LENGTH.pack(len(text)) + text for text in map(str.encode, wanted)}
         stored = {text for text in stored if text in content}  # which is faster to tell than where it is last
@@ -106,8 +112,8 @@ class Metadata:
     def strings(self, key: str) -> list[str]:
         """An array of strings; bytes that are not UTF-8 become U+FFFD."""
         array = self._array(key)
-        if array.code != "s" or array.count > MOST_STRINGS or array.end - array.start > MOST_ARRAY_BYTES:
-            raise self._wrong(key, f"an array of at most {MOST_STRINGS} strings in {MOST_ARRAY_BYTES} bytes")
+        if array.code != "s" or array.count > MOST_STRINGS or array.end - array.start > MOST_STRING_BYTES:
+            raise self._wrong(key, f"an array of at most {MOST_STRINGS} strings in {MOST_STRING_BYTES} bytes")
         content = self._read(array)
         length_at, width = LENGTH.unpack_from, LENGTH.size
         found, position = [], 0

@@ -16,6 +16,7 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 REST_WITH_SLASH = REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 CL100K = rf"{ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}"
 QWEN2 = rf"{ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}"
 QWEN35 = rf"{ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{REST.replace('{L}', '{L}' + chr(92) + 'p{M}')}"
@@ -58,9 +59,11 @@ class PreTokenizer:
     composes: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Cut a text, then spell its bytes in GPT-2's letters; a cut by GPT-2's expression is part of the spelling."""
-        cuts = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits if split != GPT2]
-        spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=GPT2 in self.splits)
+        """Cut a text, then spell its bytes in GPT-2's letters; a last cut by GPT-2's expression is part of the spelling."""
+        ends_in_gpt2 = self.splits[-1] == GPT2
+        splits = self.splits[:-1] if ends_in_gpt2 else self.splits
+        cuts = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+        spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=ends_in_gpt2)
         return pre_tokenizers.Sequence([*cuts, spelling]) if cuts else spelling
 
     def normalizer(self) -> normalizers.Normalizer | None:
@@ -74,7 +77,8 @@ def _named(names: str, pre_tokenizer: PreTokenizer) -> Iterable[tuple[str, PreTo
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = dict(
     [
-        *_named("default gpt-2 phi-2 mpt olmo jais trillion granite-docling", PreTokenizer(splits=(GPT2,))),
+        *_named("default", PreTokenizer(splits=DEFAULT)),
+        *_named("gpt-2 phi-2 mpt olmo jais trillion granite-docling", PreTokenizer(splits=(GPT2,))),
         *_named("gigachat a.x-4.0 mellum exaone4 modern-bert", PreTokenizer(splits=(GPT2,))),
         *_named("smollm starcoder refact command-r codeshell exaone", PreTokenizer(splits=(r"\p{N}", GPT2))),
         *_named("minerva-7b mellum2", PreTokenizer(splits=(r"\p{N}", GPT2))),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import mmap
 import warnings
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.errors import ModelError, one_line
+from forerun.models.gguf.grouped import SCALES, grouped_bytes, load_grouped, widened
 from forerun.models.gguf.header import TensorPlace
 from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import BlockWeight
@@ -21,27 +19,54 @@ from forerun.ops.block_weight import BlockWeight
 logger = logging.getLogger(__name__)
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-WIDENED_AT_ONCE = 1 << 22  # weights
+
+
+def are_mixed(types: frozenset[str]) -> bool:
+    """Whether some matrices of these types are in blocks, or in bf16 beside other floats.
+
+    Each then stays as it is, and rows are bf16.
+    """
+    in_blocks = BLOCK_FORMATS.keys() | SCALES.keys()
+    return bool(types & in_blocks) or ("BF16" in types and len(types) > 1)
+
+
+def loaded_bytes(place: TensorPlace) -> int:
+    """The bytes of what `load_tensor` returns."""
+    return grouped_bytes(place) if place.type.name in SCALES else place.num_bytes
 
 
 def load_tensor(place: TensorPlace) -> Tensor | BlockWeight:
     """Return the values of a tensor as they are stored, mapped from the file for as long as they are used.
 
-    Types that are neither floats nor blocks of `BLOCK_FORMATS` are widened to fp32 by the gguf package.
+    Matrices in blocks that no kernel computes become groups of 16 (see `grouped`). Nothing computes in fp64: such numbers
+    are rounded to fp32, which is said.
 
     Raises:
         ModelError: the file cannot be read any more, or the type needs the gguf package and there is none.
     """
     kind = place.type.name
     if kind in FLOATS:
-        return _mapped(place).view(FLOATS[kind]).view(place.shape)
+        values = _mapped(place).view(FLOATS[kind]).view(place.shape)
+        return _rounded(place, values) if kind == "F64" else values
     outputs, inputs = (1, *place.shape)[-2:]
     if kind in BLOCK_FORMATS and len(place.shape) <= 2:
         mapped = _MappedBytes(place)
         data = mapped.tensor.view(outputs, -1)
         blocks = BlockWeight(format=kind, shape=(outputs, inputs), data=data, forget=mapped.forget)
         return blocks if len(place.shape) == 2 else blocks.dequantize().view(place.shape)
-    return _widened(place)
+    if kind in SCALES and len(place.shape) == 2:
+        return load_grouped(place, _mapped(place))
+    return widened(place, _mapped(place))
+
+
+def _rounded(place: TensorPlace, values: Tensor) -> Tensor:
+    """Numbers of fp64 in fp32; said where that changes one."""
+    rounded = values.float()
+    if not torch.equal(rounded.double(), values):
+        logger.warning(
+            "%s: tensor %r is rounded from 64 bits to 32, in which weights are computed at most", place.file, place.name
+        )
+    return rounded
 
 
 def _mapped(place: TensorPlace) -> Tensor:
@@ -81,37 +106,3 @@ class _MappedBytes:
         last = (self._before + end) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _widened(place: TensorPlace) -> Tensor:
-    """The values in fp32 of a type that only the gguf package knows."""
-    quants, kinds = _gguf_package(place)
-    _say_widened(place.type.name)
-    content = _mapped(place).view(-1, place.type.bytes).numpy()
-    values = torch.empty(len(content), place.type.weights)
-    step = WIDENED_AT_ONCE // place.type.weights
-    try:
-        for first in range(0, len(content), step):
-            part = quants.dequantize(content[first : first + step], kinds[place.type.name])
-            values[first : first + step] = torch.from_numpy(np.asarray(part, dtype=np.float32))
-    except (NotImplementedError, ValueError) as error:
-        raise ModelError(
-            f"{place.file}: tensor {place.name!r} is of type {place.type.name}, which cannot be read ({one_line(error)}); "
-            "use another quantization of the model"
-        ) from error
-    return values.view(place.shape)
-
-
-def _gguf_package(place: TensorPlace) -> Any:
-    try:
-        return importlib.import_module("gguf.quants"), importlib.import_module("gguf").GGMLQuantizationType
-    except ImportError as error:
-        raise ModelError(
-            f"{place.file}: tensor {place.name!r} is of type {place.type.name}, which is read with the package gguf; "
-            "run 'pip install gguf', or use another quantization of the model"
-        ) from error
-
-
-@lru_cache
-def _say_widened(kind: str) -> None:
-    logger.warning("weights of type %s are widened to fp32, since no kernel computes such blocks", kind)

@@ -6,6 +6,7 @@ whose merges follow from the pieces' scores. Both become what the original model
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +23,11 @@ from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import give_back_freed_memory
 
+logger = logging.getLogger(__name__)
+
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
+LONGEST_PIECE = 512  # characters; there are runs of 256 spaces
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 GEMMA = ("gemma", "gemma2", "gemma3")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # tokens of bytes that no other token spells
@@ -92,6 +96,11 @@ def _find_pieces(file: GGUFFile) -> Pieces:
     """Read the words, and read or find how BPE puts them together."""
     metadata = file.metadata.below("tokenizer.ggml")
     words = metadata.strings("tokens")
+    longest = max(map(len, words), default=0)
+    if longest > LONGEST_PIECE:
+        raise ModelError(
+            f"{file.path}: has a token of {longest} characters; may have at most {LONGEST_PIECE}; download it again"
+        )
     if file.architecture in GEMMA:  # whose runs of spaces are stored as spaces
         words = [SPACE * len(word) if word.isspace() and " " in word else word for word in words]
     ids = ids_by_word(words)
@@ -120,6 +129,12 @@ def _unknown(file: GGUFFile, metadata: Metadata, words: Sequence[str]) -> str | 
 
 def _byte_level(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple[Tokenizer, bool]:
     pre_tokenizer = _pre_tokenizer(file, metadata)
+    if "pre" not in metadata:
+        logger.warning(
+            "%s: does not say how its vocabulary cuts texts into words (tokenizer.ggml.pre); they are cut as in llama.cpp, "
+            "perhaps otherwise than in training; convert the original model again, or give its tokenizer as tokenizer=",
+            file.path,
+        )
     merges: Any = MergesById(pieces.merges, pieces.words)
     model = BPE(
         vocab=pieces.ids,

@@ -1,12 +1,14 @@
 """GGUF files of architectures outside forerun's table, through transformers' reader: slow, and only where transformers has one.
 
-transformers reads them with the packages gguf and accelerate. Their headers have been checked by forerun's own reader.
+transformers reads them with the packages gguf and accelerate. It believes what a file says, so that is checked before: the
+header by forerun's own reader, and here how much it promises.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -30,6 +32,9 @@ except ImportError:
     DENSE_WEIGHTS = {}
 
 NEEDED = ("gguf", "accelerate")
+MOST_ELEMENTS = 1 << 20  # of all arrays together, of each of which transformers' reader makes objects
+MOST_LAYERS = 1 << 10
+UNSTORED = 1 << 20  # weights and buffers that a model may have besides those of its file
 
 
 def read_transformers_gguf_config(file: GGUFFile) -> PretrainedConfig:
@@ -43,12 +48,15 @@ def read_transformers_gguf_config(file: GGUFFile) -> PretrainedConfig:
         fields = config_of(file, row).to_dict()
         with quiet_transformers():
             return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    _check_counts(file)
     with _reading(file):
         config: PretrainedConfig = AutoConfig.from_pretrained(**_source(file))
     return config
 
 
-def load_transformers_gguf(file: GGUFFile, *, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+def load_transformers_gguf(
+    file: GGUFFile, config: PretrainedConfig, *, dtype: torch.dtype | None
+) -> tuple[Any, dict[str, Any]]:
     """Load transformers' model with dense weights in `dtype`; return it and what transformers reports of the tensors.
 
     With dtype None the weights have the file's float type, or fp32 where it is quantized.
@@ -60,6 +68,7 @@ def load_transformers_gguf(file: GGUFFile, *, dtype: torch.dtype | None) -> tupl
     row = architecture_of(file)
     if row is not None:
         decoder_config(config_of(file, row))  # says what it has no code for
+    _check_backed(file, config)
     with _reading(file):
         from_pretrained: Any = AutoModelForCausalLM.from_pretrained
         loaded: tuple[Any, dict[str, Any]] = from_pretrained(
@@ -72,6 +81,40 @@ def load_transformers_gguf(file: GGUFFile, *, dtype: torch.dtype | None) -> tupl
     model, info = loaded
     model.hf_quantizer = None  # the weights are dense now
     return model, info
+
+
+def _check_counts(file: GGUFFile) -> None:
+    """Check what transformers makes objects of: elements of arrays, and layers.
+
+    Raises:
+        ModelError: there are more than a model has.
+    """
+    num_layers = file.own.integer("block_count", 0)
+    for what, count, most in (
+        ("elements of arrays", file.metadata.num_elements, MOST_ELEMENTS),
+        ("layers", num_layers, MOST_LAYERS),
+    ):
+        if count > most:
+            raise ModelError(
+                f"{file.path} ({file.describe()}): promises {count} {what}; may have at most {most}; download it again"
+            )
+
+
+def _check_backed(file: GGUFFile, config: PretrainedConfig) -> None:
+    """Check, without memory, that the model which a file describes is about as large as the tensors that it has.
+
+    Raises:
+        ModelError: it is larger, or transformers makes no model of it.
+    """
+    with _reading(file), torch.device("meta"):
+        from_config: Any = AutoModelForCausalLM.from_config
+        model = from_config(config, trust_remote_code=False)
+    promised = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    stored = sum(math.prod(place.shape) for place in file.tensors.values())
+    if promised > 2 * stored + UNSTORED:
+        raise ModelError(
+            f"{file.path} ({file.describe()}): promises {promised} weights, but holds {stored}; download it again"
+        )
 
 
 def _source(file: GGUFFile) -> dict[str, Any]:

@@ -320,7 +320,7 @@ class DeinterleavedCheckpoint:
     def __init__(self, checkpoint: Checkpoint, *, head_dim: int) -> None:
         self._checkpoint = checkpoint
         self._half = head_dim // 2
-        self.has_blocks = False
+        self.facts = replace(checkpoint.facts, is_mixed=False)
 
     def names(self) -> frozenset[str]:
         """See `Checkpoint`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -17,8 +18,6 @@ class QuantizedCheckpoint:
     "layers.0.mlp.up_proj.qweight", "....scales" and so on become "layers.0.mlp.up_proj.weight"; all other tensors stay.
     """
 
-    has_blocks = True
-
     def __init__(self, checkpoint: TensorSource, layout: QuantizedLayout) -> None:
         """Find the quantized modules by the names of tensors.
 
@@ -27,6 +26,7 @@ class QuantizedCheckpoint:
         """
         self._checkpoint = checkpoint
         self._layout = layout
+        self.facts = replace(checkpoint.facts, is_mixed=True)
         names = checkpoint.names()
         modules = {name.removesuffix(f".{layout.main}") for name in names if name.endswith(f".{layout.main}")}
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # weight -> suffix -> tensor

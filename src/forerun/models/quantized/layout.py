@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.ops.block_weight import BlockWeight
 
 Parts = Mapping[str, Tensor]
@@ -45,6 +46,11 @@ class QuantizedLayout(Protocol):
 
 class TensorSource(Protocol):
     """The stored tensors by name: a `Checkpoint` without block weights."""
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        """What is known of it as a whole."""
+        ...
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""

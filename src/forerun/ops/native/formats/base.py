@@ -42,13 +42,15 @@ class WeightFormat(StoredFormat):
     bytes_per_weight: in memory, scales and tables aside. is_quantization: it changes the weights, so it is taken only where
     it is asked for by name; every other format holds all weights of the dtype `activations` as they are.
     levels: builds of the kernels where it is at its best; elsewhere the next format of the same dtype is taken.
-    weighs_inputs: its rounding asks how much the inputs count.
+    weighs_inputs: its rounding asks how much the inputs count. rounds_embedding: an embedding that is not the head is stored
+    like a head; else it is stored without loss.
     """
 
     bytes_per_weight: float
     is_quantization: bool = False
     levels: tuple[str, ...] = LEVELS
     weighs_inputs: bool = False
+    rounds_embedding: bool = False
 
     @abstractmethod
     def pack(
@@ -65,7 +67,7 @@ class WeightFormat(StoredFormat):
         return self.bytes_per_weight
 
     def pack_head(self, kernels: Kernels, weight: Tensor, arena: Arena) -> PackedWeight:
-        """Store the weight of a head, from which a tied embedding is read, too."""
+        """Store the weight of a head, from which a tied embedding is read, too; see `rounds_embedding` for others."""
         return self.pack(kernels, weight, None, arena)
 
 

@@ -16,7 +16,7 @@ from forerun.ops.native.rounding import round_to_q4_1
 
 
 class Int4Format(WeightFormat):
-    """Q4_1 for the matrices of layers, Q8_0 for a head, which a tied embedding is, too: it makes up most of what is lost."""
+    """Q4_1 for the matrices of layers, Q8_0 for a head, which makes up most of what is lost, and for embeddings."""
 
     def pack(
         self,
@@ -64,4 +64,5 @@ INT4 = Int4Format(
     activations=torch.bfloat16,
     is_quantization=True,
     weighs_inputs=True,
+    rounds_embedding=True,
 )

@@ -86,14 +86,7 @@ def select_tiled(packed: PackedWeight, outputs: Tensor) -> PackedWeight:
 
 FP32 = PlainFormat(name="fp32", kernel_id=0, bytes_per_weight=4, stored=torch.float32, activations=torch.float32)
 BF16 = PlainFormat(name="bf16", kernel_id=1, bytes_per_weight=2, stored=torch.bfloat16, activations=torch.bfloat16)
-FP16 = PlainFormat(
-    name="fp16",
-    kernel_id=5,
-    bytes_per_weight=2,
-    stored=torch.float16,
-    activations=torch.float32,
-    levels=("amx", "avx512bf16", "avx512"),  # which widen sixteen fp16 in one instruction
-)
+FP16 = PlainFormat(name="fp16", kernel_id=5, bytes_per_weight=2, stored=torch.float16, activations=torch.float32)
 EXACT_FP16 = PlainFormat(
     name="fp16-exact", kernel_id=6, bytes_per_weight=2, stored=torch.float16, activations=torch.bfloat16
 )
