@@ -79,7 +79,7 @@ def test_texts_are_the_same_where_log_probabilities_are_read_first(case, plain_t
     assert texts(llm, 6) == plain_texts[:6]
 
 
-@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree"])
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree", "medusa"])
 def test_texts_are_the_same_where_the_host_must_know_each_row(case, plain_texts):
     llm = host_rows_llm(CASES[case], **TIGHT | {"num_gpu_blocks_override": 33})
     assert texts(llm, 6) == plain_texts[:6]

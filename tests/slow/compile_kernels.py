@@ -92,6 +92,10 @@ def draft(plan, table, rows):
     chains.place_masks(chain, table, plan.tails, rows, token_id=3, block_size=16)
     chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
     chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 5))
+    single = StepRows.empty(NUM_SLOTS, 0, longest_path=1, device=CPU)
+    chains.read_texts(chain, table, single, before[:NUM_SLOTS], before[:NUM_SLOTS], block_size=16)
+    chains.place_masks(chain, table, plan.tails, single, token_id=3, block_size=16)
+    chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 1))
     grow_trees(chain, table, rows)
 
 

@@ -97,7 +97,7 @@ SAMPLING = [
     "case",
     [
         *("plain", "ngram", "random-tree", "eagle3", "eagle-tree", "eagle3-dynamic-tree"),
-        *("peagle", "dflash", "medusa", "mlp-speculator"),
+        *("peagle", "dflash", "mlp-speculator"),
     ],
 )
 def test_replayed_launches_give_the_texts_of_the_formulas(case, kernels):  # noqa: F811

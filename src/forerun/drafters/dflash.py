@@ -229,9 +229,10 @@ class DeviceBlockWriter(MaskedChains):
         is_unread = (places < lengths[:, None] - 1) & ((plan.slots >= 0) & (plan.limits > 0))[:, None]
         places = torch.where(is_unread, places, 0)
         at = kv_slots(self._table, plan.slots, places, block_size=network.cache.block_size).flatten()
-        written = torch.where(is_unread.flatten(), at, -1)
-        for kept, new in zip(
-            network.cache.layers, self._predictor.context(at, places.flatten(), features), strict=True
-        ):
-            for entries, made in ((kept.key, new.key), (kept.value, new.value)):
-                self._attention.functions.keep(made.flatten(1).contiguous(), written, entries.flatten(1))
+        made, written = (
+            self._predictor.context(at, places.flatten(), features),
+            torch.where(is_unread.flatten(), at, -1),
+        )
+        for kept, new in zip(network.cache.layers, made, strict=True):
+            for entries, rows in ((kept.key, new.key), (kept.value, new.value)):
+                self._attention.functions.keep(rows.flatten(1).contiguous(), written, entries.flatten(1))
