@@ -252,7 +252,10 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
     assert outcome(device_step=True) == expected
 
 
-CHAINS = ["draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit", "medusa", "mlp-speculator"]
+CHAINS = [
+    *("draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"),
+    *("pard", "peagle", "medusa", "mlp-speculator"),
+]
 KEEPS_NO_KV = ["self-exit", "medusa", "mlp-speculator"]  # of its own: nothing is unread
 
 
@@ -305,7 +308,7 @@ def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monk
 
 
 @pytest.mark.parametrize(
-    "case", ["eagle-tree", "pard", "dflash", "hybrid", "draft-model-foreign", "medusa-tree", "mlp-speculator-tree"]
+    "case", ["eagle-tree", "pard-tree", "dflash", "hybrid", "draft-model-foreign", "medusa-tree", "mlp-speculator-tree"]
 )
 def test_other_writers_are_the_hosts(case):
     assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None

@@ -105,6 +105,7 @@ def call_launchers():
     chains.take_blocks(chain, table, block_size=16, first_scratch=256, scratch_per_slot=2)
     before = torch.zeros(NUM_ROWS, dtype=torch.int64)
     chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
+    chains.place_masks(chain, table, plan.tails, rows, token_id=3, block_size=16)
     chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
     chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 5))
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)

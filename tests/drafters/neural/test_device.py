@@ -9,7 +9,7 @@ from forerun import SamplingParams
 from tests import heads_eagle, heads_medusa
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.recording import recorded, recorded_on_device
-from tests.engines import engine_of, tiny_llm, tiny_target
+from tests.engines import VOCAB_SIZE, engine_of, pard_drafter, tiny_llm, tiny_target
 from tests.step_recorder import ClosureRecorder
 
 ALLOWED = [3, 4, 5]
@@ -25,7 +25,17 @@ def medusa_of_few_tokens(target):
     return config, tensors
 
 
+def peagle_of_few_tokens(target):
+    """A head that does."""
+    config, tensors = heads_eagle.peagle(target, num_draft=len(ALLOWED))
+    tensors["d2t"] = torch.tensor(ALLOWED) - torch.arange(len(ALLOWED))
+    tensors["t2d"] = torch.isin(torch.arange(VOCAB_SIZE), torch.tensor(ALLOWED))
+    return config, tensors
+
+
 HEADS = {
+    "peagle": heads_eagle.peagle,
+    "peagle of few tokens": peagle_of_few_tokens,
     "medusa": heads_medusa.medusa,
     "medusa of few tokens": medusa_of_few_tokens,
     "mlp_speculator": heads_medusa.mlp_speculator,
@@ -41,12 +51,21 @@ CASES = {
     "mlp_speculator": ("mlp_speculator", {}, GREEDY),
     "mlp_speculator, coupled": ("mlp_speculator", COUPLED, MIXED),
     "mlp_speculator, a chain of two": ("mlp_speculator", {"draft_tree": [1, 1]}, GREEDY),
+    "pard": ("pard", {}, GREEDY),
+    "pard, coupled": ("pard", COUPLED, MIXED),
+    "pard, of one token": ("pard", {"num_speculative_tokens": 1}, GREEDY),
+    "peagle": ("peagle", {}, GREEDY),
+    "peagle, some accepted": ("peagle of few tokens", {}, FEW),
+    "peagle, coupled": ("peagle", COUPLED, MIXED),
+    "peagle, a chain of two": ("peagle", {"draft_tree": [1, 1]}, GREEDY),
 }
 """Which head, what else its config says, and the requests."""
 
 
 def config_of(case, folder):
     head, settings, _ = CASES[case]
+    if head == "pard":
+        return {"method": "pard", "model": str(pard_drafter(VOCAB_SIZE)), "num_speculative_tokens": 4, **settings}
     if not (folder / "config.json").exists():
         heads_eagle.save(folder, *HEADS[head](tiny_target()))
     return {"method": head.split()[0], "model": str(folder), "num_speculative_tokens": 4, **settings}

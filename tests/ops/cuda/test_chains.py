@@ -148,3 +148,26 @@ def test_chains_of_tokens_predicted_at_once_end_at_the_limit_or_before_no_token(
         chain = list(itertools.takewhile(lambda token: token >= 0, drafted[n, : int(limits[n])].tolist()))
         assert expected.draft_tokens[slot, : int(expected.draft_sizes[slot])].tolist() == chain
         assert expected.draft_parents[slot, : len(chain)].tolist() == list(range(-1, len(chain) - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(draftings(), st.integers(0, MOST_DRAFTED), st.data())
+def test_masks_follow_a_text_in_blocks_that_nobody_else_has(case, most_masks, data):
+    counts = ints(*(data.draw(st.integers(-1, most_masks)) for _ in case.plan.slots))
+    laid_out = []
+    for module in (chains, kernels):
+        plan, rows = copy_of(case.plan), StepRows.empty(len(counts) * most_masks, 0, longest_path=1, device=DEVICE)
+        options = {"first_scratch": FIRST_SCRATCH, "scratch_per_slot": SCRATCH}
+        module.take_blocks(plan, case.table, block_size=case.block_size, **options)
+        module.place_masks(plan, case.table, counts, rows, token_id=42, block_size=case.block_size)
+        laid_out.append(rows)
+    assert_equal_records(laid_out[1], laid_out[0])
+    for n, slot in enumerate(plan.slots.tolist()):
+        count = max(int(counts[n]), 0) if slot >= 0 else 0
+        masks, behind = (slice(n * most_masks + first, (n + 1) * most_masks) for first in (0, count))
+        assert (rows.slots[behind] == -1).all()
+        assert (rows.kv_slots[behind] == -1).all()
+        places = [int(case.table.lengths[slot]) + i for i in range(count)]
+        assert rows.tokens[masks][:count].tolist() == [42] * count
+        assert rows.positions[masks][:count].tolist() == places
+        assert rows.kv_slots[masks][:count].tolist() == [slot_of_place(case, plan, slot, place) for place in places]

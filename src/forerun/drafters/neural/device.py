@@ -1,6 +1,6 @@
 """Chains that a device drafts after the texts in its table: a network's passes without a word from the host.
 
-`drafters.neural.device_hidden` has those of networks without KV.
+`drafters.neural.device_masks` has those that one pass over masks predicts, `device_hidden` those of networks without KV.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forerun.kv.cache import KVCache
 from forerun.ops.attention import Attention
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.functions import modules_for
-from forerun.ops.cuda.passes import DeviceAttention
+from forerun.ops.cuda.passes import DeviceAttention, DevicePass
 from forerun.ops.cuda.table import DeviceTable, RuleTable, StepRows
 
 
@@ -34,6 +34,7 @@ class ChainFunctions(NamedTuple):
 
     take_blocks: Callable[..., None]
     read_texts: Callable[..., None]
+    place_masks: Callable[..., None]
     extend: Callable[..., None]
     write_chains: Callable[..., None]
 
@@ -50,7 +51,7 @@ class ChainFunctions(NamedTuple):
     @classmethod
     def of(cls, chains: Any) -> ChainFunctions:
         """Those of a module."""
-        return cls(chains.take_blocks, chains.read_texts, chains.extend, chains.write_chains)
+        return cls(chains.take_blocks, chains.read_texts, chains.place_masks, chains.extend, chains.write_chains)
 
 
 class KnownEntries(Protocol):
@@ -198,30 +199,39 @@ class NetworkChains(ABC):
 
     def _read(self, plan: ChainPlan, features: Mapping[str, Tensor]) -> tuple[StepRows, Tensor | None, Tensor]:
         """The rows of the texts' unread tokens, the states to read them with, and the last row of each text [N]."""
-        network, slots = self._network, plan.slots
-        rows, last_rows = self._rows(len(slots) * network.most_unread), torch.empty_like(slots, dtype=torch.int64)
+        rows, last_rows, slots_before = self._unread(plan, self._network.most_unread)
+        return rows, self._network.predictor.read_states(features, slots_before), last_rows
+
+    def _unread(self, plan: ChainPlan, count: int) -> tuple[StepRows, Tensor, Tensor]:
+        """`count` rows of each text from `starts` on, its last row [N], and where the tokens before them lie."""
+        rows, last_rows = self._rows(len(plan.slots) * count), torch.empty_like(plan.slots, dtype=torch.int64)
         slots_before = torch.empty_like(rows.kv_slots)
         self._functions.read_texts(
-            plan, self._table, rows, last_rows, slots_before, block_size=network.cache.block_size
+            plan, self._table, rows, last_rows, slots_before, block_size=self._network.cache.block_size
         )
-        return rows, network.predictor.read_states(features, slots_before), last_rows
+        return rows, last_rows, slots_before
 
     def _rows(self, count: int) -> StepRows:
         return StepRows.empty(count, 0, longest_path=1, device=self._table.tokens.device)
 
     def _predict(self, rows: StepRows, states: Tensor | None, at: Tensor) -> Prediction:
         """Compute the rows of a pass, and predict after those that `at` lists."""
-        network, num_hidden = self._network, self._network.predictor.num_hidden
-        batch = ForwardBatch(
+        return self._network.predictor.predict(self._batch(rows, at), states, self._attend(rows))
+
+    def _batch(self, rows: StepRows, at: Tensor) -> ForwardBatch:
+        first = self._network.predictor.num_hidden  # padding rows are there, where any row may be
+        return ForwardBatch(
             token_ids=rows.tokens.long(),
-            positions=rows.positions.long().clamp(min=num_hidden),  # of padding rows: one that any row may have
+            positions=rows.positions.long().clamp(min=first),
             slot_mapping=rows.kv_slots,
             sequences=[],
-            block_size=network.cache.block_size,
+            block_size=self._network.cache.block_size,
             logits_rows=at,
         )
-        attend = self._attention.begin_step(rows, self._blocks, network.cache, num_hidden=num_hidden)
-        return network.predictor.predict(batch, states, attend)
+
+    def _attend(self, rows: StepRows) -> DevicePass:
+        network = self._network
+        return self._attention.begin_step(rows, self._blocks, network.cache, num_hidden=network.predictor.num_hidden)
 
 
 class DeviceChainWriter(NetworkChains):

@@ -14,6 +14,7 @@ from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device import ChainNetwork, device_chains
+from forerun.drafters.neural.device_masks import device_masks
 from forerun.drafters.neural.forward import DraftSequence, PagedPasses, Predictor, scratch_blocks_per_sequence
 from forerun.drafters.neural.writers import Writer
 from forerun.errors import ConfigError
@@ -167,7 +168,12 @@ class KVDrafter:
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
         """See `DraftsOnDevice`: chains of a network that reads tensors alone."""
-        network = ChainNetwork(
+        given = (self._network(), self._writer, table, rules, sample)
+        return device_chains(*given) or device_masks(*given)
+
+    def _network(self) -> ChainNetwork:
+        """The network and its KV, as they are on the device."""
+        return ChainNetwork(
             predictor=self._predictor,
             attention=self._attention,
             cache=self._cache,
@@ -177,7 +183,6 @@ class KVDrafter:
             entries=self._ledger,
             most_unread=self._target.num_speculative_tokens + 2,  # those that a step commits, and the one before them
         )
-        return device_chains(network, self._writer, table, rules, sample)
 
     @property
     def moved_kv(self) -> Listing[LedgerKV]:

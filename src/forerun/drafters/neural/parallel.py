@@ -161,8 +161,9 @@ class MaskWriter:
 
     def __init__(self, builder: TreeBuilder, mask: MaskToken) -> None:
         self.num_places = builder.depth
+        self.chain_sampler = builder.chain_sampler
+        self.mask = mask
         self._builder = builder
-        self._mask = mask
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
@@ -176,9 +177,9 @@ class MaskWriter:
         num_predicted = draft_depth(rows.sequence, self._builder)
         states = rows.states
         if states is not None:
-            assert self._mask.state is not None, "a network that reads states has one for masks"
-            states = torch.cat([states, self._mask.state.expand(num_predicted - 1, -1)])
-        token_ids = rows.token_ids + [self._mask.token_id] * (num_predicted - 1)
+            assert self.mask.state is not None, "a network that reads states has one for masks"
+            states = torch.cat([states, self.mask.state.expand(num_predicted - 1, -1)])
+        token_ids = rows.token_ids + [self.mask.token_id] * (num_predicted - 1)
         return replace(rows, token_ids=token_ids, num_predicted=num_predicted, states=states)
 
 

@@ -1,7 +1,7 @@
 """The rows of a network that drafts chains after the texts of the device's table, by formula: the twin of `kernels.chains`.
 
 A step's drafting calls `take_blocks` and `read_texts`, and then, after each pass of the network, `extend`. Where all tokens are
-predicted before any is written, it ends with `write_chains`.
+predicted before any is written, of masks that `place_masks` has laid out or by heads without rows, it ends with `write_chains`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,28 @@ def read_texts(
             else:
                 _write_row(rows, row, plan, slot, place, int(table.tokens[slot, place]), block_size)
                 slots_before[row] = _kv_slot(plan, slot, max(place - 1, 0), block_size)
+
+
+def place_masks(
+    plan: ChainPlan, table: DeviceTable, num_masks: Tensor, rows: StepRows, *, token_id: int, block_size: int
+) -> None:
+    """Lay out masks at the places behind each text, which stand for tokens that are not known yet.
+
+    Args:
+        plan: of N sequences.
+        table: lengths are read.
+        num_masks: [N] int32, of each text, at most M; below 1: none.
+        rows: N * M, M for each sequence, written as by `read_texts`.
+        token_id: the mask.
+        block_size: places in a block.
+    """
+    most_masks = len(rows.slots) // len(plan.slots)
+    for n, slot in enumerate(plan.slots.tolist()):
+        for i in range(most_masks):
+            if slot < 0 or i >= num_masks[n]:
+                _write_padding(rows, n * most_masks + i)
+            else:
+                _write_row(rows, n * most_masks + i, plan, slot, int(table.lengths[slot]) + i, token_id, block_size)
 
 
 def extend(

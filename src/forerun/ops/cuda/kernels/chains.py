@@ -49,6 +49,20 @@ def _kv_slot(blocks, slot, place, is_real, P, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _store_rows(
+    at, in_range, is_real, token, place, slot, blocks,
+    row_tokens, row_positions, row_slots, row_kv_slots, row_num_linear, P, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write rows of tokens at places of a text, and padding where they are not real."""
+    tl.store(row_tokens + at, tl.where(is_real, token, 0), in_range)
+    tl.store(row_positions + at, tl.where(is_real, place, 0), in_range)
+    tl.store(row_num_linear + at, tl.where(is_real, place + 1, 0), in_range)
+    tl.store(row_slots + at, tl.where(is_real, slot, -1).to(tl.int32), in_range)
+    kv_slot = _kv_slot(blocks, slot, place, is_real, P, BLOCK_SIZE)
+    tl.store(row_kv_slots + at, tl.where(is_real, kv_slot, -1), in_range)
+
+
+@triton.jit
 def _read_texts(
     slots, starts, limits, blocks, tokens, lengths,
     row_tokens, row_positions, row_slots, row_kv_slots, row_num_linear, last_rows, slots_before, L, P,
@@ -63,12 +77,11 @@ def _read_texts(
     place = start + i
     is_real = is_read & (place < end) & (i < ROWS)
     at, in_range = n * ROWS + i, i < ROWS
-    tl.store(row_tokens + at, tl.load(tokens + slot * L + place, is_real, 0), in_range)
-    tl.store(row_positions + at, tl.where(is_real, place, 0), in_range)
-    tl.store(row_num_linear + at, tl.where(is_real, place + 1, 0), in_range)
-    tl.store(row_slots + at, tl.where(is_real, slot, -1).to(tl.int32), in_range)
-    kv_slot = _kv_slot(blocks, slot, place, is_real, P, BLOCK_SIZE)
-    tl.store(row_kv_slots + at, tl.where(is_real, kv_slot, -1), in_range)
+    token = tl.load(tokens + slot * L + place, is_real, 0)
+    _store_rows(
+        at, in_range, is_real, token, place, slot, blocks,
+        row_tokens, row_positions, row_slots, row_kv_slots, row_num_linear, P, BLOCK_SIZE,
+    )  # fmt: skip
     before = _kv_slot(blocks, slot, tl.maximum(place - 1, 0), is_real, P, BLOCK_SIZE)
     tl.store(slots_before + at, tl.where(is_real, before, 0), in_range)
 
@@ -84,6 +97,40 @@ def read_texts(
         *(table.tokens.shape[1], plan.blocks.shape[1]),
         ROWS=most_rows,
         ROWS_BLOCK=triton.next_power_of_2(most_rows),
+        BLOCK_SIZE=block_size,
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["token_id"])
+def _place_masks(
+    slots, num_masks, blocks, lengths,
+    row_tokens, row_positions, row_slots, row_kv_slots, row_num_linear, token_id, P,
+    MASKS: tl.constexpr, MASKS_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    n, i = tl.program_id(0), tl.arange(0, MASKS_BLOCK)
+    slot = tl.load(slots + n).to(tl.int64)
+    in_range = i < MASKS
+    is_real = in_range & (slot >= 0) & (i < tl.load(num_masks + n))
+    place = tl.load(lengths + slot, slot >= 0, 0) + i
+    _store_rows(
+        n * MASKS + i, in_range, is_real, token_id, place, slot, blocks,
+        row_tokens, row_positions, row_slots, row_kv_slots, row_num_linear, P, BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def place_masks(
+    plan: ChainPlan, table: DeviceTable, num_masks: Tensor, rows: StepRows, *, token_id: int, block_size: int
+) -> None:
+    """Lay out masks at the places behind each text; see `ops.cuda.chains.place_masks`."""
+    most_masks = len(rows.slots) // len(plan.slots)
+    if not most_masks:
+        return
+    _place_masks[(len(plan.slots),)](
+        *(plan.slots, num_masks, plan.blocks, table.lengths),
+        *(rows.tokens, rows.positions, rows.slots, rows.kv_slots, rows.num_linear, token_id, plan.blocks.shape[1]),
+        MASKS=most_masks,
+        MASKS_BLOCK=triton.next_power_of_2(most_masks),
         BLOCK_SIZE=block_size,
         num_warps=1,
     )
