@@ -79,7 +79,7 @@ def test_texts_are_the_same_where_log_probabilities_are_read_first(case, plain_t
     assert texts(llm, 6) == plain_texts[:6]
 
 
-@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree"])
+@pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "random-tree", "medusa"])
 def test_texts_are_the_same_where_the_host_must_know_each_row(case, plain_texts):
     llm = host_rows_llm(CASES[case], **TIGHT | {"num_gpu_blocks_override": 33})
     assert texts(llm, 6) == plain_texts[:6]
@@ -254,7 +254,7 @@ def test_drafters_that_compute_draft_the_same_as_in_torch(case):
 
 CHAINS = [
     *("draft-model", "draft-model-coupled", "eagle", "eagle3", "mtp", "self-exit"),
-    *("pard", "peagle", "medusa", "mlp-speculator"),
+    *("pard", "peagle", "dflash", "dflash-coupled", "medusa", "mlp-speculator"),
 ]
 KEEPS_NO_KV = ["self-exit", "medusa", "mlp-speculator"]  # of its own: nothing is unread
 
@@ -276,7 +276,7 @@ def test_the_device_drafts_chains_and_the_host_only_what_was_not_read_yet(case, 
     assert llm.stats.speculation == host.stats.speculation
 
 
-@pytest.mark.parametrize("case", ["eagle3", "draft-model-coupled"])
+@pytest.mark.parametrize("case", ["eagle3", "draft-model-coupled", "dflash", "dflash-coupled"])
 def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_that_matters(case):
     llm = tiny_llm(CASES[case], device_step=True, verifies_all=True, **TINY)
     chains, asked = llm.executor.part.chains, []
@@ -284,7 +284,7 @@ def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_th
     chains.may_draft = lambda request, **options: asked.append(may_draft(request, **options)) or asked[-1]
     sampling = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12)
     llm.generate([[7, 8, 9]], sampling, use_tqdm=False)
-    assert any(asked) == (case == "eagle3")  # whose tokens are the likeliest, whatever the rules
+    assert any(asked) == ("coupled" not in case)  # the likeliest tokens are drafted whatever the rules
 
 
 def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
@@ -308,7 +308,8 @@ def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monk
 
 
 @pytest.mark.parametrize(
-    "case", ["eagle-tree", "pard-tree", "dflash", "hybrid", "draft-model-foreign", "medusa-tree", "mlp-speculator-tree"]
+    "case",
+    ["eagle-tree", "pard-tree", "dflash-tree", "hybrid", "draft-model-foreign", "medusa-tree", "mlp-speculator-tree"],
 )
 def test_other_writers_are_the_hosts(case):
     assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None

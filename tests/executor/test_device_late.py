@@ -53,8 +53,8 @@ def tokens(llm, sampling, count=4):
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, CASES["eagle3"], CASES["pard"], CASES["self-exit"], CASES["medusa"], CASES["mlp-speculator"]],
-    ids=["plain", "ngram", "eagle3", "pard", "self", "medusa", "mlp-speculator"],
+    [None, NGRAM, *(CASES[case] for case in ("eagle3", "pard", "dflash", "self-exit", "medusa", "mlp-speculator"))],
+    ids=["plain", "ngram", "eagle3", "pard", "dflash", "self", "medusa", "mlp-speculator"],
 )
 def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     llm = late_llm(config)
@@ -63,7 +63,7 @@ def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
     begun = [number for what, number in events if what == "begun"]
     assert len(begun) > 4
     # the first draft of a network with KV is the host's, which has it read the prompts
-    for number in begun[1 if config in (CASES["eagle3"], CASES["pard"]) else 0 : -1]:
+    for number in begun[1 if config in (CASES["eagle3"], CASES["pard"], CASES["dflash"]) else 0 : -1]:
         assert events.index(("begun", number + 1)) < events.index(("read", number))
 
 
@@ -108,8 +108,8 @@ class HostReads(TorchFunctionMode):
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, CASES["eagle3"], CASES["peagle"], CASES["medusa"], CASES["mlp-speculator"]],
-    ids=["plain", "ngram", "eagle3", "peagle", "medusa", "mlp-speculator"],
+    [None, NGRAM, *(CASES[case] for case in ("eagle3", "peagle", "dflash", "medusa", "mlp-speculator"))],
+    ids=["plain", "ngram", "eagle3", "peagle", "dflash", "medusa", "mlp-speculator"],
 )
 def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     llm = late_llm(config)

@@ -40,7 +40,7 @@ def without_logprobs(count):
     "case",
     [
         *("plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"),
-        *("pard", "peagle", "medusa", "mlp-speculator"),
+        *("pard", "peagle", "dflash", "medusa", "mlp-speculator"),
     ],
 )
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
@@ -135,8 +135,8 @@ def test_a_device_that_is_lost_while_graphs_are_recorded_is_lost(monkeypatch):
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, CASES["eagle3"], CASES["peagle"], CASES["medusa"], CASES["mlp-speculator"]],
-    ids=["plain", "ngram", "eagle3", "peagle", "medusa", "mlp-speculator"],
+    [None, NGRAM, *(CASES[case] for case in ("eagle3", "peagle", "dflash", "medusa", "mlp-speculator"))],
+    ids=["plain", "ngram", "eagle3", "peagle", "dflash", "medusa", "mlp-speculator"],
 )
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)

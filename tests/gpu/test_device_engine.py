@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,14 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 TREES = {"method": "recycle", "draft_confidence_threshold": 0.0}
 SELF = {"method": "self", "exit_layer": 2, "num_speculative_tokens": 3}
 MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "coupled"}
+PARD = {"method": "pard", "num_speculative_tokens": 3}
+PEAGLE = {"method": "peagle", "num_speculative_tokens": 4}
+DFLASH = {"method": "dflash", "num_speculative_tokens": 5, "draft_sample_method": "coupled"}
+MEDUSA = {"method": "medusa", "num_speculative_tokens": 4, "draft_sample_method": "coupled"}
+MLP = {"method": "mlp_speculator", "num_speculative_tokens": 4}
+AT_ONCE = {"pard": PARD, "peagle": PEAGLE, "dflash": DFLASH, "medusa": MEDUSA, "mlp_speculator": MLP}
+"""Drafters that predict all tokens at once, or keep no KV."""
+
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -37,12 +46,35 @@ def folder(tmp_path_factory):
     return folder
 
 
+def complete(config, folder):
+    """A config with the folder of its draft model, the target's twin, or of its random head for the target in `folder`."""
+    from tests import heads_eagle, heads_medusa
+    from tests.engines import with_config
+    from tests.heads_dflash import tiny_dflash
+    from tests.tiny_models import COMMON
+
+    target = SimpleNamespace(model=SimpleNamespace(hidden_size=COMMON["hidden_size"], vocab_size=VOCAB_SIZE))
+    heads = {"peagle": heads_eagle.peagle, "medusa": heads_medusa.medusa, "mlp_speculator": heads_medusa.mlp_speculator}
+    method = config["method"] if isinstance(config, dict) else None
+    if method == "draft_model":
+        model = folder
+    elif method == "pard":
+        model = with_config(folder, {"pard_token": 11})
+    elif method == "dflash":
+        model = tiny_dflash(VOCAB_SIZE)
+    elif method in heads:
+        model = heads_eagle.save(folder.parent / method, *heads[method](target))
+    else:
+        return config
+    return config | {"model": str(model)}
+
+
 def outcome(folder, config, *, dtype="float32", **settings):
     from forerun import LLM, SamplingParams
 
     llm = LLM(
         str(folder),
-        speculative_config=config,
+        speculative_config=complete(config, folder),
         device=DEVICE,
         dtype=dtype,
         max_model_len=128,
@@ -55,11 +87,12 @@ def outcome(folder, config, *, dtype="float32", **settings):
     return [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs], llm
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, SELF], ids=["plain", "ngram", "self"])
+@pytest.mark.parametrize("config", [None, NGRAM, SELF, *AT_ONCE.values()], ids=["plain", "ngram", "self", *AT_ONCE])
 def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
     """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
     from forerun import LLM, SamplingParams
 
+    config = complete(config, folder)
     llm = LLM(str(folder), speculative_config=config, device=DEVICE, device_step=True, max_model_len=256)
     if llm.executor.part.needs_host_rows:
         pytest.skip("the layers need the host to lay out rows")
@@ -84,9 +117,12 @@ def test_texts_equal_those_of_the_host(folder, config):
     assert outcome(folder, config, device_step=True)[0] == outcome(folder, config, device_step=False)[0]
 
 
-@pytest.mark.parametrize("config", [NGRAM, TREES, SELF, MODEL], ids=["ngram", "trees", "self", "draft model"])
+@pytest.mark.parametrize(
+    "config",
+    [NGRAM, TREES, SELF, MODEL, *AT_ONCE.values()],
+    ids=["ngram", "trees", "self", "draft model", *AT_ONCE],
+)
 def test_in_bf16_drafts_change_no_text(folder, config):
-    config = config | ({"model": str(folder)} if config is MODEL else {})
     texts, llm = outcome(folder, config, dtype="bfloat16")
     assert llm.is_batch_invariant
     assert llm.stats.speculation.num_draft_tokens > 50
@@ -127,7 +163,7 @@ def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
     assert llm.speculative.method == "auto"
 
 
-@pytest.mark.parametrize("config", [None, NGRAM, TREES], ids=["plain", "ngram", "trees"])
+@pytest.mark.parametrize("config", [None, NGRAM, TREES, *AT_ONCE.values()], ids=["plain", "ngram", "trees", *AT_ONCE])
 def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
     assert outcome(folder, config)[0] == outcome(folder, config, enforce_eager=True)[0]
 

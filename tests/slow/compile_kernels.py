@@ -83,6 +83,21 @@ def ints(*shape):
     return torch.zeros(shape, dtype=torch.int32)
 
 
+def call_chains(plan, table, rows):
+    blocks = ints(NUM_SLOTS, 300)
+    chain = ChainPlan(slots=plan.slots, starts=plan.tails, limits=plan.tails, blocks=blocks)
+    chains.take_blocks(chain, table, block_size=16, first_scratch=256, scratch_per_slot=2)
+    before = torch.zeros(NUM_ROWS, dtype=torch.int64)
+    chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
+    chains.place_masks(chain, table, plan.tails, rows, token_id=3, block_size=16)
+    chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
+    chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 5))
+    single = StepRows.empty(NUM_SLOTS, 0, longest_path=1, device=CPU)
+    chains.read_texts(chain, table, single, before[:NUM_SLOTS], before[:NUM_SLOTS], block_size=16)
+    chains.place_masks(chain, table, plan.tails, single, token_id=3, block_size=16)
+    chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 1))
+
+
 def call_launchers():
     table = DeviceTable.empty(NUM_SLOTS, max_length=MAX_LENGTH, num_blocks=256, most_drafted=MOST_DRAFTED, device=CPU)
     rules = RuleTable.empty(NUM_SLOTS, VOCAB_SIZE, device=CPU)
@@ -100,14 +115,7 @@ def call_launchers():
     steps.match(plan, table, rows, sampled, verdicts)
     steps.move(plan, rows, verdicts, bf16(2, 64, KV_HEADS, DIM))
     steps.commit(plan, table, rules, verdicts)
-    blocks = ints(NUM_SLOTS, 300)
-    chain = ChainPlan(slots=plan.slots, starts=plan.tails, limits=plan.tails, blocks=blocks)
-    chains.take_blocks(chain, table, block_size=16, first_scratch=256, scratch_per_slot=2)
-    before = torch.zeros(NUM_ROWS, dtype=torch.int64)
-    chains.read_texts(chain, table, rows, before[:NUM_SLOTS], before, block_size=16)
-    chains.place_masks(chain, table, plan.tails, rows, token_id=3, block_size=16)
-    chains.extend(chain, table, plan.slots, rows, depth=1, block_size=16)
-    chains.write_chains(table, plan.slots, plan.tails, ints(NUM_SLOTS, 5))
+    call_chains(plan, table, rows)
     ngram.propose(table, plan.slots, plan.tails, ints(32), shortest=2, longest=5)
     keys, query = bf16(64, KV_HEADS, DIM), bf16(NUM_ROWS, HEADS, DIM)
     shape = {"block_size": 16, "scale": 0.1}

@@ -59,7 +59,7 @@ def kernels(monkeypatch):
     ("case", "count"),
     [
         *(("ngram", 3), ("random-tree", 2), ("eagle3", 1), ("draft-model-tree", 1)),
-        *(("pard", 1), ("peagle", 1), ("medusa", 1), ("mlp-speculator", 1)),
+        *(("pard", 1), ("peagle", 1), ("dflash", 1), ("medusa", 1), ("mlp-speculator", 1)),
     ],
 )
 def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_formulas(case, count, kernels):

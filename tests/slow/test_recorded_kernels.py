@@ -93,9 +93,7 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", ["plain", "ngram", "random-tree", "eagle3", "pard", "peagle", "medusa", "mlp-speculator"]
-)
+@pytest.mark.parametrize("case", ["plain", "ngram", "random-tree", "eagle3", "peagle", "dflash", "mlp-speculator"])
 def test_replayed_launches_give_the_texts_of_the_formulas(case, kernels):  # noqa: F811
     config = CASES[case] and CASES[case] | ({"draft_confidence_threshold": 0.0} if case == "ngram" else {})
 
