@@ -32,6 +32,13 @@ def test_json_lines_are_read_as_public_prompt_sets_have_them(record, prompt, tmp
     assert read_prompts(tmp_path / "a.jsonl") == [prompt]
 
 
+def test_a_line_ends_where_json_lines_do_and_a_byte_order_mark_is_none_of_it(tmp_path):
+    prompts = ["one\u2028two", "three\x85four"]
+    lines = "\r\n".join(json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts)
+    (tmp_path / "a.jsonl").write_bytes(lines.encode("utf-8-sig"))
+    assert read_prompts(tmp_path / "a.jsonl") == prompts
+
+
 def test_each_file_is_a_kind_of_its_own(tmp_path):
     for name in ("chat", "code"):
         (tmp_path / f"{name}.txt").write_text(f"a {name} prompt\n")

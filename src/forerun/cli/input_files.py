@@ -50,7 +50,7 @@ def read_lines(path: Path) -> list[str]:
         ConfigError: the file cannot be read or holds no prompt.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--prompts: cannot read {path} ({error}); give a text file with one prompt per line"
