@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.plan.balanced import balance, pooled_wait
-from forerun.plan.latencies import Lognormal, WaitThenServed
+from forerun.plan.latencies import Counts, Lognormal, WaitThenServed
 from forerun.plan.load import Load
 from forerun.plan.queueing import Occupancy, load_dependent, variability
 from forerun.plan.serving_policies import EngineModel, ServingPolicy
@@ -33,6 +33,7 @@ MEAN_STEP = 0.05  # of a table of Poisson distributions
 LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
 NUM_MOMENTS = 48  # equally likely circumstances of an arrival that stand for all
 BALANCE_ROUNDS = 8
+SETTLED = 1e-9  # of a batch size, by which a round may change it for the last time
 RATE_GRID = 33
 RATE_ROUNDS = 3
 
@@ -60,6 +61,14 @@ class Prediction:
     busy_share: Floats  # of the time that an engine steps
     prompt_share: Floats  # of the time that prompts take
     wait_chance: Floats  # that a request finds all places taken
+
+    def at(self, rates: Counts) -> Prediction:
+        """The same for some of the rates, by their numbers."""
+        found: dict[str, Any] = {}
+        for one in fields(self):
+            part = getattr(self, one.name)
+            found[one.name] = part[rates] if isinstance(part, np.ndarray) else part.at(rates)
+        return Prediction(**found)
 
     def attainment(self, sla: Sla) -> Floats:
         """The share of requests that keep all limits, by rate; latencies are taken for independent."""
@@ -137,7 +146,10 @@ class _Steady:
         for _ in range(BALANCE_ROUNDS):  # the fixed point B = rate x residence(B), from above
             level = balance(served, self.num_engines, peakedness, places)
             company = np.where(self.is_balanced, level.company, 1.0)
+            before = served
             served = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
+            if (np.abs(served - before) <= SETTLED * before).all():
+                break
         rows = self.is_balanced[:, None]
         self.seen = np.where(rows, level.seen_share, self.seen)
         self.share = np.where(rows, level.share, self.share)
@@ -264,11 +276,7 @@ class _Moments(NamedTuple):
     busy: Floats  # below the chance that the engine is busy: it is
     length: Floats  # how long the prompt is, in deviations
     others: Floats  # how many others arrive in that step, as a share of the distribution
-
-    @property
-    def others_normal(self) -> Floats:
-        """The same in deviations."""
-        return np.array([NormalDist().inv_cdf(share) for share in self.others])
+    others_normal: Floats  # the same in deviations
 
 
 @functools.cache
@@ -276,10 +284,10 @@ def _moments() -> _Moments:
     # a Latin hypercube: each circumstance takes each of its values once, in an order of its own
     values = (np.arange(NUM_MOMENTS) + 0.5) / NUM_MOMENTS
     random = np.random.default_rng(0)
-    left, step, busy, length, others = (random.permutation(values) for _ in _Moments._fields)
+    left, step, busy, length, others = (random.permutation(values) for _ in range(5))
     quantile = NormalDist().inv_cdf
-    steps, lengths = (np.array([quantile(share) for share in some]) for some in (step, length))
-    return _Moments(left, steps, busy, lengths, others)
+    steps, lengths, numbers = (np.array([quantile(share) for share in some]) for some in (step, length, others))
+    return _Moments(left, steps, busy, lengths, others, numbers)
 
 
 @functools.cache

@@ -175,26 +175,45 @@ class DraftTrace:
             while place <= last:
                 steps.append(place)
                 place += ends[place]
-        places = range(limit)
         return AcceptanceProfile.of_counts(
             self.method,
             len(steps),
-            [int((num_right[steps] > depth).sum()) for depth in places],
-            [int((deepest[steps] > depth).sum()) for depth in places],
+            _num_above(num_right[steps], limit),
+            _num_above(deepest[steps], limit),
             num_nodes=int(sizes[steps].sum()),
         )
 
+    def num_steps(self, text: int, k: int) -> int:
+        """The steps that write a text after its first token with drafts of at most k nodes."""
+        if k not in self._jumps:
+            self._jumps[k] = (self._cut_to(k)[1] + 1).tolist()
+        jumps, place, end, steps = self._jumps[k], self._first_places[text] + 1, self._first_places[text + 1], 0
+        while place < end:
+            place += jumps[place]
+            steps += 1
+        return steps
+
+    @cached_property
+    def _jumps(self) -> dict[int, list[int]]:
+        return {}
+
     def _cut_to(self, limit: int) -> tuple[Ints, Ints, Ints]:
         """Of the drafts' first `limit` nodes: how many there are, how many are right, how deep they go, each [P]."""
-        starts = self.first_nodes[:-1]
-        sizes = np.minimum(np.diff(self.first_nodes), limit).astype(np.int32)
-        sums = np.concatenate([[0], np.cumsum(self.is_right)])
-        num_right = (sums[starts + sizes] - sums[starts]).astype(np.int32)
-        deepest = np.zeros_like(sizes)
-        for node in range(min(limit, int(sizes.max(initial=0)))):
-            has_node = sizes > node
-            deepest[has_node] = np.maximum(deepest[has_node], self._node_depths[starts[has_node] + node])
-        return sizes, num_right, deepest
+        num_right, deepest = self._by_length
+        sizes = np.minimum(np.diff(self.first_nodes), limit)
+        places = np.arange(len(sizes))
+        return sizes, num_right[places, sizes], deepest[places, sizes]
+
+    @cached_property
+    def _by_length(self) -> tuple[Ints, Ints]:
+        """Of the first 0, 1, ... nodes of each draft: how many are right, how deep they go, each [P, longest draft + 1]."""
+        sizes = np.diff(self.first_nodes)
+        places = np.repeat(np.arange(len(sizes)), sizes)
+        shape = (len(sizes), int(sizes.max(initial=0)) + 1)
+        is_right, depths = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+        is_right[places, self._node_numbers + 1] = self.is_right
+        depths[places, self._node_numbers + 1] = self._node_depths
+        return np.cumsum(is_right, axis=1, dtype=np.int32), np.maximum.accumulate(depths, axis=1)
 
     def save(self, path: Path) -> None:
         """Write an .npz file."""
@@ -314,3 +333,10 @@ ARRAYS = (
 
 def _starts(lengths: Sequence[int]) -> Ints:
     return np.array(list(itertools.accumulate(lengths, initial=0)), dtype=np.int32)
+
+
+def _num_above(values: Ints, most: int) -> list[int]:
+    """How many values are above 0, 1, ..., `most` - 1."""
+    counts = np.bincount(values, minlength=most + 1)
+    found: list[int] = (len(values) - np.cumsum(counts))[:most].tolist()
+    return found

@@ -6,6 +6,7 @@ all of them serve, and hand the KV to others that decode. Formulas: docs/plannin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -140,14 +141,13 @@ def plan_fleet(
     policies = serving_policies(engine, [None, *speculations], load)
     search = FleetSearch(engine, load, sla, transfer, routing)
     budget = most_engines or MOST_REPLICAS
-    found = search.fewest(policies, layouts, budget)
-    if found is not None:
+    found = search.fewest(policies, layouts, max(budget, MOST_REPLICAS))
+    if found is not None and found.num_engines <= budget:
         return FleetAnswer(plan=found, is_feasible=True, needed=found.num_engines)
-    beyond = search.fewest(policies, layouts, MOST_REPLICAS) if budget < MOST_REPLICAS else None
-    best = None if beyond else search.nearest_of(policies, layouts, budget)
+    best = None if found else search.nearest_of(policies, layouts, budget)
     if best is None or (most_engines is not None and not best.is_stable):
         best = search.best_of(policies, layouts, budget)
-    return FleetAnswer(plan=best, is_feasible=False, needed=beyond.num_engines if beyond else None)
+    return FleetAnswer(plan=best, is_feasible=False, needed=found.num_engines if found else None)
 
 
 class FleetSearch:
@@ -169,18 +169,15 @@ class FleetSearch:
         found: list[FleetPlan] = []
         for policy in sorted(policies, key=self._least_by_speed):
             for layout in layouts:
-                limit = min([most, *(one.num_engines for one in found)])
-                plan = self._fewest_of(policy, layout, limit)
+                plan = self._fewest_of(policy, layout, most)
                 if plan is not None:
+                    most = plan.num_engines
                     found.append(plan)
-        if not found:
-            return None
-        fewest = min(one.num_engines for one in found)
-        return _preferred([one for one in found if one.num_engines == fewest])
+        return _preferred([one for one in found if one.num_engines == most]) if found else None
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
         """The best way to run so many engines: one that attains the SLA, or else attains it for most requests."""
-        tried = self._divided(policies, layouts, most, lambda at: -at.attainment(self._sla))
+        tried = [plan for _, plan in self._divided(policies, layouts, most, lambda at: -at.attainment(self._sla))]
         enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
         return _preferred([one for one in tried if one.attainment >= enough])
 
@@ -189,12 +186,15 @@ class FleetSearch:
 
         How many requests attain such an SLA says little: they are in the tails of latencies that are far beyond its limits.
         """
+        # first which drafts, then which limits of running sequences
+        chosen = self._nearest([one for one in policies if one.has_all_places], layouts, most).policy.speculation
+        best = self._nearest([one for one in policies if one.speculation is chosen], layouts, most)
+        return self._fewest_as_near(best)
+
+    def _nearest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
         tried = self._divided(policies, layouts, most, self._excess)
-        excesses = [float(self._excess(one)[0]) for one in tried]
-        nearest = [
-            one for one, excess in zip(tried, excesses, strict=True) if excess <= min(excesses) * (1.0 + ALMOST_EQUAL)
-        ]
-        return self._fewest_as_near(_preferred(nearest))
+        near = min(excess for excess, _ in tried) * (1.0 + ALMOST_EQUAL)
+        return _preferred([plan for excess, plan in tried if excess <= near])
 
     def _divided(
         self,
@@ -202,16 +202,21 @@ class FleetSearch:
         layouts: Sequence[Layout],
         most: int,
         cost: Callable[[Prediction], Floats],
-    ) -> list[FleetPlan]:
-        """So many engines run in each way, prompts apart or not; apart as many of each kind as cost least."""
+    ) -> list[tuple[float, FleetPlan]]:
+        """So many engines run in each way, prompts together or apart, and what they cost; apart as many of each kind as cost least."""
         found = []
         for policy in policies:
             for layout in layouts:
-                prefill = 0
-                if layout is Layout.DISAGGREGATED and most > 1:
-                    counts = np.array(_spread(1, most - 1))
-                    prefill = int(counts[cost(self.predict_apart(policy, counts, most - counts)).argmin()])
-                found.append(self.at(policy, prefill, most - prefill))
+                if layout is Layout.AGGREGATED or most == 1:
+                    prefill = np.array([0])
+                    at = self._predict(policy, self._load, np.array([most]))
+                else:
+                    prefill = np.array(_spread(1, most - 1))
+                    at = self.predict_apart(policy, prefill, most - prefill)
+                costs = cost(at)
+                best = int(costs.argmin())
+                count = int(prefill[best])
+                found.append((float(costs[best]), self._found(policy, count, most - count, at.at(np.array([best])))))
         return found
 
     def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
@@ -251,11 +256,24 @@ class FleetSearch:
         if layout is Layout.DISAGGREGATED:
             return self._fewest_apart(policy, most)
 
-        def attainment(counts: Counts) -> Floats:
-            return self._predict(policy, self._load, counts).attainment(self._sla)
+        return self._fewest(policy, 0, lambda counts: self._predict(policy, self._load, counts), most)
 
-        count = least_count(lambda counts: attainment(counts) >= self._sla.attainment, most)
-        return None if count is None else self.at(policy, 0, count)
+    def _fewest(
+        self, policy: ServingPolicy, prefill: int, predict: Callable[[Counts], Prediction], most: int
+    ) -> FleetPlan | None:
+        """The fewest engines, beside `prefill`, that attain the SLA by what is predicted of each count; None: `most` do not."""
+        seen: dict[int, tuple[Prediction, int]] = {}
+
+        def is_enough(counts: Counts) -> npt.NDArray[np.bool_]:
+            at = predict(counts)
+            seen.update((count, (at, number)) for number, count in enumerate(counts.tolist()))
+            return np.asarray(at.attainment(self._sla) >= self._sla.attainment)
+
+        count = least_count(is_enough, most)
+        if count is None:
+            return None
+        at, number = seen[count]
+        return self._found(policy, prefill, count, at.at(np.array([number])))
 
     def at(self, policy: ServingPolicy, prefill: int, replicas: int) -> FleetPlan:
         """So many engines, whether they attain the SLA or not; `prefill` 0: aggregated."""
@@ -300,17 +318,12 @@ class FleetSearch:
             limit = (best.num_engines - 1 if best else most) - first
             if limit < fewest:
                 break
-            decode = self._fewest_decode(policy, first, limit)
+            found = self._fewest(policy, first, functools.partial(self.predict_apart, policy, first), limit)
             num_vain += 1
-            if decode is not None:
-                best, num_vain = self.at(policy, first, decode), 0
+            if found is not None:
+                best, num_vain = found, 0
             first += 1
         return best
-
-    def _fewest_decode(self, policy: ServingPolicy, prefill: int, most: int) -> int | None:
-        if not self._attains_apart(policy, prefill, most)[0]:
-            return None
-        return least_count(lambda counts: self._attains_apart(policy, prefill, counts), most)
 
     @cached_property
     def _fewest_prefill(self) -> int | None:
@@ -364,10 +377,11 @@ class FleetSearch:
         Counts are numbers or arrays, paired.
         """
         load = self._load
-        first, decode = (np.array(one) for one in np.broadcast_arrays(np.atleast_1d(prefill), np.atleast_1d(decode)))
+        first, decode = np.broadcast_arrays(np.atleast_1d(prefill), np.atleast_1d(decode))
         # whoever decodes has all KV but that of the first token, which gives the second
         handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
-        at = self._predict(policy, handed, decode)
+        counts, numbers = np.unique(decode, return_inverse=True)
+        at = self._predict(policy, handed, counts).at(numbers)
         ttft = self._prefill(first)
         if load.osl <= 1.0:
             zeros = np.zeros(len(decode))

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
 
-NUM_HALVINGS = 50  # of the interval in which a quantile lies
+NUM_HALVINGS, NEGLIGIBLE = 50, 1e-9  # of the interval in which a quantile lies: how many at most, and its width at last
 
 
 def normal_share(z: Floats) -> Floats:
@@ -50,6 +51,10 @@ class Lognormal:
         """Its variance, in seconds squared."""
         variance: Floats = self.cv2 * self.mean**2
         return variance
+
+    def at(self, rates: Counts) -> Lognormal:
+        """The same for some of the rates, by their numbers."""
+        return Lognormal(self.mean[rates], self.cv2[rates])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +99,10 @@ class WaitThenServed:
             middle = (low + high) / 2.0
             is_enough = self.share_within(middle) >= share
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+            if (high - low <= NEGLIGIBLE * high).all():
+                break
         return np.where(is_finite, high, np.inf)
+
+    def at(self, rates: Counts) -> WaitThenServed:
+        """The same for some of the rates, by their numbers."""
+        return WaitThenServed(self.service[rates], self.wait_chance[rates], self.mean_wait_of_waiting[rates])

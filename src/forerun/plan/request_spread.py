@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.profile import Profile
 
 
@@ -23,8 +22,8 @@ def request_cv(profile: Profile, name: str, kind: str | None, num_draft_tokens: 
     """
     if name in profile.traces:
         trace = profile.trace(name)
-        steps = [_steps_per_token(trace, text, num_draft_tokens) for text in trace.texts_of(kind)]
-        return _cv([one for one in steps if one is not None])
+        after_first = {text: trace.num_answer_tokens(text) - 1 for text in trace.texts_of(kind)}
+        return _cv([trace.num_steps(text, num_draft_tokens) / num for text, num in after_first.items() if num > 0])
     if kind is not None:
         return 0.0
     lengths = [
@@ -33,19 +32,6 @@ def request_cv(profile: Profile, name: str, kind: str | None, num_draft_tokens: 
         if key.startswith(f"{name}/")
     ]
     return _cv([1.0 / length for length in lengths])
-
-
-def _steps_per_token(trace: DraftTrace, text: int, num_draft_tokens: int) -> float | None:
-    """Steps that decode a text after its first token, over these tokens; None: it has no more."""
-    num_tokens, place, steps = trace.num_answer_tokens(text), 1, 0
-    if num_tokens < 2:
-        return None
-    while place < num_tokens:
-        left = num_tokens - place
-        draft = trace.draft(text, place).within(limit=num_draft_tokens, depth=max(0, left - 1))
-        place += len(draft.right_nodes) + 1
-        steps += 1
-    return steps / (num_tokens - 1)
 
 
 def _cv(values: list[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,15 @@ class EngineModel:
 
     def prompt_seconds(self, num_tokens: float, *, cached: float = 0.0) -> float:
         """What a prompt's rows add to the steps that compute them, in chunks of the token budget."""
+        if (num_tokens, cached) not in self._prompt_seconds:
+            self._prompt_seconds[num_tokens, cached] = self._seconds_of_prompt(num_tokens, cached)
+        return self._prompt_seconds[num_tokens, cached]
+
+    @cached_property
+    def _prompt_seconds(self) -> dict[tuple[float, float], float]:
+        return {}
+
+    def _seconds_of_prompt(self, num_tokens: float, cached: float) -> float:
         empty = self.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
         seconds, start, end = 0.0, cached, num_tokens
         while end - start > 0.5:
@@ -166,6 +176,11 @@ class ServingPolicy:
         return replace(self, max_num_seqs=limit, table=table)
 
     @property
+    def has_all_places(self) -> bool:
+        """Whether it runs as many sequences at once as the engine can."""
+        return self.max_num_seqs == len(self.table.seconds)
+
+    @property
     def schedule(self) -> Schedule:
         """K by batch size."""
         return as_schedule(self._at[1])
@@ -194,14 +209,12 @@ def serving_policies(
         most = min(engine.max_num_seqs, places)
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
-        for lengths in _length_rules(table, speculation, most):
-            if lengths.tobytes() in seen or (speculation is not None and not lengths.any()):
+        for lengths, limit in itertools.product(_length_rules(table, speculation, most), _batch_limits(most)):
+            used = lengths[:limit]
+            if used.tobytes() in seen or (speculation is not None and not used.any()):
                 continue
-            seen.add(lengths.tobytes())
-            policies += [
-                ServingPolicy(speculation=speculation, lengths=lengths, max_num_seqs=limit, table=table)
-                for limit in _batch_limits(most)
-            ]
+            seen.add(used.tobytes())
+            policies.append(ServingPolicy(speculation=speculation, lengths=lengths, max_num_seqs=limit, table=table))
     return policies
 
 
@@ -211,14 +224,17 @@ def mean_context(load: Load) -> float:
 
 
 def _length_rules(table: StepTable, speculation: Speculation | None, most: int) -> list[Lengths]:
-    """The K by batch size that may be planned; where the engine chooses it, what it is expected to choose."""
-    longest = speculation.max_draft_tokens if speculation else 0
-    if speculation is not None and speculation.is_adaptive:
-        return [best_lengths(table)]
+    """The K by batch size that may be planned; where the engine chooses it, what it is expected to choose.
+
+    A K that is above the best one at every batch size makes each token dearer and each step longer, so it is left out.
+    """
     if speculation is not None and speculation.is_whole:
-        return [fixed_lengths(most, longest)]
+        return [fixed_lengths(most, speculation.max_draft_tokens)]
+    best = best_lengths(table)
+    if speculation is not None and speculation.is_adaptive:
+        return [best]
     rules = []
-    for length in range(longest + 1):
+    for length in range(int(best.max()) + 1):
         rules += [
             steady_lengths(table, max_length=length),
             best_lengths(table, max_length=length),
