@@ -154,7 +154,7 @@ def _show(console: Console, output: Path, measured: Measurement) -> None:
         console.print(f"temperature {one.temperature:g}: acceptance length {one.length:.2f}, per position {shares}")
     if measured.speed_up is not None:
         console.print(f"{measured.draft_ms:.2f} ms per drafted token, {measured.speed_up:.2f} times as fast as without")
-    console.print(f"head: {output}")
+    console.print(f"head: {output}", soft_wrap=True)  # a path is not broken in two
 
 
 def _hours(seconds: float) -> str:
