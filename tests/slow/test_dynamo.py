@@ -6,6 +6,7 @@ Dynamo has an environment of its own: python -m benchmarks.peers install dynamo.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -20,10 +21,12 @@ from forerun.executor.simulated import drafting_is_free
 from forerun.executor.simulated_text import ConditionalAcceptance
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.capacity import max_rate
+from forerun.plan.deployment_plan import Layout
 from forerun.plan.draft_lengths import Speculation, fixed_lengths, step_table
 from forerun.plan.dynamo_files import PrefillPoint, write_mocker
+from forerun.plan.fleet_plan import FREE_TRANSFER, FleetSearch, plan_fleet
 from forerun.plan.load import Load
-from forerun.plan.serving_policies import ServingPolicy
+from forerun.plan.serving_policies import ServingPolicy, serving_policies
 from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.sla import Sla
@@ -116,7 +119,6 @@ def test_both_simulators_agree_where_both_model_the_same(tmp_path, rate, num_dra
 @pytest.mark.parametrize("itl_ms", [4.0, 6.0, 12.0])
 def test_the_planners_formula_is_ours_for_means(tmp_path, itl_ms, num_draft_tokens):
     """The largest batch within the mean ITL, and its requests per second; ours has quantiles and waits besides."""
-    python = interpreter_of("dynamo")
     load = Load(rate=10, **LENGTHS)
     engine = engine_model(LinearStepTimes(base=0.004, per_row=0.0002, per_context_token=1e-7, per_prompt_row=0.0))
     acceptance = AcceptanceProfile(method="draft", conditional=RATES)
@@ -129,38 +131,129 @@ def test_the_planners_formula_is_ours_for_means(tmp_path, itl_ms, num_draft_toke
         (
             size,
             round(size * some),
+            0,
             step_table(engine.step_times, drafter, max_batch_size=size, context=some).seconds[-1, num_draft_tokens],
         )
         for size in (1, 2, 4, 8, 16, 32, 64)
         for some in (100, 200, 400)
     ]
-    case = {
-        "steps": steps,
-        "itl_ms": itl_ms,
-        "context": context,
-        "osl": load.osl,
-        "max_kv_tokens": engine.num_blocks * engine.block_size,
-        "max_num_seqs": engine.max_num_seqs,
-        "accept_length": float(table.expected[num_draft_tokens]),
-    }
-    path = tmp_path / "case.json"
-    path.write_text(json.dumps(case))
-    run = subprocess.run([python, SCRIPT, path], check=True, capture_output=True, text=True)
-    theirs = json.loads(run.stdout.splitlines()[-1])
+    rate, found_itl = asked(
+        tmp_path,
+        "decode",
+        steps,
+        itl=itl_ms,
+        context_length=context,
+        osl=load.osl,
+        max_kv_tokens=engine.num_blocks * engine.block_size,
+        max_num_seqs=engine.max_num_seqs,
+        accept_length=float(table.expected[num_draft_tokens]),
+    )
     per_token = seconds / table.expected[num_draft_tokens]
     sizes = np.arange(1, 65)
     within = per_token * 1e3 <= itl_ms
     if not within.any():
-        assert theirs["itl_ms"] > itl_ms  # it plans on with one sequence, and logs
+        assert found_itl > itl_ms  # it plans on with one sequence, and logs
         return
     size = int(sizes[within][-1])
-    assert theirs["rate"] == pytest.approx(size / (load.osl * per_token[size - 1]), rel=0.02)
+    assert rate == pytest.approx(size / (load.osl * per_token[size - 1]), rel=0.02)
     policy = ServingPolicy(
         speculation=drafter, lengths=fixed_lengths(64, num_draft_tokens), max_num_seqs=64, table=table
     )
     half = max_rate(engine, policy, load, Sla(tpot=itl_ms / 1e3, attainment=0.5))
-    assert half == pytest.approx(theirs["rate"], rel=0.2)
+    assert half == pytest.approx(rate, rel=0.2)
     assert max_rate(engine, policy, load, Sla(tpot=itl_ms / 1e3, attainment=0.99)) < half
+
+
+def asked(folder, question, steps=(), **arguments):
+    """What Dynamo's planner answers."""
+    path = folder / "case.json"
+    path.write_text(json.dumps({"ask": question, "steps": list(steps), "with": arguments}))
+    run = subprocess.run([interpreter_of("dynamo"), SCRIPT, path], check=True, capture_output=True, text=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("base", "per_token", "isl", "budget"),
+    [
+        (0.002, 0.001, 1000, 4096),  # of its own tests: 0.001 s a token and 0.002 s
+        (0.004, 0.0001, 3000, 2048),  # in chunks
+        (0.004, 0.0001, 4096, 2048),
+    ],
+)
+def test_a_prefill_engine_takes_as_many_requests_as_dynamo_says(tmp_path, base, per_token, isl, budget):
+    steps = [(0, 0, tokens, base + per_token * tokens) for tokens in (100, 500, 1000, 2000, 4000)]
+    rate, ttft_ms = asked(tmp_path, "prefill", steps, ttft_sla=1e6, isl=isl, max_num_batched_tokens=budget)
+    world = LinearStepTimes(base=base, per_row=0.0, per_prompt_row=per_token)
+    engine = engine_model(world, max_num_batched_tokens=budget, num_blocks=10_000)
+    load = Load(rate=rate / 2, isl=isl, osl=10)
+    (policy, *_) = serving_policies(engine, [None], load)
+    found = FleetSearch(engine, load, Sla(ttft=1e3), FREE_TRANSFER).at(policy, 1, 8)
+    assert found.prefill_utilization == pytest.approx(0.5, rel=0.01)
+    for demand in (0.7, 1.5, 3.2):  # engines with which prompts do not pile up: its ceil(demand / rate)
+        busy = demand * found.prefill_utilization / load.rate
+        assert math.ceil(busy) == math.ceil(demand / rate)
+    idle = replace(load, rate=1e-6)
+    assert 1e3 * FleetSearch(engine, idle, Sla(ttft=1e3), FREE_TRANSFER).at(policy, 1, 1).ttft.mean[0] == pytest.approx(
+        ttft_ms, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("isl", "osl", "itl_ms"), [(200, 100, 6.0), (400, 50, 8.0), (100, 200, 5.0)])
+def test_an_aggregated_engine_takes_about_as_many_requests_as_dynamo_says(tmp_path, isl, osl, itl_ms):
+    """Prompts share its steps; ours holds the median, and waits, against the limits."""
+    world = LinearStepTimes(base=0.004, per_row=0.0, per_context_token=1e-7, per_prompt_row=0.00002)
+    engine = engine_model(world)
+    steps = [
+        (size, size * context, prompt, 0.004 + 1e-7 * size * context + 0.00002 * prompt)
+        for size in (1, 4, 16, 64)
+        for context in (100, 200, 400)
+        for prompt in (0, 64, 512)
+    ]
+    rate, _, found_itl = asked(
+        tmp_path,
+        "aggregated",
+        steps,
+        isl=isl,
+        osl=osl,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        ttft_sla=1e6,
+        itl_sla=itl_ms,
+        max_kv_tokens=engine.num_blocks * engine.block_size,
+        max_num_seqs=engine.max_num_seqs,
+    )
+    assert found_itl <= itl_ms
+    load = Load(rate=10, isl=isl, osl=osl)
+    policy = max(serving_policies(engine, [None], load), key=lambda one: one.max_num_seqs)
+    half = max_rate(engine, policy, load, Sla(tpot=itl_ms / 1e3, attainment=0.5))
+    assert half == pytest.approx(rate, rel=0.25)
+
+
+@pytest.mark.parametrize("budget", [4, 6, 9])
+def test_a_budget_is_split_at_least_as_well_as_dynamo_splits_it(tmp_path, budget):
+    """It scales both counts down alike; ours tries the splits."""
+    world = LinearStepTimes(base=0.004, per_row=0.0001, per_prompt_row=0.0001)
+    engine, load = engine_model(world), Load(rate=60, isl=300, osl=60)
+    sla = Sla(ttft=0.2, tpot=0.02)
+    enough = plan_fleet(engine, [], load, sla, layouts=(Layout.DISAGGREGATED,)).plan
+    split = asked(
+        tmp_path,
+        "split",
+        num_p=3 * enough.prefill_replicas,
+        num_d=3 * enough.replicas,
+        p_gpu=1,
+        d_gpu=1,
+        min_gpus=-1,
+        max_gpus=budget,
+        min_endpoint=1,
+    )
+    assert sum(split) <= budget
+    ours = plan_fleet(engine, [], load, sla, layouts=(Layout.DISAGGREGATED,), most_engines=budget).plan
+    assert ours.num_engines <= budget
+    search = FleetSearch(engine, load, sla, FREE_TRANSFER)
+    theirs = max(
+        (search.at(policy, *split) for policy in serving_policies(engine, [None], load)), key=lambda one: one.attainment
+    )
+    assert ours.attainment >= min(theirs.attainment, sla.attainment) - 1e-6
 
 
 @pytest.mark.parametrize("name", ["arima", "prophet"])
