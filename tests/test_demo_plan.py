@@ -33,6 +33,7 @@ def demo(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_files_for_three_systems(tmp_path: Path) -> None:
     done = demo(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -41,7 +42,6 @@ def test_the_demo_ends_with_files_for_three_systems(tmp_path: Path) -> None:
     assert "the day by" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_target_that_no_plan_meets_ends_the_demo(tmp_path: Path) -> None:
     done = demo(tmp_path, SLA="ttft=1s,itl=1ms")
     assert done.returncode == 1

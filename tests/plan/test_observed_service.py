@@ -16,7 +16,7 @@ from forerun.plan.observed_service import learn_corrections, read_load_test
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
-from tests.plan.profiles import fake_profile
+from tests.plan.profiles import fake_profile, tree_profile
 
 LOAD = Load(rate=12, isl=100, osl=30, osl_cv=0.4)
 NUM_REQUESTS = 80
@@ -52,6 +52,21 @@ def test_a_slower_machine_is_seen_in_time_alone(profile: Profile, tmp_path: Path
     assert found.time_factor == pytest.approx(factor, rel=0.01)
     assert found.acceptance_factor == 1.0
     assert found.learnt_from == ("test.json",)
+
+
+@pytest.mark.parametrize(("config", "tolerance"), [("recycle", 0.03), ("auto", 0.12)])
+def test_steps_with_trees_are_compared_with_steps_of_as_many_rows(
+    config: str, tolerance: float, tmp_path: Path
+) -> None:
+    """By rates alone a simulated step would have a chain's rows, and the observed ones would seem slower than they are.
+
+    A slower engine runs more sequences at once, where "auto" drafts less, so that its steps yield less.
+    """
+    trees = tree_profile(tmp_path / "trees")
+    path = load_test(tmp_path, corrected(trees, time_factor=1.3, acceptance_factor=1.0), config)
+    found = learnt(trees, path, config=config)
+    assert found.time_factor == pytest.approx(1.3, rel=0.03)
+    assert found.acceptance_factor == pytest.approx(1.0, rel=tolerance)
 
 
 def test_worse_drafts_are_seen_in_acceptance_alone(profile: Profile, tmp_path: Path) -> None:

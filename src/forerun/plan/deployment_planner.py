@@ -40,6 +40,8 @@ TREES = ("draft_tree", "drafters", "suffix_decoding_tree")
 SIZED = ("draft_tree", "drafters", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 """Keys with sizes that `num_speculative_tokens` must have room for."""
 
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+
 QUANTILES = (0.5, 0.95, 0.99)
 IDLE_RATE = 1e-6  # requests per second of an engine that has nothing else to do
 MS = 1e3
@@ -129,7 +131,10 @@ def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[
 
 
 def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Speculation:
-    """One of them, with what its drafts yield at each length: of trees by their trace, of chains by their rates."""
+    """One of them, with what its drafts yield at each length: of trees by their trace, of chains by their rates.
+
+    A drafter with a `draft_tree` of its own computes all of it whatever is asked for, so that shorter drafts cost as much.
+    """
     config, acceptance = profile.configs[name], profile.acceptance_for(name, options.kind)
     is_served = name in profile.served_steps
     is_adaptive, is_whole = chooses_itself(config) and not is_served, False
@@ -139,19 +144,20 @@ def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Specu
 
     acceptance = planned(acceptance)
     trace = profile.trace(name) if name in profile.traces else None
+    longest = config.get("num_speculative_tokens") if trace is None else trace.num_speculative_tokens
     yields: tuple[DraftYield, ...]
     if is_served:
         yields, is_whole = (whole_yield(acceptance),), True
-    elif trace is not None and trace.has_trees:
+    elif trace is not None and trace.has_trees and (is_adaptive or not config.get("draft_tree")):
         by_length = [trace.acceptance(k, kind=options.kind) for k in range(1, trace.num_speculative_tokens + 1)]
         yields = tuple(whole_yield(planned(one)) for one in by_length)
-    elif trace is not None or not may_draft_trees(config):
-        longest = min(acceptance.num_places, int(config.get("num_speculative_tokens", acceptance.num_places)))
-        yields = chain_yields(acceptance, max(1, longest))
+    elif not (may_draft_trees(config) if trace is None else trace.has_trees):
+        yields = chain_yields(acceptance, max(1, min(acceptance.num_places, longest or acceptance.num_places)))
     elif is_adaptive:
         yields = level_yields(acceptance)
     else:
-        yields, is_whole = (whole_yield(acceptance),), True
+        measured = acceptance if trace is None else planned(trace.acceptance(kind=options.kind))
+        yields, is_whole = (whole_yield(measured),), True
     return Speculation(
         name=name,
         acceptance=acceptance,
@@ -161,7 +167,8 @@ def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Specu
         speculative_config=dict(config),
         is_adaptive=is_adaptive,
         is_whole=is_whole,
-        request_cv=request_cv(profile, name, options.kind, max(len(yields), acceptance.num_places)),
+        whole_nodes=longest if is_whole and not is_served else None,
+        request_cv=request_cv(profile, name, options.kind, longest or acceptance.num_places),
         step_times=profile.served_steps.get(name),
     )
 
@@ -268,23 +275,26 @@ def describe(
 def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
     """What each engine is given: the profiled configuration with the planned K, by batch size where that differs.
 
-    A configuration that chooses its draft lengths while it runs is left as it is, and so is one whose drafts are
-    known as a whole alone, as those of a server are. Of one that has parts of a certain size `num_speculative_tokens` stays as it
-    was, since the engine refuses less; what is planned is then in the schedule alone.
+    A configuration that chooses its draft lengths while it runs is left as it is. Of one that has parts of a certain
+    size, or is planned whole or not at all, `num_speculative_tokens` stays as it was, since the engine refuses less;
+    what is planned is then in the schedule alone. One that a server ran is left as it is, too.
     """
     speculation = plan.policy.speculation
     if speculation is None:
         return None
     config = dict(speculation.speculative_config)
-    if speculation.is_adaptive or speculation.is_whole:
+    if speculation.is_adaptive or speculation.step_times is not None:
         return config
     schedule, longest = plan.policy.schedule, plan.policy.max_draft_tokens
-    if any(config.get(key) is not None for key in SIZED):
-        longest = speculation.max_draft_tokens
-    config["num_speculative_tokens"] = longest
-    config.pop("num_speculative_tokens_per_batch_size", None)
-    if len(schedule) > 1 or schedule[0][-1] < longest:
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+    config.pop(SCHEDULE, None)
+    if speculation.is_whole:
+        if len(schedule) > 1:
+            config[SCHEDULE] = [[first, last, length and speculation.whole_nodes] for first, last, length in schedule]
+        return config
+    if all(config.get(key) is None for key in SIZED):
+        config["num_speculative_tokens"] = longest
+    if len(schedule) > 1 or longest != config.get("num_speculative_tokens"):
+        config[SCHEDULE] = [list(entry) for entry in schedule]
     return config
 
 
@@ -394,8 +404,8 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     elif speculation is not None and not speculation.is_adaptive:
         if speculation.is_whole:
             found.append(
-                f"drafts of {speculation.name} are planned as they were measured: how many tokens smaller trees yield is not "
-                "known without a trace of them"
+                f"drafts of {speculation.name} are planned as they were measured, or not at all: what parts of these trees "
+                "yield and cost is not known"
             )
         elif policy.max_draft_tokens == speculation.max_draft_tokens:
             found.append(

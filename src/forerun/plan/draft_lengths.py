@@ -89,10 +89,10 @@ class Speculation:
 
     `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` nodes, or, where it
     `is_adaptive`, as many as the engine finds best while it runs. `yields` are those of drafts of at most 1, 2, ...
-    nodes (empty: of chains that stand by `acceptance`). Where they are known of whole drafts alone, `is_whole`, they
-    are planned as they were measured or not at all. `request_cv` is how far requests differ in steps per token,
-    deviation over mean, beyond the luck of single drafts. `step_times` are its own, drafting included, where it was measured as
-    a whole, as at a server. None: those of the engine.
+    nodes (empty: of chains that stand by `acceptance`). Where they are known of whole drafts alone, `is_whole`, a length
+    of 1 stands for these, which have up to `whole_nodes` nodes (None: not known, so that no schedule can name them).
+    `request_cv` is how far requests differ in steps per token, deviation over mean, beyond the luck of single drafts.
+    `step_times` are its own, drafting included, where it was measured as a whole, as at a server. None: those of the engine.
 
     Raises:
         ConfigError: what drafts yield is not known up to `max_draft_tokens`.
@@ -106,6 +106,7 @@ class Speculation:
     speculative_config: dict[str, Any] = field(default_factory=dict)
     is_adaptive: bool = False
     is_whole: bool = False
+    whole_nodes: int | None = None
     request_cv: float = 0.0
     step_times: StepSeconds | None = None
 

@@ -176,7 +176,11 @@ def learn_corrections(
             )
             found.acceptance.checked()
         ratio = test.figures.tokens_per_step / simulated.tokens_per_step if name != PLAIN else 1.0
-        accepting = corrected(profile, time_factor=1.0, acceptance_factor=ratio, methods=(name,))
+        # rates say nothing of the rows of a tree: its steps are compared as they were profiled
+        has_trees = name in profile.traces and profile.trace(name).has_trees
+        accepting = (
+            profile if has_trees else corrected(profile, time_factor=1.0, acceptance_factor=ratio, methods=(name,))
+        )
         factor = _time_factor(accepting, test, name, kind, seed, progress)
         found.time.observe(observed=factor, predicted=1.0, num_steps=num_steps)
     return AppliedCorrections(

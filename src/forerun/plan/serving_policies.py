@@ -228,8 +228,8 @@ def _length_rules(table: StepTable, speculation: Speculation | None, most: int) 
 
     A K that is above the best one at every batch size makes each token dearer and each step longer, so it is left out.
     """
-    if speculation is not None and speculation.is_whole:
-        return [fixed_lengths(most, speculation.max_draft_tokens)]
+    if speculation is not None and speculation.is_whole and speculation.whole_nodes is None:
+        return [fixed_lengths(most, 1)]
     best = best_lengths(table)
     if speculation is not None and speculation.is_adaptive:
         return [best]
