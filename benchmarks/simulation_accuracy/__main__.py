@@ -5,7 +5,7 @@ python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
 FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was, and
 measures runs again that other programs disturbed. The profile takes about four minutes, a round as long. Runs are
-short and come in rounds, each with servers of its own, as the machine's speed drifts. Two of plain decoding with the
+short and come in rounds, each with servers of its own, as the machine's speed drifts. Three of plain decoding with the
 profile's own prompts are no test: what the server takes of the engine's time, for each request, step and chunk, is
 fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load comes in clumps.
 Between runs the machine's speed is probed, by prompts and steps of plain decoding in a process of their own, and the
@@ -69,7 +69,7 @@ BURSTINESS = {"bursts": 0.2}  # of the gaps' gamma distribution; 1 is a Poisson 
 QUICK_LOADS = ("light", "overload")
 FEWEST, MOST = 5, 36  # requests of a run
 NUM_PROMPT_SETS = 3  # there are no more prompts; rounds after that many begin anew
-CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6}
+CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6, "calibration-overload": 1.5}
 """Plain decoding with the profile's prompts."""
 
 NUM_TEXTS = 40  # of each kind in the profile
@@ -252,8 +252,7 @@ def _report(arguments: argparse.Namespace) -> int:
     calibrations = [run for run in served if run.load in CALIBRATIONS]
     if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
         raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
-    idle, busy = ([run for run in calibrations if run.load == load] for load in CALIBRATIONS)
-    serving = fit_serving(idle, busy, profile)
+    serving = fit_serving([[run for run in calibrations if run.load == load] for load in CALIBRATIONS], profile)
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
         groups.setdefault((run.config, run.load), []).append(run)

@@ -108,33 +108,34 @@ def _errors(simulated: Mapping[str, float], real: Mapping[str, float]) -> dict[s
     return {name: simulated[name] / value - 1 for name, value in real.items()}
 
 
-def fit_serving(idle: Sequence[ServedRun], busy: Sequence[ServedRun], profile: Profile) -> ServingCost:
+def fit_serving(calibrations: Sequence[Sequence[ServedRun]], profile: Profile) -> ServingCost:
     """What the server takes for each request, step and chunk.
 
-    With it the simulated mean time per token is that of the idle runs, whose steps write one chunk each, and of
-    the busy ones, whose steps write several, and the mean time to the first token is that of the busy ones:
-    three equations, solved by Newton's method.
+    With it the simulated mean times to the first token and per token come as close as they can to those of all
+    loads, in least squares of relative errors by Gauss and Newton's method: with one request at a time a step
+    writes one chunk, under load many.
+
+    Args:
+        calibrations: the runs of each load, of plain decoding with the profile's prompts.
+        profile: made before.
     """
-    wanted = (("mean_tpot", idle), ("mean_tpot", busy), ("mean_ttft", busy))
-    real = [_real_figures(runs)[figure] for figure, runs in wanted]
+    wanted = [(place, figure) for place in range(len(calibrations)) for figure in ("mean_ttft", "mean_tpot")]
+    real = [_real_figures(runs) for runs in calibrations]
 
     def errors(seconds: Floats) -> Floats:
         cost = ServingCost(seconds_per_step=seconds[0], seconds_per_chunk=seconds[1], seconds_per_request=seconds[2])
-        found = {
-            id(runs): _simulated_figures([_simulate(run, profile, cost, seed=0) for run in runs]) for _, runs in wanted
-        }
-        return np.array([found[id(runs)][figure] for figure, runs in wanted]) / real - 1
+        found = [_simulated_figures([_simulate(run, profile, cost, seed=0) for run in runs]) for runs in calibrations]
+        return np.array([math.log(found[place][figure] / real[place][figure]) for place, figure in wanted])
 
-    seconds = best = np.zeros(len(wanted))
+    seconds = best = np.zeros(len(STEPS))
     least = math.inf
     for _ in range(NUM_ITERATIONS):
         now = errors(seconds)
-        if (
-            np.abs(now).max() < least
-        ):  # which step an arrival falls into changes by jumps: not every iteration is better
-            least, best = np.abs(now).max(), seconds
+        size = float(np.square(now).sum())
+        if size < least:  # which step an arrival falls into changes by jumps: not every iteration is better
+            least, best = size, seconds
         slopes = np.stack([(errors(seconds + step) - now) / step.sum() for step in np.diag(STEPS)], axis=1)
-        seconds = np.maximum(seconds - np.linalg.solve(slopes, now), 0.0)
+        seconds = np.maximum(seconds - np.linalg.lstsq(slopes, now, rcond=None)[0], 0.0)
     per_step, per_chunk, per_request = best.tolist()
     return ServingCost(seconds_per_step=per_step, seconds_per_chunk=per_chunk, seconds_per_request=per_request)
 

@@ -50,9 +50,11 @@ inline Nanoseconds nanoseconds_now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// How many members take part. Where others compute on the same cores, the system stops a member for a few milliseconds now and
-// then, and all others wait for it at each barrier: two threads are then many times slower than one. So whoever waited long
-// goes on with a member less for a while, in which what was lost is little, and then tries all of them again.
+// How many members take part. Where others compute on the same cores all the time, the system stops a member for a few
+// milliseconds again and again, and all others wait for it at each barrier: two threads are then many times slower than one. So
+// when they have slept through much of a window of runs, the next ones go on with a member less for a while, in which what was
+// lost is little, and then all of them try again. A member that is stopped now and then, as by a server that sends what was
+// written, costs less than leaving it out.
 class TeamSize {
   public:
     explicit TeamSize(int most) : most_(most), fewer_(most) {}
@@ -61,19 +63,27 @@ class TeamSize {
 
     // A run of `members` took so long, and they waited for each other's, slept, so long in all.
     void note(int members, Nanoseconds taken, Nanoseconds slept, Nanoseconds now) {
-        if (taken < kShortest || slept < kShare * static_cast<double>(taken) * members) return;
-        fewer_ = std::max(1, members - 1);
-        until_ = now + std::min(kTimesLost * taken, kLongest);
+        if (members != members_) members_ = members, taken_ = slept_ = 0;
+        taken_ += taken;
+        slept_ += slept;
+        if (taken_ < kWindow) return;
+        if (slept_ >= kMembersLost * static_cast<double>(taken_)) {
+            fewer_ = std::max(1, members - 1);
+            until_ = now + std::min(kTimesLost * taken_, kLongest);
+        }
+        taken_ = slept_ = 0;
     }
 
   private:
-    static constexpr Nanoseconds kShortest = 1'000'000, kLongest = 5'000'000'000;
-    static constexpr double kShare = 0.25;  // of all members' time
+    static constexpr Nanoseconds kWindow = 50'000'000, kLongest = 5'000'000'000;
+    static constexpr double kMembersLost = 0.5;  // by sleeping: then one less takes hardly longer
     static constexpr int kTimesLost = 20;
 
     const int most_;
     int fewer_;
     Nanoseconds until_ = 0;
+    int members_ = 0;  // of the runs of the present window, which took and slept so long
+    Nanoseconds taken_ = 0, slept_ = 0;
 };
 
 class Team {
