@@ -430,7 +430,7 @@ def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:
     from forerun.executor.step_graphs import CudaRecorder
 
     assert isinstance(executor, DeviceExecutor), "steps are computed on the device"
-    executor.use_graphs(settings.graph_sizes, CudaRecorder())
+    executor.use_graphs(settings.graph_sizes, CudaRecorder(executor.model.device))
 
 
 def _device_executor(

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -58,21 +59,33 @@ class Recorded(NamedTuple):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory: what one of them leaves there is void when another one runs."""
+    """Records CUDA graphs, which share one pool of memory: what one of them leaves there is void when another one runs.
 
-    def __init__(self) -> None:
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # One stream for all, of this GPU: torch keeps a workspace of cuBLAS for each, and its own is that of whichever GPU came first.
+        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def record(self, function: Callable[[], StepOutputs]) -> Recorded:
         """See `Recorder`; the function is called once before, so that its kernels are compiled."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        if (
+            not self._graphs
+        ):  # torch takes no graph into the pool of others that are gone while a tensor of theirs is not
+            self._pool = torch.cuda.graph_pool_handle()
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
             function()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads of a server ask of CUDA meanwhile does not end the recording.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
             outputs = function()
+        self._graphs.add(graph)
         return Recorded(outputs, graph.replay)
 
 
@@ -92,7 +105,10 @@ class StepBuffers:
     ) -> None:
         self._most_sequences = most_sequences
         self._device = device
-        self._plan = torch.zeros((PLAN_FIELDS, most_sequences), dtype=torch.int32, device=device)
+        width = (
+            -(-most_sequences // 4) * 4
+        )  # so that each field begins at sixteen bytes, as in steps that are not recorded
+        self._plan = torch.zeros((PLAN_FIELDS, width), dtype=torch.int32, device=device)
         self._rows = StepRows.empty(most_rows, most_sequences, longest_path=most_drafted, device=device)
         self._verdicts = Verdicts.empty(most_sequences, most_drafted, device=device)
         self._masks = torch.zeros((most_rows, -(-vocab_size // 32)), dtype=torch.int32, device=device)
