@@ -85,6 +85,12 @@ def test_a_share_that_is_not_free_is_refused_before_anything_is_loaded():
         check_share(settings(), memory)
 
 
+def test_memory_that_an_engine_before_has_left_to_torch_is_free():
+    memory = FakeMemory(total=100 * GIB, cached=80 * GIB)
+    check_share(settings(), memory)
+    assert memory.free_and_total() == (100 * GIB, 100 * GIB)
+
+
 @pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": GIB}, {"num_gpu_blocks_override": 100}])
 def test_kv_of_a_size_that_is_asked_for_takes_no_share(given):
     check_share(settings(**given), FakeMemory(total=100 * GIB, others=90 * GIB))

@@ -136,6 +136,7 @@ def check_share(settings: EngineSettings, memory: DeviceMemory) -> None:
     """
     if settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None:
         return  # KV is as large as was asked for, and takes no share
+    memory.release_unused()  # of an engine, perhaps, that this process had before
     free, total = memory.free_and_total()
     share = int(total * settings.gpu_memory_utilization)
     if free < share:
