@@ -14,11 +14,10 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from forerun.ops.cuda.chains import ChainPlan
-from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps, trees
+from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
-from forerun.ops.cuda.trees import TreeLevel
 from forerun.ops.rotary import Rotation
-from tests.slow.compile_kernels import CPU, AbsentGPU, compile_only, ints
+from tests.slow.compile_kernels import CPU, NUM_ROWS, NUM_SLOTS, AbsentGPU, compile_only, grow_trees, ints
 
 HEADS = [
     (9, 3, 64),  # SmolLM2-135M
@@ -60,7 +59,7 @@ def draw(rules, rows, logits):
 
 
 def draft(table, plan, rows):
-    """Chains and trees of one token."""
+    """Chains of one token."""
     num_slots, num_rows = len(plan.slots), len(rows.slots)
     chain = ChainPlan(slots=plan.slots, starts=plan.tails, limits=plan.tails, blocks=ints(num_slots, 1))
     before = torch.zeros(num_rows, dtype=torch.int64)
@@ -69,12 +68,6 @@ def draft(table, plan, rows):
     chains.place_masks(chain, table, plan.tails, rows, token_id=1, block_size=16)
     chains.extend(chain, table, plan.slots, rows, depth=0, block_size=16)
     chains.write_chains(table, plan.slots, plan.tails, ints(num_slots, 1))
-    level = TreeLevel(parents=ints(1), ranks=ints(1), rows=ints(1))
-    drafted, grown = ints(num_slots, 1, 1), ints(2, num_slots, 1)
-    trees.append(chain, chain.limits, table, level, drafted, ints(num_slots, 1), *grown, depth=0)
-    trees.lay_out(chain, table, grown[0], ints(num_slots, 1, 1), rows, block_size=16)
-    order, candidates = torch.zeros((num_slots, 1), dtype=torch.int64), ints(num_slots, 1)
-    trees.write_best(chain, table, order, candidates, candidates, candidates.double())
 
 
 def attend(num_heads, num_kv_heads, dim, dtype, **options):
@@ -112,7 +105,14 @@ def multiply(num_inputs, dtype):
         matmul.gated_linear(x, weight, torch.empty(num_rows, 72, dtype=dtype), activation="silu", bias=bias)
 
 
+def grow_trees_of_one_token():
+    table = DeviceTable.empty(NUM_SLOTS, max_length=100, num_blocks=1, most_drafted=1, device=CPU)
+    chain = ChainPlan(slots=ints(NUM_SLOTS), starts=ints(NUM_SLOTS), limits=ints(NUM_SLOTS), blocks=ints(NUM_SLOTS, 1))
+    grow_trees(chain, table, StepRows.empty(NUM_ROWS, NUM_SLOTS, longest_path=1, device=CPU))
+
+
 def call_launchers():
+    grow_trees_of_one_token()
     one_of_each(1, 1, 1, VOCABULARIES[0])
     one_of_each(1, 3, 3, 33)
     rules, rows = RuleTable.empty(2, VOCABULARIES[-1], device=CPU), StepRows.empty(2, 1, longest_path=1, device=CPU)
