@@ -173,6 +173,7 @@ def memory(monkeypatch):
     """A GPU of 1 MiB beside the CPU, of which a step takes 128 KiB."""
     memory = FakeMemory(total=1 << 20, tensors=600 << 10, step_bytes=128 << 10)
     monkeypatch.setattr(build, "memory_of", lambda _device: memory)
+    monkeypatch.setattr(build, "_launch_bytes", lambda *_: 0)
     run = build.LargestStep.run
 
     def running(step, executor):

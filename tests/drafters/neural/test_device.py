@@ -67,6 +67,7 @@ TREE = {"draft_tree": [3, 2, 1], "num_speculative_tokens": 15}
 LOPSIDED = {"draft_tree": [[0], [1], [2], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 0, 0]], "num_speculative_tokens": 9}
 RUNNERS_UP = {"draft_tree": [[0], [1], [2], [0, 0], [0, 1], [0, 2]], "num_speculative_tokens": 6}
 DYNAMIC = {"draft_tree": {"top_k": 4, "depth": 4}, "num_speculative_tokens": 12}
+SMALL = {"draft_tree": [[0], [1], [0, 0], [0, 0, 0]]}
 NARROW = {"draft_tree": {"top_k": 2, "depth": 4}, "num_speculative_tokens": 4}
 CASES = {
     "medusa": ("medusa", {}, GREEDY),
@@ -92,7 +93,8 @@ CASES = {
     "dflash from its anchor": ("dflash from its anchor", {}, GREEDY),
     "dflash from its anchor, of one token": ("dflash from its anchor", {"num_speculative_tokens": 1}, GREEDY),
     "medusa, a tree": ("medusa", TREE, GREEDY),
-    "medusa, a lopsided tree, some accepted": ("medusa of few tokens", LOPSIDED, FEW),
+    "medusa, a lopsided tree": ("medusa", LOPSIDED, GREEDY),
+    "medusa, a small tree, some accepted": ("medusa of few tokens", SMALL, FEW),
     "medusa, a coupled tree": ("medusa", COUPLED | LOPSIDED, MIXED),
     "medusa, a coupled tree of few tokens": ("medusa of few tokens", COUPLED | TREE, MIXED),
     "medusa, a chain with runners-up": ("medusa", RUNNERS_UP, GREEDY),
@@ -102,14 +104,18 @@ CASES = {
     "mlp_speculator, a coupled tree": ("mlp_speculator", COUPLED | LOPSIDED, MIXED),
     "mlp_speculator, a chain with runners-up": ("mlp_speculator", COUPLED | RUNNERS_UP, MIXED),
     "mlp_speculator, a dynamic tree": ("mlp_speculator", DYNAMIC, GREEDY),
+    "mlp_speculator, a small tree": ("mlp_speculator", COUPLED | SMALL, MIXED),
     "pard, a tree": ("pard", TREE, GREEDY),
     "pard, a coupled tree": ("pard", COUPLED | LOPSIDED, MIXED),
     "pard, a dynamic tree": ("pard", DYNAMIC, GREEDY),
-    "peagle, a lopsided tree, some accepted": ("peagle of few tokens", LOPSIDED, FEW),
+    "pard, a small dynamic tree": ("pard", NARROW, GREEDY),
+    "peagle, a lopsided tree": ("peagle", LOPSIDED, GREEDY),
+    "peagle, a small tree, some accepted": ("peagle of few tokens", SMALL, FEW),
     "peagle, a coupled tree": ("peagle", COUPLED | TREE, MIXED),
     "peagle, a dynamic tree, some accepted": ("peagle of few tokens", NARROW, FEW),
     "dflash, a tree": ("dflash", TREE, GREEDY),
-    "dflash, a lopsided tree, some accepted": ("dflash of few tokens", LOPSIDED, FEW),
+    "dflash, a lopsided tree": ("dflash", LOPSIDED, GREEDY),
+    "dflash, a small tree, some accepted": ("dflash of few tokens", SMALL, FEW),
     "dflash, a coupled tree": ("dflash", COUPLED | LOPSIDED, MIXED),
     "dflash, a dynamic tree": ("dflash", DYNAMIC, GREEDY),
     "dflash, a dynamic tree, some accepted": ("dflash of few tokens", NARROW, FEW),
@@ -124,10 +130,10 @@ HARD = [
     "dflash, some accepted",
     "dflash",
     "medusa, a dynamic tree, some accepted",
-    "mlp_speculator, a coupled tree",
-    "pard, a dynamic tree",
-    "peagle, a lopsided tree, some accepted",
-    "dflash, a lopsided tree, some accepted",
+    "mlp_speculator, a small tree",
+    "pard, a small dynamic tree",
+    "peagle, a small tree, some accepted",
+    "dflash, a small tree, some accepted",
 ]
 RUNS = [(case, "eagerly") for case in CASES] + [(case, how) for case in HARD for how in ("recorded", "under pressure")]
 
