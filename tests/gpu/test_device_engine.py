@@ -34,6 +34,17 @@ DYNAMIC = {
     "draft_tree": {"top_k": 3, "depth": 4},
     "num_speculative_tokens": 8,
 }
+AT_ONCE_TREES = {
+    "pard, tree": PARD | {"draft_tree": [3, 2, 1], "num_speculative_tokens": 15},
+    "peagle, dynamic tree": PEAGLE | {"draft_tree": {"top_k": 3, "depth": 4}, "num_speculative_tokens": 8},
+    "dflash, coupled tree": DFLASH | {"draft_tree": [3, 2, 1], "num_speculative_tokens": 15},
+    "medusa, dynamic tree": {
+        "method": "medusa",
+        "draft_tree": {"top_k": 4, "depth": 4},
+        "num_speculative_tokens": 12,
+    },
+    "mlp_speculator, tree": MLP | {"draft_tree": [3, 2, 1], "num_speculative_tokens": 15},
+}
 SAMPLING = [
     {"temperature": 0, "allowed_token_ids": [3, 4, 5]},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
@@ -95,8 +106,8 @@ def outcome(folder, config, *, dtype="float32", **settings):
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, SELF, SELF_TREE, DYNAMIC, *AT_ONCE.values()],
-    ids=["plain", "ngram", "self", "tree", "dynamic tree", *AT_ONCE],
+    [None, NGRAM, SELF, SELF_TREE, DYNAMIC, *AT_ONCE.values(), *AT_ONCE_TREES.values()],
+    ids=["plain", "ngram", "self", "tree", "dynamic tree", *AT_ONCE, *AT_ONCE_TREES],
 )
 def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, config):
     """torch raises wherever it would wait for the device; an event, by which a result is awaited, is no such place."""
@@ -136,8 +147,8 @@ def test_texts_equal_those_of_the_host(folder, config):
 
 @pytest.mark.parametrize(
     "config",
-    [NGRAM, TREES, SELF, MODEL, SELF_TREE, DYNAMIC, *AT_ONCE.values()],
-    ids=["ngram", "trees", "self", "draft model", "tree", "dynamic tree", *AT_ONCE],
+    [NGRAM, TREES, SELF, MODEL, SELF_TREE, DYNAMIC, *AT_ONCE.values(), *AT_ONCE_TREES.values()],
+    ids=["ngram", "trees", "self", "draft model", "tree", "dynamic tree", *AT_ONCE, *AT_ONCE_TREES],
 )
 def test_in_bf16_drafts_change_no_text(folder, config):
     texts, llm = outcome(folder, config, dtype="bfloat16")
@@ -182,7 +193,9 @@ def test_kernels_compute_and_auto_drafts_where_nobody_says_otherwise(folder):
     assert llm.speculative.method == "auto"
 
 
-@pytest.mark.parametrize("config", [SELF_TREE, DYNAMIC], ids=["tree", "dynamic tree"])
+@pytest.mark.parametrize(
+    "config", [SELF_TREE, DYNAMIC, *AT_ONCE_TREES.values()], ids=["tree", "dynamic tree", *AT_ONCE_TREES]
+)
 def test_trees_that_the_device_drafts_stand_as_often_as_the_hosts(folder, config):
     """In fp32 they are the same, but where logits are as good as tied."""
     (texts, on_device), (expected, by_host) = (
@@ -197,8 +210,8 @@ def test_trees_that_the_device_drafts_stand_as_often_as_the_hosts(folder, config
 
 @pytest.mark.parametrize(
     "config",
-    [None, NGRAM, TREES, SELF_TREE, DYNAMIC, *AT_ONCE.values()],
-    ids=["plain", "ngram", "trees", "tree of a network", "dynamic tree", *AT_ONCE],
+    [None, NGRAM, TREES, SELF_TREE, DYNAMIC, *AT_ONCE.values(), *AT_ONCE_TREES.values()],
+    ids=["plain", "ngram", "trees", "tree of a network", "dynamic tree", *AT_ONCE, *AT_ONCE_TREES],
 )
 def test_texts_of_graphs_are_those_of_eager_steps(folder, config):
     assert outcome(folder, config)[0] == outcome(folder, config, enforce_eager=True)[0]
