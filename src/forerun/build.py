@@ -44,7 +44,7 @@ from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.hidden_states import HiddenStatesExporter
-from forerun.executor.largest_step import ChainDrafter, LargestStep, MeasuredDrafter
+from forerun.executor.largest_step import LargestStep, MeasuredDrafter
 from forerun.executor.layer_check import layers_differ
 from forerun.executor.local import LocalExecutor
 from forerun.grammar.cache import GrammarCache
@@ -389,7 +389,7 @@ def _measure(
     has_graphs, sizes = on_device and not settings.enforce_eager, settings.graph_sizes
 
     def make_steps() -> MeasuredSteps:
-        drafting = MeasuredDrafter(drafter) if on_device else ChainDrafter(drafter.needs)
+        drafting = MeasuredDrafter(drafter)
         cache = _make_cache(settings, target, drafter if on_device else drafting, num_blocks=1)
 
         def run(num_sequences: int, num_rows: int) -> None:

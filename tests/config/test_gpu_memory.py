@@ -20,6 +20,7 @@ from forerun.config.gpu_memory import (
 from forerun.config.settings import EngineSettings
 from forerun.errors import MemoryBudgetError, StepError
 from forerun.executor.device_part import DevicePart
+from forerun.executor.largest_step import MeasuredDrafter
 from forerun.models.loader import expected_bytes
 from tests.contract.drafters import CASES, NGRAM
 from tests.engines import VOCAB_SIZE, tiny_llm, tiny_target
@@ -242,6 +243,16 @@ def test_what_the_device_drafts_is_part_of_what_is_measured(memory, case, monkey
     assert "drafting on the device failed" not in caplog.text
     expected = tiny_llm().generate([[1, 2, 3]], use_tqdm=False)
     assert llm.generate([[1, 2, 3]], use_tqdm=False)[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("device_step", [False, True])
+def test_candidates_that_a_drafter_learns_from_are_found_in_what_is_measured_too(memory, device_step, monkeypatch):
+    found = []
+    monkeypatch.setattr(MeasuredDrafter, "learn", lambda _, rows: found.append(rows.candidate_ids.shape[1]))
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": True}
+    llm = tiny_llm(CASES["recycle"], num_gpu_blocks_override=None, device_step=device_step, **sizes)
+    assert found == [llm.executor.drafting.num_candidates] * 2
+    assert found[0] > 0
 
 
 def test_an_engine_without_room_for_one_sequence_says_where_the_memory_went(memory):

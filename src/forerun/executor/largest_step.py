@@ -13,7 +13,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import PlannedSequence, SequenceSpec, StepPlan, lay_out
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, VerifiedRows
 from forerun.drafters.device_chains import DeviceChains, DraftsOnDevice
 from forerun.executor.base import Executor
 
@@ -29,10 +29,12 @@ class ChainDrafter:
 
     Args:
         needs: the hidden states that are kept, as for the drafter in whose place it stands.
+        num_candidates: of each row that are found, likewise.
     """
 
-    def __init__(self, needs: frozenset[str]) -> None:
+    def __init__(self, needs: frozenset[str], *, num_candidates: int = 0) -> None:
         self.needs = needs
+        self.num_candidates = num_candidates
 
     def start(self, sequence: Sequence) -> None:
         """See `Drafter`."""
@@ -44,6 +46,9 @@ class ChainDrafter:
     def stop(self, sequence: Sequence) -> None:
         """See `Drafter`."""
 
+    def learn(self, rows: VerifiedRows) -> None:
+        """See `LearnsFromTarget`."""
+
 
 class MeasuredDrafter(ChainDrafter):
     """Stands for a drafter, and lets the device draft what that one would for all sequences, whatever they are.
@@ -52,7 +57,8 @@ class MeasuredDrafter(ChainDrafter):
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter.needs)
+        num_candidates = drafter.num_candidates if isinstance(drafter, LearnsFromTarget) else 0
+        super().__init__(drafter.needs, num_candidates=num_candidates)
         self._drafter = drafter
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
