@@ -1,7 +1,8 @@
 """What a step takes on a GPU: forerun's kernels against its own graphs with cuBLAS, torch kernel by kernel, and transformers.
 
-Run: python -m benchmarks.gpu_steps [--json FILE] [--only QUESTION ...] [--shape llama-3.1-8b]
-Needs one NVIDIA GPU, torch with CUDA, triton and transformers; no network, and no weights: those of the shapes are random.
+Run: python -m benchmarks.gpu_steps [--json FILE] [--only QUESTION ...] [--shape llama-3.1-8b] [--small-model FOLDER]
+Needs one NVIDIA GPU, torch with CUDA, triton and transformers; no network, and no weights: those of the shapes are random, but
+for those of SmolLM2-135M where their folder is given.
 Questions, each answered by itself, so that a failure of one leaves the others:
 
 - steps: milliseconds of a step of plain decoding with 1 and 64 sequences, all opponents in turns, forerun's over the same weights.
@@ -89,6 +90,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+SMALL = "smollm2-135m"
 OURS = "kernels in graphs"
 ENGINES: dict[str, dict[str, Any]] = {
     OURS: {"device_step": True},
@@ -135,10 +137,13 @@ class Bench:
     num_steps: int
     rounds: int
     long_context: int
+    small_model: Path | None = None  # has the weights of the small shape
     _targets: dict[str, LoadedTarget] = field(default_factory=dict)
 
     def path(self, shape: str) -> Path:
-        """A folder with the configuration of a shape, and no weights."""
+        """A folder with the configuration of a shape, and no weights unless they were given."""
+        if shape == SMALL and self.small_model is not None:
+            return self.small_model
         folder = self.folder / shape
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(LLAMA | SHAPES[shape]))
@@ -159,7 +164,7 @@ class Bench:
         full = EngineSettings(
             model=str(self.path(shape)),
             device=self.device,
-            load_format="dummy",
+            load_format="auto" if self.path(shape) == self.small_model else "dummy",
             dtype="auto" if self.device != "cpu" else "float16",  # which the CPU's own kernels leave to torch
             max_model_len=longest,
             max_num_seqs=num_sequences,
@@ -324,7 +329,7 @@ def idle(bench: Bench) -> dict[str, Any]:
 
 def small(bench: Bench) -> dict[str, Any]:
     """Milliseconds of a step of a small model."""
-    shape = "tiny" if bench.shape == "tiny" else "smollm2-135m"
+    shape = "tiny" if bench.shape == "tiny" and bench.small_model is None else SMALL
     opponents = {
         name: decoding(
             bench, bench.engine(shape, num_sequences=1, context=128, **settings), num_sequences=1, context=128
@@ -403,7 +408,7 @@ def capture(bench: Bench) -> dict[str, Any]:
         assert isinstance(llm.executor, DeviceExecutor), "the step is on the device"
         bench.empty()
         free, started = free_bytes(device), time.perf_counter()
-        llm.executor.use_graphs(llm.settings.graph_sizes, CudaRecorder())
+        llm.executor.use_graphs(llm.settings.graph_sizes, CudaRecorder(device))
         found[attempt] = {
             "seconds": time.perf_counter() - started,
             "GiB": (free - free_bytes(device)) / 2**30,
@@ -427,6 +432,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50, help="of each turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--context", type=int, default=2048, help="tokens before the rows of the question rows")
+    parser.add_argument("--small-model", type=Path, help="a folder with SmolLM2-135M's weights, for the question small")
     arguments = parser.parse_args()
     if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
         print("gpu_steps: found no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
@@ -440,6 +446,7 @@ def main() -> int:
             num_steps=arguments.steps,
             rounds=arguments.rounds,
             long_context=arguments.context,
+            small_model=arguments.small_model,
         )
         for name in arguments.only:
             begun = time.monotonic()

@@ -13,20 +13,28 @@ SIZES = [1, 2, 4, 8, 12, 16, 24, 32]
 
 
 class ClosureRecorder:
-    """Stands for CUDA graphs: calls again what was recorded, with the arguments of then, and writes its outputs to their first places."""
+    """Stands for CUDA graphs: calls again what was recorded, with the arguments of then, and writes its outputs to their first places.
 
-    def __init__(self, fails_at=None):
-        self.num_recorded = self.num_replayed = 0
+    The recordings whose numbers, from 1 on, are in `fails_at` fail. `replayed` lists the number of each that was replayed.
+    """
+
+    def __init__(self, fails_at=()):
+        self.num_recorded = 0
+        self.replayed = []
         self.fails_at = fails_at
 
+    @property
+    def num_replayed(self):
+        return len(self.replayed)
+
     def record(self, function):
-        self.num_recorded += 1
-        if self.num_recorded == self.fails_at:
+        number = self.num_recorded = self.num_recorded + 1
+        if number in self.fails_at:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
         outputs = function()
 
         def replay():
-            self.num_replayed += 1
+            self.replayed.append(number)
             for place, found in zip(tensors_of(outputs), tensors_of(function()), strict=True):
                 place.copy_(found)
 

@@ -1,7 +1,10 @@
 """What is not imported: it would cost every start seconds, and every process memory."""
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model
@@ -70,3 +73,42 @@ for module in pkgutil.walk_packages(forerun.__path__, "forerun."):
 def test_every_module_can_be_imported_where_posix_modules_are_absent():
     ended = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
+
+
+LACKING = (
+    *(
+        "accelerate",
+        "aiohttp",
+        "cyclopts",
+        "fastapi",
+        "gguf",
+        "llguidance",
+        "matplotlib",
+        "openai",
+        "prometheus_client",
+    ),
+    *("psutil", "pydantic", "schemathesis", "scipy", "starlette", "sybil", "uvicorn", "pytest_asyncio"),
+)
+"""What a machine with a GPU may lack, which has torch, triton, transformers and pytest."""
+
+WITH_A_GPU = f"""
+import importlib, pkgutil, sys
+sys.modules |= dict.fromkeys({LACKING!r})
+import torch
+torch.cuda.is_available = lambda: True  # else these modules are left at once
+import tests.gpu
+for found in pkgutil.iter_modules(tests.gpu.__path__, "tests.gpu."):
+    importlib.import_module(found.name)
+import benchmarks.gpu_first_hour, benchmarks.gpu_steps, forerun.proof.run
+import tests.heads_dflash, tests.heads_medusa, tests.tiny_tokenizer
+"""
+
+
+def test_what_runs_on_a_machine_with_a_gpu_needs_little_beside_torch():
+    """`make test-gpu`'s tests and the benchmarks, where nothing can be installed."""
+    pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ended = subprocess.run(
+        [sys.executable, "-c", WITH_A_GPU], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]

@@ -19,6 +19,7 @@ import torch
 from forerun.config.cost_profile import CostProfile
 from forerun.config.gpu_memory import (
     DeviceMemory,
+    MeasuredSteps,
     MemoryShare,
     check_share,
     check_weights,
@@ -43,7 +44,7 @@ from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.hidden_states import HiddenStatesExporter
-from forerun.executor.largest_step import ChainDrafter, LargestStep
+from forerun.executor.largest_step import LargestStep, MeasuredDrafter
 from forerun.executor.layer_check import layers_differ
 from forerun.executor.local import LocalExecutor
 from forerun.grammar.cache import GrammarCache
@@ -305,7 +306,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         speculative,
         max_model_len=kv.max_model_len,
         on_device=on_device,
-        cache=_make_cache(settings, target, kv, drafter),
+        cache=_make_cache(settings, target, drafter, num_blocks=kv.num_blocks),
         drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
         exporter=exporter,
     )
@@ -380,48 +381,54 @@ def _measure(
     *,
     on_device: bool,
 ) -> MemoryShare:
-    """Measure the GPU's memory with the largest step, over a cache of one block and with drafts that cost nothing."""
-    model, longest = target.model, settings.max_model_len or target.model.max_model_len
+    """Measure the GPU's memory with the largest steps, over a cache of one block.
 
-    def run_largest_step() -> None:
-        executor = _make_executor(
-            settings,
-            target,
-            speculative,
-            max_model_len=longest,
-            on_device=on_device,
-            cache=target.make_cache(
-                model.kv_specs,
-                num_blocks=1,
+    What the device drafts after a step is part of it; drafts of the host cost nothing here.
+    """
+    model, longest = target.model, settings.max_model_len or target.model.max_model_len
+    has_graphs, sizes = on_device and not settings.enforce_eager, settings.graph_sizes
+
+    def make_steps() -> MeasuredSteps:
+        drafting = MeasuredDrafter(drafter)
+        cache = _make_cache(settings, target, drafter if on_device else drafting, num_blocks=1)
+
+        def run(num_sequences: int, num_rows: int) -> None:
+            executor = _make_executor(
+                settings,
+                target,
+                speculative,
+                max_model_len=longest,
+                on_device=on_device,
+                cache=cache,
+                drafting=GuardedDrafter(drafting, vocab_size=model.vocab_size),
+            )
+            LargestStep(
+                num_sequences=num_sequences,
+                num_rows=num_rows,
+                longest=longest,
+                num_drafted=speculative.num_speculative_tokens,
                 block_size=settings.block_size,
-                dtype=model.dtype,
-                device=model.device,
-                feature_widths=feature_widths(model, drafter.needs),
-            ),
-            drafting=GuardedDrafter(ChainDrafter(drafter.needs), vocab_size=model.vocab_size),
+            ).run(executor)
+
+        return MeasuredSteps(
+            largest=partial(run, settings.max_num_seqs, settings.max_num_batched_tokens),
+            recorded=partial(run, min(settings.max_num_seqs, sizes[-1]), sizes[-1]) if has_graphs else None,
         )
-        LargestStep(
-            num_sequences=settings.max_num_seqs,
-            num_rows=settings.max_num_batched_tokens,
-            longest=longest,
-            num_drafted=speculative.num_speculative_tokens,
-            block_size=settings.block_size,
-        ).run(executor)
 
     return measure_share(
         settings,
         memory,
         used_before=target.used_before,
-        graph_bytes=_graph_bytes(settings, model) if on_device and not settings.enforce_eager else 0,
-        run_largest_step=run_largest_step,
+        launch_bytes=_launch_bytes(settings, model) if has_graphs else 0,
+        make_steps=make_steps,
     )
 
 
-def _graph_bytes(settings: EngineSettings, model: TargetModel) -> int:
-    """What graphs are given of a GPU's memory."""
-    from forerun.executor.step_graphs import graph_bytes  # here: as DeviceExecutor
+def _launch_bytes(settings: EngineSettings, model: TargetModel) -> int:
+    """What the launches of graphs are given of a GPU's memory."""
+    from forerun.executor.step_graphs import launch_bytes  # here: as DeviceExecutor
 
-    return graph_bytes(model, settings.graph_sizes, max_length=settings.max_model_len or model.max_model_len)
+    return launch_bytes(model, settings.graph_sizes)
 
 
 def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:
@@ -430,7 +437,7 @@ def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:
     from forerun.executor.step_graphs import CudaRecorder
 
     assert isinstance(executor, DeviceExecutor), "steps are computed on the device"
-    executor.use_graphs(settings.graph_sizes, CudaRecorder())
+    executor.use_graphs(settings.graph_sizes, CudaRecorder(executor.model.device))
 
 
 def _device_executor(
@@ -530,18 +537,18 @@ def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: Loade
     executor.keep_pools(pools)
 
 
-def _make_cache(settings: EngineSettings, target: LoadedTarget, kv: KVBudget, drafter: Drafter) -> KVCache:
+def _make_cache(settings: EngineSettings, target: LoadedTarget, drafter: Drafter, *, num_blocks: int) -> KVCache:
     """The target's cache, and after its blocks those that only drafts write to; the drafter gets its share."""
     model = target.model
     num_scratch = drafter.num_scratch_blocks if isinstance(drafter, KeepsKV) else 0
     cache = target.make_cache(
         model.kv_specs,
-        num_blocks=kv.num_blocks + num_scratch,
+        num_blocks=num_blocks + num_scratch,
         block_size=settings.block_size,
         dtype=model.dtype,
         device=model.device,
         feature_widths=feature_widths(model, drafter.needs),
     )
     if isinstance(drafter, KeepsKV):
-        drafter.use_kv(cache, num_blocks=kv.num_blocks)
+        drafter.use_kv(cache, num_blocks=num_blocks)
     return cache

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import gpu_steps
+from tests.stand_in import save_stand_in
 
 QUESTIONS = ["rows", "idle", "small", "sampling", "capture"]
 
@@ -43,6 +44,18 @@ def test_every_question_is_answered(answers):
     assert answers["idle"]["first layers, on the device"]["drafting"] >= 0
     assert answers["sampling"]["microseconds"] > 0
     assert "CPU" in answers["capture"]["left out"]
+
+
+def test_a_small_model_may_have_its_own_weights(tmp_path, monkeypatch, capsys):
+    folder = save_stand_in(tmp_path)
+    (folder / "config.json").rename(folder / "kept.json")
+    arguments = ["--device", "cpu", "--steps", "1", "--rounds", "1", "--only", "small", "--small-model", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["gpu_steps", *arguments])
+    assert gpu_steps.main() == 1
+    assert f"{folder}: " in capsys.readouterr().out, "it was to be read"
+    (folder / "kept.json").rename(folder / "config.json")
+    assert gpu_steps.main() == 0
+    assert gpu_steps.OURS in capsys.readouterr().out
 
 
 def test_a_question_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):

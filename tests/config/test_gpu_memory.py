@@ -9,6 +9,7 @@ import torch
 
 from forerun import build
 from forerun.config.gpu_memory import (
+    MeasuredSteps,
     check_share,
     check_weights,
     loading,
@@ -18,8 +19,10 @@ from forerun.config.gpu_memory import (
 )
 from forerun.config.settings import EngineSettings
 from forerun.errors import MemoryBudgetError, StepError
+from forerun.executor.device_part import DevicePart
+from forerun.executor.largest_step import MeasuredDrafter
 from forerun.models.loader import expected_bytes
-from tests.contract.drafters import NGRAM
+from tests.contract.drafters import CASES, NGRAM
 from tests.engines import VOCAB_SIZE, tiny_llm, tiny_target
 from tests.gpus import FakeMemory
 from tests.stand_in import save_stand_in
@@ -32,13 +35,13 @@ def settings(**changes):
     return EngineSettings(model="m", **changes)
 
 
-def measured(memory, *, used_before=0, graph_bytes=0, **changes):
+def measured(memory, *, largest=None, recorded=None, used_before=0, launch_bytes=0, **changes):
     return measure_share(
         settings(**changes),
         memory,
         used_before=used_before,
-        graph_bytes=graph_bytes,
-        run_largest_step=memory.run_step,
+        launch_bytes=launch_bytes,
+        make_steps=lambda: MeasuredSteps(largest=largest or memory.run_step, recorded=recorded),
     )
 
 
@@ -48,9 +51,26 @@ def test_kv_gets_what_weights_and_the_largest_step_leave_of_the_share():
     assert share.for_kv == 55 * GIB
 
 
-def test_graphs_get_their_part_where_there_are_any():
-    memory = FakeMemory(total=100 * GIB, tensors=20 * GIB)
-    assert measured(memory, gpu_memory_utilization=0.8, graph_bytes=2 * GIB).for_kv == 58 * GIB
+def test_graphs_get_what_the_largest_of_them_takes_and_their_launches():
+    memory = FakeMemory(total=100 * GIB, tensors=20 * GIB, step_bytes=5 * GIB)
+
+    def recorded():
+        memory.step_bytes = 3 * GIB
+        memory.run_step()
+
+    share = measured(memory, recorded=recorded, launch_bytes=2 * GIB, gpu_memory_utilization=0.8)
+    assert (share.largest_step, share.graphs, share.for_kv) == (5 * GIB, 5 * GIB, 50 * GIB)
+
+
+def test_kv_that_the_steps_need_is_not_what_they_take():
+    memory = FakeMemory(total=100 * GIB, tensors=20 * GIB, step_bytes=5 * GIB)
+
+    def make_steps():
+        memory.tensors += GIB
+        return MeasuredSteps(largest=memory.run_step, recorded=memory.run_step)
+
+    share = measure_share(settings(), memory, used_before=0, launch_bytes=0, make_steps=make_steps)
+    assert (share.weights, share.largest_step, share.graphs) == (20 * GIB, 5 * GIB, 5 * GIB)
 
 
 def test_what_other_processes_use_is_not_the_engines():
@@ -83,6 +103,12 @@ def test_a_share_that_is_not_free_is_refused_before_anything_is_loaded():
         match=r"got 0\.9, which is 90\.00 GiB of 100\.00 GiB, but 70\.00 GiB are free, 20\.00 GiB too little; .* set it to 0\.7$",
     ):
         check_share(settings(), memory)
+
+
+def test_memory_that_an_engine_before_has_left_to_torch_is_free():
+    memory = FakeMemory(total=100 * GIB, cached=80 * GIB)
+    check_share(settings(), memory)
+    assert memory.free_and_total() == (100 * GIB, 100 * GIB)
 
 
 @pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": GIB}, {"num_gpu_blocks_override": 100}])
@@ -129,9 +155,7 @@ def test_a_largest_step_that_does_not_fit_names_what_makes_it_large():
     with pytest.raises(
         MemoryBudgetError, match=r"lower max_num_batched_tokens \(2048\), max_num_seqs \(64\) or max_model_len"
     ):
-        measure_share(
-            settings(), FakeMemory(total=GIB), used_before=0, graph_bytes=0, run_largest_step=run_largest_step
-        )
+        measured(FakeMemory(total=GIB), largest=run_largest_step)
 
 
 def test_memory_that_something_takes_meanwhile_is_noticed():
@@ -141,7 +165,7 @@ def test_memory_that_something_takes_meanwhile_is_noticed():
         memory.others = 50 * GIB
 
     with pytest.raises(MemoryBudgetError, match="something else has taken memory meanwhile"):
-        measure_share(settings(), memory, used_before=50 * GIB, graph_bytes=0, run_largest_step=run_largest_step)
+        measured(memory, largest=run_largest_step, used_before=50 * GIB)
 
 
 def test_a_cpu_has_no_share():
@@ -156,6 +180,7 @@ def memory(monkeypatch):
     """A GPU of 1 MiB beside the CPU, of which a step takes 128 KiB."""
     memory = FakeMemory(total=1 << 20, tensors=600 << 10, step_bytes=128 << 10)
     monkeypatch.setattr(build, "memory_of", lambda _device: memory)
+    monkeypatch.setattr(build, "_launch_bytes", lambda *_: 0)
     run = build.LargestStep.run
 
     def running(step, executor):
@@ -183,6 +208,52 @@ def test_an_engine_measures_its_largest_step_and_then_writes_the_same_texts(memo
     assert 0 <= left - used < used // llm.executor.cache.num_blocks
     expected = tiny_llm().generate([[1, 2, 3]], use_tqdm=False)
     assert llm.generate([[1, 2, 3]], use_tqdm=False)[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+def test_of_graphs_an_engine_measures_the_largest(memory):
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "cudagraph_capture_sizes": [1, 24]}
+    tiny_llm(NGRAM, num_gpu_blocks_override=None, device_step=True, **sizes)
+    assert memory.steps == [64, 24]
+
+
+@pytest.mark.parametrize(
+    "case", ["pard-tree", "peagle", "dflash", "medusa-dynamic-tree", "mlp-speculator-tree", "eagle3"]
+)
+def test_what_the_device_drafts_is_part_of_what_is_measured(memory, case, monkeypatch, caplog):
+    """For all sequences, with as many tokens as a draft may have."""
+    memory.total = 4 << 20
+    drafted = []
+    draft = DevicePart._draft
+
+    def noted(part, step, most_asked):
+        found = draft(part, step, most_asked)
+        drafted.append((int((step.asked.slots >= 0).sum()), most_asked, found is not None))
+        return found
+
+    monkeypatch.setattr(DevicePart, "_draft", noted)
+    llm = tiny_llm(
+        CASES[case],
+        num_gpu_blocks_override=None,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        device_step=True,
+        cudagraph_capture_sizes=[1, 24],
+    )
+    most = llm.speculative.num_speculative_tokens
+    assert drafted == [(3, most, True), (4, most, True)] * 2
+    assert "drafting on the device failed" not in caplog.text
+    expected = tiny_llm().generate([[1, 2, 3]], use_tqdm=False)
+    assert llm.generate([[1, 2, 3]], use_tqdm=False)[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("device_step", [False, True])
+def test_candidates_that_a_drafter_learns_from_are_found_in_what_is_measured_too(memory, device_step, monkeypatch):
+    found = []
+    monkeypatch.setattr(MeasuredDrafter, "learn", lambda _, rows: found.append(rows.candidate_ids.shape[1]))
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": True}
+    llm = tiny_llm(CASES["recycle"], num_gpu_blocks_override=None, device_step=device_step, **sizes)
+    assert found == [llm.executor.drafting.num_candidates] * 2
+    assert found[0] > 0
 
 
 def test_an_engine_without_room_for_one_sequence_says_where_the_memory_went(memory):

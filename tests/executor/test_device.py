@@ -468,3 +468,25 @@ def test_steps_are_computed_with_their_gpu_as_the_threads_current_one(monkeypatc
     assert len(seen) > in_a_whole
     assert set(seen) == {torch.device("cpu")}
     assert isinstance(as_current(torch.device("cuda:1")), torch.cuda.device)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_all_that_the_host_sends_begins_at_sixteen_bytes_however_many_sequences_there_are(is_recorded):
+    """triton compiles a kernel again for arguments that do not, which would halt an engine that runs."""
+    llm = tiny_llm(CASES["ngram"], device_step=True, max_num_seqs=7)
+    part, sent, counts = llm.executor.part, [], set()
+    compute = part.compute
+    part.compute = compute._replace(
+        place=lambda changes, table: sent.append(changes) or compute.place(changes, table),
+        prepare=lambda plan, *rest, **options: (
+            sent.extend((plan.slots, plan.tails, plan.most_drafted, plan.ends))
+            or counts.add(len(plan.slots))
+            or compute.prepare(plan, *rest, **options)
+        ),
+    )
+    if is_recorded:
+        llm.executor.use_graphs([1, 2, 4, 8, 64], ClosureRecorder())
+    sampling = [SamplingParams(temperature=0, max_tokens=3 * i, ignore_eos=True) for i in range(1, 8)]
+    llm.generate(PROMPTS[:7], sampling, use_tqdm=False)
+    assert counts >= ({1, 2, 4, 7} if is_recorded else {1, 2, 3, 4, 5, 6, 7})
+    assert {tensor.storage_offset() * tensor.itemsize % 16 for tensor in sent} == {0}

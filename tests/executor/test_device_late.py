@@ -141,6 +141,69 @@ def test_in_the_steady_state_nothing_but_the_result_is_read(config):
     assert beside == {("forerun/executor/device_results.py", "unpack")}
 
 
+class HostMade(TorchFunctionMode):
+    """Notes who makes a tensor of the host's numbers, or one that lies where torch puts it unless it is told the device."""
+
+    of_numbers = ("tensor", "as_tensor", "from_numpy", "asarray")
+    of_shapes = ("empty", "zeros", "ones", "full", "arange", "eye", "linspace", "rand", "randn", "randint")
+
+    def __init__(self):
+        super().__init__()
+        self.makers = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in self.of_numbers or (name in self.of_shapes and "device" not in (kwargs or {})):
+            frame = sys._getframe(1)
+            while "/src/forerun/" not in frame.f_code.co_filename:
+                frame = frame.f_back
+            self.makers.add((frame.f_code.co_filename.rpartition("/src/")[2], frame.f_code.co_name))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        NGRAM,
+        TREE,
+        DYNAMIC_TREE,
+        *(CASES[case] for case in ("eagle3", "mtp", "peagle", "pard", "dflash", "medusa", "mlp-speculator")),
+    ],
+    ids=[
+        "plain",
+        "ngram",
+        "tree",
+        "dynamic tree",
+        "eagle3",
+        "mtp",
+        "peagle",
+        "pard",
+        "dflash",
+        "medusa",
+        "mlp-speculator",
+    ],
+)
+def test_what_the_device_computes_with_is_made_there(config, monkeypatch):
+    """Numbers of the host would be copied, for which it waits, and which a CUDA graph cannot hold."""
+    llm = late_llm(config)
+    part, made = llm.executor.part, HostMade()
+    run = part.run
+
+    def running_part(*args, **options):
+        with made:
+            return run(*args, **options)
+
+    monkeypatch.setattr(part, "run", running_part)
+    sampling = [
+        SamplingParams(seed=i, temperature=i % 2, max_tokens=12, top_p=0.9, presence_penalty=0.1 * (i == 3))
+        for i in range(4)
+    ]
+    llm.generate(PROMPTS[:4], sampling, use_tqdm=False)
+    # the formulas, which stand for kernels, compute with the host's numbers
+    assert {one for one in made.makers if not one[0].startswith("forerun/ops/cuda/")} == set()
+
+
 def test_a_text_that_the_device_has_ended_gets_no_row_though_the_host_does_not_know(monkeypatch):
     plain = tiny_llm().generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     stops = [one.outputs[0].token_ids[5] for one in plain]

@@ -23,17 +23,22 @@ from tests.tiny_models import save_tiny_model
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def on_device(dtype=torch.float32):
+def on_device(dtype=torch.float32, *, max_length=64):
     with tempfile.TemporaryDirectory() as folder:
         path = save_tiny_model(Path(folder), "LlamaForCausalLM", seed=1)
         model = load_model(path, dtype=dtype, device=torch.device("cpu"))
     plain = LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset())
-    return plain, with_layers_on_device(plain, max_length=64)
+    return plain, with_layers_on_device(plain, max_length=max_length)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_that_compute_the_same_agree(dtype):
     assert layers_differ(*on_device(dtype)) is None
+
+
+def test_where_texts_are_short_the_one_that_is_compared_is_too():
+    """A place that no text has has no rotation: to read it would lose a GPU."""
+    assert layers_differ(*on_device(max_length=5)) is None
 
 
 def test_layers_with_a_fault_do_not():

@@ -10,7 +10,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.errors import DeviceLostError
-from forerun.executor.step_graphs import graph_bytes
+from forerun.executor.step_graphs import launch_bytes
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import tiny_llm, tiny_target
@@ -39,9 +39,13 @@ def without_logprobs(count):
 REPLAYED = ["plain", "ngram", "suffix-tree", "random-tree", "recycle", "draft-model-coupled", "eagle3", "self-exit"]
 TREES = ["draft-model-tree", "eagle-tree", "eagle3-dynamic-tree"]
 AT_ONCE = ["pard", "peagle", "dflash", "medusa", "mlp-speculator"]
+AT_ONCE_TREES = [
+    *(f"{method}-tree" for method in ("pard", "dflash", "medusa", "mlp-speculator")),
+    "peagle-dynamic-tree",
+]
 
 
-@pytest.mark.parametrize("case", [*REPLAYED, *TREES, *AT_ONCE])
+@pytest.mark.parametrize("case", [*REPLAYED, *TREES, *AT_ONCE, *AT_ONCE_TREES])
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     llm, recorder = graph_llm(CASES[case], **TIGHT)
     outputs = llm.generate(PROMPTS[:8], without_logprobs(8), use_tqdm=False)
@@ -51,15 +55,9 @@ def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     assert_nothing_is_held(llm)
 
 
-def test_what_graphs_take_grows_with_the_largest_step_and_with_their_number():
+def test_what_launches_take_grows_with_the_number_of_graphs():
     model = tiny_target().model
-    assert (
-        256 * model.vocab_size * 4
-        < graph_bytes(model, [256], max_length=100)
-        < graph_bytes(model, [1, 256], max_length=100)
-        < graph_bytes(model, [1, 256], max_length=20_000)
-        < graph_bytes(model, [1, 2, 512], max_length=20_000)
-    )
+    assert 0 < launch_bytes(model, [256]) < launch_bytes(model, [1, 256]) < launch_bytes(model, [1, 2, 512])
 
 
 def test_each_size_is_recorded_at_the_start_and_what_is_rare_when_it_comes():
@@ -97,24 +95,48 @@ def test_masks_of_the_host_reach_a_recorded_step():
     assert recorder.num_replayed > 8
 
 
-def test_where_recording_fails_steps_are_eager_and_that_is_said_once(caplog, plain_texts):
+FEWER = {"16 is padded to 24": [16], "all above 8 are eager": [12, 16, 24, 32], "12 and 24 are padded": [12, 24]}
+
+
+@pytest.mark.parametrize("failed", FEWER.values(), ids=FEWER)
+def test_sizes_that_could_not_be_recorded_are_left_out_and_named_once(failed, caplog, plain_texts):
+    numbers = {SIZES[::-1].index(size) + 1 for size in failed}
     with caplog.at_level(logging.WARNING):
-        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=3))
-        llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=numbers))
+        llm.generate(PROMPTS[:14], GREEDY, use_tqdm=False)
         assert texts(llm, 4) == plain_texts[:4]
-    assert recorder.num_recorded == 3
-    assert recorder.num_replayed == llm.stats.times.num_replayed_steps == 0
+    sizes = [SIZES[::-1][number - 1] for number in recorder.replayed]
+    assert recorder.num_recorded == len(SIZES)
+    assert not {*sizes} & {*failed}
+    recorded = [size for size in SIZES if size not in failed]
+    assert (sizes.count(next((size for size in recorded if size >= 14), 0)) > 8) == (max(recorded) >= 14)
+    assert sizes.count(8) > 0
+    assert llm.stats.times.num_replayed_steps == recorder.num_replayed
     [record] = [one for one in caplog.records if "CUDA graphs" in one.message]
+    assert f"steps of {', '.join(map(str, failed))} rows could not be recorded" in record.message
+    assert "padded to a larger size or run eagerly" in record.message
     assert "operation not permitted when stream is capturing" in record.message
     assert "more lines" not in record.message
     assert "enforce_eager" in record.message
+
+
+def test_where_no_size_can_be_recorded_all_steps_are_eager(caplog, plain_texts):
+    with caplog.at_level(logging.WARNING):
+        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=range(1, 100)))
+        llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+        assert texts(llm, 4) == plain_texts[:4]
+    assert recorder.num_recorded == len(SIZES), "none is tried again"
+    assert recorder.num_replayed == llm.stats.times.num_replayed_steps == 0
+    [record] = [one for one in caplog.records if "CUDA graphs" in one.message]
+    assert "1, 2, 4, 8, 12, 16, 24, 32 rows could not be recorded" in record.message
+    assert "they run eagerly" in record.message
 
 
 def test_where_what_is_rare_cannot_be_recorded_the_usual_steps_are_graphs_still(caplog):
     target = replace(tiny_target(), tokenizer=few_tokens())
     words = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, bad_words=[word]) for i, word in enumerate("aeth")]
     with caplog.at_level(logging.WARNING):
-        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at=len(SIZES) + 1), target=target)
+        llm, recorder = graph_llm(recorder=ClosureRecorder(fails_at={len(SIZES) + 1}), target=target)
         outputs = llm.generate(PROMPTS[:4], words, use_tqdm=False)
         num_masked = recorder.num_replayed
         llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
@@ -139,9 +161,9 @@ def test_a_device_that_is_lost_while_graphs_are_recorded_is_lost(monkeypatch):
         NGRAM,
         TREE,
         DYNAMIC_TREE,
-        *(CASES[case] for case in ("eagle3", "peagle", "dflash", "medusa", "mlp-speculator")),
+        *(CASES[case] for case in ("eagle3", *AT_ONCE[1:], *AT_ONCE_TREES)),
     ],
-    ids=["plain", "ngram", "tree", "dynamic tree", "eagle3", "peagle", "dflash", "medusa", "mlp-speculator"],
+    ids=["plain", "ngram", "tree", "dynamic tree", "eagle3", *AT_ONCE[1:], *AT_ONCE_TREES],
 )
 def test_between_two_replays_the_host_reads_nothing_but_the_result(config):
     llm, recorder = graph_llm(config)

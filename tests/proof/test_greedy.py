@@ -11,7 +11,8 @@ from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput
 from forerun.proof.greedy import check_greedy, compare, is_near_tie
 from forerun.proof.report import Verdict
 from tests.contract.drafters import CASES
-from tests.engines import native_target, tiny_llm
+from tests.engines import native_target, tiny_llm, tiny_target
+from tests.foreign import few_tokens
 from tests.native import needs_kernels
 
 
@@ -106,3 +107,24 @@ def test_on_the_kernels_nothing_is_a_near_tie(monkeypatch):
     llm = tiny_llm(target=native_target())
     monkeypatch.setattr(llm, "generate", None)
     assert not is_near_tie(llm, [1, 2, 3], 7, 8)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_on_a_device_texts_are_compared_that_are_written_without_log_probabilities_too(monkeypatch, differs):
+    """As users ask for them: those steps may be CUDA graphs, and are read late."""
+    llm = tiny_llm(CASES["ngram"], target=replace(tiny_target(), tokenizer=few_tokens()), device_step=True)
+    generate, asked = llm.generate, []
+
+    def generating(texts, sampling, **options):
+        outputs = generate(texts, sampling, **options)
+        asked.append((sampling.speculation, sampling.logprobs))
+        if differs and sampling.logprobs is None:
+            outputs[1].outputs[0].token_ids[3] += 1
+        return outputs
+
+    monkeypatch.setattr(llm, "generate", generating)
+    findings = check_greedy(llm, ["to be or not", "a b a b"], max_tokens=8, progress=print)
+    assert asked == [("off", 2), (None, 2), (None, None)]
+    verdicts = [(finding.verdict, finding.position) for finding in findings]
+    same = (Verdict.BIT_IDENTICAL, None)
+    assert verdicts == [same, (Verdict.BUG, 3) if differs else same]

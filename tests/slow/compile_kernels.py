@@ -21,12 +21,13 @@ from triton.runtime.jit import JITFunction
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps, trees
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
-from forerun.ops.cuda.trees import TreeLevel
+from forerun.ops.cuda.trees import TreeLevel, TreePlan
 from forerun.ops.rotary import Rotation
 
 CPU = torch.device("cpu")
 NUM_ROWS, NUM_SLOTS, VOCAB_SIZE, MAX_LENGTH, MOST_DRAFTED = 64, 8, 128256, 4096, 8
 HEADS, KV_HEADS, DIM, WIDTH = 32, 8, 128, 4096
+OTHER_DIMS = (64, 96, 192, 256)  # of a head, as other families have them
 INSTRUCTIONS = ("tcgen05.mma", "wgmma.mma", "mma.sync", "fma.rn.f64", "fma.rn.f32")
 
 
@@ -65,6 +66,7 @@ def compile_only(self, grid):
         ptx = kernel.asm["ptx"]
         record = {
             "kernel": self.fn.__name__,
+            "is_fp32": any(isinstance(one, torch.Tensor) and one.dtype == torch.float32 for one in args[:2]),
             "instructions": [name for name in INSTRUCTIONS if name in ptx],
             "shared": kernel.metadata.shared,
             "warps": kernel.metadata.num_warps,
@@ -148,17 +150,28 @@ def call_launchers():
         )
     for activation in ("gelu", "gelu_pytorch_tanh"):
         matmul.gated_linear(normed, bf16(2 * WIDTH, WIDTH), normed, activation=activation)
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in OTHER_DIMS if dtype == torch.bfloat16 else (DIM, *OTHER_DIMS):
+            query, keys = torch.empty(NUM_ROWS, HEADS, dim, dtype=dtype), torch.empty(64, KV_HEADS, dim, dtype=dtype)
+            attention.attend(query, keys, keys, query, rows, table.block_table, **shape)
+    for num_rows in (1, NUM_ROWS):
+        x, weight = torch.empty(num_rows, WIDTH), torch.empty(WIDTH, WIDTH)
+        matmul.linear(x, weight, torch.empty(num_rows, WIDTH))
 
 
 def grow_trees(plan, table, rows):
+    asked = TreePlan(slots=plan.slots, limits=plan.limits, depths=plan.limits)
     for num_nodes in (1, 8, 64):
         level = TreeLevel(parents=ints(num_nodes), ranks=ints(num_nodes), rows=ints(num_nodes))
         drafted, grown = ints(NUM_SLOTS, 8, 8), ints(2, NUM_SLOTS, num_nodes)
-        trees.append(plan, plan.limits, table, level, drafted, ints(NUM_SLOTS, 8), *grown, depth=1)
+        trees.append(asked, table, level, drafted, ints(NUM_SLOTS, 8), *grown, depth=1)
         columns = ints(1, num_nodes, 3).expand(NUM_SLOTS, -1, -1)
         trees.lay_out(plan, table, grown[0], columns, rows, block_size=16)
         order, candidates = torch.zeros((NUM_SLOTS, num_nodes), dtype=torch.int64), ints(NUM_SLOTS, 600)
-        trees.write_best(plan, table, order, candidates, candidates, candidates.double())
+        trees.write_best(asked, table, order, candidates, candidates, candidates.double())
+    for most_drafted in (MOST_DRAFTED, 128):
+        table = DeviceTable.empty(NUM_SLOTS, max_length=64, num_blocks=4, most_drafted=most_drafted, device=CPU)
+        trees.write_paths(asked, table, ints(NUM_SLOTS, 5, 10), torch.empty(NUM_SLOTS, 5, 10))
 
 
 if __name__ == "__main__":

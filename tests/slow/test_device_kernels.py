@@ -62,6 +62,8 @@ CHANGES = {
     "ngram": {"draft_confidence_threshold": 0.0},
     "eagle-tree": {"draft_tree": [2, 2], "draft_sample_method": "coupled"},
     "eagle3-dynamic-tree": {"draft_tree": {"top_k": 2, "depth": 3}, "num_speculative_tokens": 4},
+    "medusa-tree": {"draft_sample_method": "coupled"},
+    "mlp-speculator-tree": {"draft_tree": [2, 2], "draft_sample_method": "coupled"},
 }
 """Of a case's configuration: drafts of few passes, and of every kind."""
 
@@ -74,6 +76,12 @@ COUNTS = {
     "eagle-tree": 2,
     "eagle3-dynamic-tree": 1,
     **dict.fromkeys(("pard", "peagle", "dflash", "medusa", "mlp-speculator"), 1),
+    "pard-tree": 1,
+    "peagle-dynamic-tree": 1,
+    "dflash-tree": 1,
+    "medusa-tree": 2,
+    "medusa-dynamic-tree": 1,
+    "mlp-speculator-tree": 2,
 }
 
 

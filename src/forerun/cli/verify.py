@@ -36,9 +36,9 @@ def verify(
 ) -> int:
     """Prove that drafting does not change what the model writes.
 
-    Greedy: each prompt is decoded with and without drafts. On the native CPU kernels text and logprobs
-    must be bit-identical; elsewhere, where the texts part, the gap between the model's two best
-    tokens tells a numerical tie from a bug. Sampled: texts over a few tokens
+    Greedy: each prompt is decoded with and without drafts. On the native CPU kernels and on a GPU's
+    text and logprobs must be bit-identical; elsewhere, where the texts part, the gap between the model's
+    two best tokens tells a numerical tie from a bug. Sampled: texts over a few tokens
     are compared with the model's exact distribution by a chi-square test, with your drafter and
     then with an adversarial one. The exit code is 0 if all is well and 1 if not.
 

@@ -122,6 +122,17 @@ class MemoryShare:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Steps that are executed to see what they take; they keep nothing.
+
+    `largest` is the largest that there may be, `recorded` the largest that is recorded as a CUDA graph; None: none is.
+    """
+
+    largest: Callable[[], object]
+    recorded: Callable[[], object] | None
+
+
 def used_bytes(memory: DeviceMemory) -> int:
     """What is used of a GPU beside this process's tensors: by its driver, and by other processes."""
     free, total = memory.free_and_total()
@@ -136,6 +147,7 @@ def check_share(settings: EngineSettings, memory: DeviceMemory) -> None:
     """
     if settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None:
         return  # KV is as large as was asked for, and takes no share
+    memory.release_unused()  # of an engine, perhaps, that this process had before
     free, total = memory.free_and_total()
     share = int(total * settings.gpu_memory_utilization)
     if free < share:
@@ -191,41 +203,44 @@ def measure_share(
     memory: DeviceMemory,
     *,
     used_before: int,
-    graph_bytes: int,
-    run_largest_step: Callable[[], object],
+    launch_bytes: int,
+    make_steps: Callable[[], MeasuredSteps],
 ) -> MemoryShare:
-    """Measure what the largest step takes beside the weights, which are loaded, and share out the rest.
+    """Measure what the largest steps take beside the weights, which are loaded, and share out the rest.
+
+    Graphs have memory of their own, in which all of them work: as much as the largest of them takes when it is not recorded.
 
     Args:
         settings: the engine's.
         memory: of the GPU.
         used_before: `used_bytes` before the model was loaded.
-        graph_bytes: set aside for CUDA graphs.
-        run_largest_step: executes it and keeps nothing.
+        launch_bytes: set aside for the launches of CUDA graphs.
+        make_steps: makes the steps, with what KV they need, which is not counted.
 
     Raises:
         MemoryBudgetError: the largest step does not fit, or something else has taken what would be left for KV.
     """
     memory.release_unused()
     weights = memory.allocated()
-    memory.reset_peak()
     try:
-        run_largest_step()
+        steps = make_steps()
+        largest = _peak_of(steps.largest, memory)
+        graphs = 0 if steps.recorded is None else launch_bytes + _peak_of(steps.recorded, memory)
     except StepError as error:
         free, _ = memory.free_and_total()
         raise MemoryBudgetError(
             f"GPU memory: beside the weights ({_gib(weights)}) the largest step does not fit, with {_gib(free)} free; lower "
             f"max_num_batched_tokens ({settings.max_num_batched_tokens}), max_num_seqs ({settings.max_num_seqs}) or max_model_len"
         ) from error
-    peak = memory.peak()
+    del steps
     memory.release_unused()
     free, total = memory.free_and_total()
     share = MemoryShare(
         total=total,
         utilization=settings.gpu_memory_utilization,
         weights=weights,
-        largest_step=peak - weights,
-        graphs=graph_bytes,
+        largest_step=largest,
+        graphs=graphs,
         libraries=max(0, used_bytes(memory) - used_before),
     )
     logger.info("GPU memory: %s", share)
@@ -236,6 +251,14 @@ def measure_share(
             "else has taken memory meanwhile; end it or lower gpu_memory_utilization"
         )
     return share
+
+
+def _peak_of(run: Callable[[], object], memory: DeviceMemory) -> int:
+    """The most that a step takes for a while."""
+    before = memory.allocated()
+    memory.reset_peak()
+    run()
+    return memory.peak() - before
 
 
 def _smaller_weights(settings: EngineSettings) -> str:

@@ -15,7 +15,8 @@ from forerun.core.batch import ForwardBatch
 from forerun.core.draft import Draft
 from forerun.drafters.base import Drafter, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
-from forerun.drafters.neural.device_masks import MaskedChains, behind_each
+from forerun.drafters.neural.device_builders import DeviceBuilder, device_builder
+from forerun.drafters.neural.device_masks import MaskedDrafts, behind_each
 from forerun.drafters.neural.device_texts import kv_slots, lengths_of
 from forerun.drafters.neural.forward import MAX_TEXT_ROWS, DraftSequence, ForwardPasses, Prediction, QueryRows
 from forerun.drafters.neural.head_config import TrainedHeadConfig
@@ -76,12 +77,13 @@ class DFlash(KVDrafter):
         self._blocks.use(self._cache, self._attention)
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains."""
-        network, builder = self._network(), self._builder
-        if builder.chain_sampler is None or not isinstance(network.attention, DeviceAttention):
+        """See `DraftsOnDevice`."""
+        network = self._network()
+        if not isinstance(network.attention, DeviceAttention):
             return None
-        parts = (network, network.attention, builder.chain_sampler, table, rules, sample)
-        return DeviceBlockWriter(*parts, depth=builder.depth, predictor=self._blocks)
+        builder = device_builder(self._builder, table, rules, sample)
+        parts = (network, network.attention, builder.sampler, table, rules, sample)
+        return DeviceBlockWriter(*parts, builder=builder, predictor=self._blocks)
 
     def _read_until(self, sequence: DraftSequence, end: int, hidden_states: Mapping[str, Tensor]) -> None:
         self._blocks.write_context([sequence], [end], hidden_states)
@@ -182,25 +184,26 @@ class BlockWriter:
         return QueryRows(sequence=sequence, token_ids=token_ids, start=place, num_predicted=num_tokens, tree_mask=mask)
 
 
-class DeviceBlockWriter(MaskedChains):
+class DeviceBlockWriter(MaskedDrafts):
     """Does what `BlockWriter` does, on the device: makes the newest entries of the context, then computes a block after each text.
 
     A row sees all of its block as it reads all places up to the block's last one.
 
     Args:
+        builder: makes drafts of what it predicts.
         predictor: of blocks.
         parts: those of `NetworkChains`.
     """
 
-    def __init__(self, *parts: Any, depth: int, predictor: BlockPredictor) -> None:
-        super().__init__(*parts, depth=depth, mask=MaskToken(predictor.head.flags.mask_token_id))
+    def __init__(self, *parts: Any, builder: DeviceBuilder, predictor: BlockPredictor) -> None:
+        super().__init__(*parts, builder=builder, mask=MaskToken(predictor.head.flags.mask_token_id))
         self._predictor = predictor
         self._drafts_from_anchor = predictor.head.flags.sample_from_anchor
 
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        limits: Tensor,
         depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
@@ -220,7 +223,8 @@ class DeviceBlockWriter(MaskedChains):
         last_seen = torch.cat([ends, ends[:, None].expand(-1, most_masks).flatten()])
         whole = replace(rows, positions=last_seen, num_linear=last_seen + 1)
         batch = self._batch(rows, at)
-        self._write(plan, self._predictor.predict_blocks(batch, self._attend(whole), self._attend(rows)).logits)
+        predicted = self._predictor.predict_blocks(batch, self._attend(whole), self._attend(rows))
+        self._build(plan, limits, predicted.logits)
 
     def _write_context(self, plan: ChainPlan, lengths: Tensor, features: Mapping[str, Tensor]) -> None:
         """Make the entries of each text's unread places, which end before its last token's."""

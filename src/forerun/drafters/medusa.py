@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
-from forerun.drafters.neural.device_hidden import LastHiddenChains, Pick
-from forerun.drafters.neural.device_picks import DevicePicks
+from forerun.drafters.neural.device_builders import device_builder
+from forerun.drafters.neural.device_hidden import HeadDrafts, LastHidden
 from forerun.drafters.neural.forward import last_hidden_states
 from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.parallel import TreeBuilder, make_tree_builder
@@ -56,23 +57,14 @@ class Medusa:
         self._block_size = block_size
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains."""
-        sampler = self._builder.chain_sampler
-        if sampler is None:
-            return None
+        """See `DraftsOnDevice`."""
         (name,) = self.needs
-        return LastHiddenChains(
-            self._predict,
-            DevicePicks(sampler, rules, sample),
-            table,
-            depth=self._builder.depth,
-            feature=name,
-            block_size=self._block_size,
-        )
+        builder = device_builder(self._builder, table, rules, sample)
+        return HeadDrafts(self._predict, builder, table, LastHidden(name, self._block_size))
 
-    def _predict(self, hidden: Tensor, token_ids: Tensor, pick: Pick, depth: int) -> list[Tensor]:  # noqa: ARG002
-        """See `Predict`: each head's tokens; none of them reads another's."""
-        return [pick(logits, index) for index, logits in enumerate(self._heads.logits(hidden, count=depth))]
+    def _predict(self, hidden: Tensor, depth: int) -> Tensor:
+        """See `Heads`."""
+        return torch.stack(self._heads.logits(hidden, count=depth), dim=1)
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""

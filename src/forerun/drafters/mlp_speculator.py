@@ -14,8 +14,8 @@ from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
-from forerun.drafters.neural.device_hidden import LastHiddenChains, Pick
-from forerun.drafters.neural.device_picks import DevicePicks
+from forerun.drafters.neural.device_hidden import LastHidden, RecurrentChains, RecurrentTrees
+from forerun.drafters.neural.device_trees import tree_grower
 from forerun.drafters.neural.forward import DraftSequence, Prediction, QueryRows, last_hidden_states
 from forerun.drafters.neural.head_config import TrainedHeadConfig
 from forerun.drafters.neural.writers import ChainWriter, Writer, make_writer
@@ -55,7 +55,7 @@ class SpeculatorPasses:
 
     def __init__(self, speculator: MLPSpeculator, *, block_size: int) -> None:
         self.needs = frozenset(speculator.needs)
-        self._speculator = speculator
+        self.speculator = speculator
         self.block_size = block_size
 
     def sequence(self, request: DraftRequest) -> DraftSequence:
@@ -87,7 +87,7 @@ class SpeculatorPasses:
             token_ids=sequence.request.sequence.tokens_from(sequence.num_read),
             start=sequence.num_read,
             num_predicted=1,
-            states=self._speculator.begin(hidden),
+            states=self.speculator.begin(hidden),
         )
 
     def forward(self, all_rows: Listing[QueryRows]) -> Prediction:
@@ -96,16 +96,7 @@ class SpeculatorPasses:
         depth = (first.positions[0] if first.positions else first.start) - first.sequence.num_read
         token_ids = [token for rows in all_rows for token in rows.token_ids]
         states = torch.cat([rows.states for rows in all_rows if rows.states is not None])
-        return Prediction(*self._speculator.step(depth, torch.tensor(token_ids, device=states.device), states))
-
-    def predict(self, hidden: Tensor, token_ids: Tensor, pick: Pick, depth: int) -> list[Tensor]:
-        """See `Predict`: each step reads what the one before it picked."""
-        states, drafted = self._speculator.begin(hidden), []
-        for index in range(depth):
-            logits, states = self._speculator.step(index, token_ids, states)
-            drafted.append(pick(logits, index))
-            token_ids = drafted[-1].clamp(min=0).long()
-        return drafted
+        return Prediction(*self.speculator.step(depth, torch.tensor(token_ids, device=states.device), states))
 
 
 class MLPSpeculatorDrafter:
@@ -125,19 +116,15 @@ class MLPSpeculatorDrafter:
         return self._writer.write(self._passes, sequences, context.features)
 
     def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
-        """See `DraftsOnDevice`: chains."""
-        writer = self._writer
-        if not isinstance(writer, ChainWriter) or writer.num_runners_up:  # a tree
-            return None
+        """See `DraftsOnDevice`."""
         (name,) = self.needs
-        return LastHiddenChains(
-            self._passes.predict,
-            DevicePicks(writer.sampler, rules, sample),
-            table,
-            depth=writer.num_places,
-            feature=name,
-            block_size=self._passes.block_size,
-        )
+        network, writer = self._passes.speculator, self._writer
+        last_hidden = LastHidden(name, self._passes.block_size)
+        if isinstance(writer, ChainWriter) and not writer.num_runners_up:
+            parts = (network, writer.sampler, table, rules, sample, last_hidden)
+            return RecurrentChains(*parts, depth=writer.num_places)
+        grower = tree_grower(writer, table, rules)
+        return None if grower is None else RecurrentTrees(network, grower, table, last_hidden)
 
     def stop(self, sequence: Sequence) -> None:
         """Do nothing: no state was kept."""

@@ -275,15 +275,15 @@ class DeviceExecutor(LocalExecutor):
 
     def _send(self, plan: Ints) -> Tensor:
         """Send a plan, and with it what the host has changed in the table, which is written there; returns the plan on the device."""
-        changes = self.slots.changes()
-        padding = np.zeros(
-            -plan.size % 4, dtype=np.int32
-        )  # so that changes begin at sixteen bytes: one kernel is compiled
-        sent = to_device(np.concatenate([plan.ravel(), padding, changes.ravel()]), self.model.device)
+        changes, (num_fields, num_sequences) = self.slots.changes(), plan.shape
+        # Each field, and the changes, begin at sixteen bytes: so triton compiles one kernel for all numbers of sequences.
+        padded = np.zeros((num_fields, -(-num_sequences // 4) * 4), dtype=np.int32)
+        padded[:, :num_sequences] = plan
+        sent = to_device(np.concatenate([padded.ravel(), changes.ravel()]), self.model.device)
         if changes.size:
-            self.part.compute.place(sent[plan.size + len(padding) :].view(4, -1), self.slots.table)
+            self.part.compute.place(sent[padded.size :].view(4, -1), self.slots.table)
         self.slots.changes_are_sent()
-        return sent[: plan.size].view(plan.shape)
+        return sent[: padded.size].view(padded.shape)[:, :num_sequences]
 
     def _tensors(
         self, plan: Tensor, masks: RowMasks | None, sequences: Listing[PlannedSequence], *, num_rows: int

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +13,12 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import PlannedSequence, SequenceSpec, StepPlan, lay_out
-from forerun.drafters.base import DraftContext
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, VerifiedRows
+from forerun.drafters.device_chains import DeviceChains, DraftsOnDevice
 from forerun.executor.base import Executor
+
+if TYPE_CHECKING:
+    from forerun.ops.cuda.table import DeviceTable, RuleTable
 
 SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)
 """Rules that need the most memory beside a row's logits."""
@@ -23,10 +29,12 @@ class ChainDrafter:
 
     Args:
         needs: the hidden states that are kept, as for the drafter in whose place it stands.
+        num_candidates: of each row that are found, likewise.
     """
 
-    def __init__(self, needs: frozenset[str]) -> None:
+    def __init__(self, needs: frozenset[str], *, num_candidates: int = 0) -> None:
         self.needs = needs
+        self.num_candidates = num_candidates
 
     def start(self, sequence: Sequence) -> None:
         """See `Drafter`."""
@@ -37,6 +45,45 @@ class ChainDrafter:
 
     def stop(self, sequence: Sequence) -> None:
         """See `Drafter`."""
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """See `LearnsFromTarget`."""
+
+
+class MeasuredDrafter(ChainDrafter):
+    """Stands for a drafter, and lets the device draft what that one would for all sequences, whatever they are.
+
+    Where the device does not draft for it, drafts are the chains of a `ChainDrafter`.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        num_candidates = drafter.num_candidates if isinstance(drafter, LearnsFromTarget) else 0
+        super().__init__(drafter.needs, num_candidates=num_candidates)
+        self._drafter = drafter
+
+    def on_device(self, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]) -> DeviceChains | None:
+        """See `DraftsOnDevice`."""
+        if not isinstance(self._drafter, DraftsOnDevice):
+            return None
+        chains = self._drafter.on_device(table, rules, sample)
+        return None if chains is None else _ForAll(chains)
+
+
+class _ForAll:
+    """Implements `DeviceChains`: drafts for every sequence, whatever the network has read of it."""
+
+    def __init__(self, chains: DeviceChains) -> None:
+        self.writes_trees = chains.writes_trees
+        self.propose = chains.propose
+
+    def may_draft(self, request: DraftRequest, *, is_pending: bool) -> bool:  # noqa: ARG002
+        return request.max_tokens > 0
+
+    def note(self, request: DraftRequest, *, start: int) -> None:
+        pass
+
+    def forget(self, seq_id: int) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +103,7 @@ class LargestStep:
         """Execute it over block 0 alone, whose contents do not matter; the executor must be fresh, with a `ChainDrafter`.
 
         All sequences are as long as they may be. Most decode, each with a draft, while there are rows; the others
-        read the end of their prompts in the rows that are left.
+        read the end of their prompts in the rows that are left. All ask for the next draft.
 
         Returns:
             The number of its rows.
@@ -75,11 +122,11 @@ class LargestStep:
         for i in range(num_decoding):
             drafts[i] = drafts[i].first(min(num_left, len(drafts[i])))
             num_left -= len(drafts[i])
-            planned.append(self._planned(i, num_tokens, 1, num_draft=len(drafts[i])))
+            planned.append(self._planned(i, num_tokens, 1, num_draft=len(drafts[i]), draft_limit=num_drafted))
         for i in range(num_decoding, self.num_sequences):
             num_rows = min(most_read, 1 + num_left)
             num_left -= num_rows - 1
-            planned.append(self._planned(i, most_read - num_rows, num_rows))
+            planned.append(self._planned(i, most_read - num_rows, num_rows, draft_limit=num_drafted))
         plan = self._plan(2, planned, [*drafts, *[NO_DRAFT] * num_reading], specs)
         executor.execute(plan).result()
         return len(plan.rows.token_ids)

@@ -12,7 +12,7 @@ from forerun.executor.host_copies import as_current
 from forerun.models.base import LoadedTarget
 from forerun.ops.cuda.failures import device_failure
 
-NUM_ROWS = 24  # of one text: more than a tile of 16 rows, and more than a block of places
+NUM_ROWS = 24  # of one text, if there is room for one: more than a tile of 16 rows, and more than a block of places
 BLOCK_SIZE = 16
 
 LARGEST_DIFFERENCE = 0.1
@@ -26,9 +26,11 @@ def layers_differ(plain: LoadedTarget, on_device: LoadedTarget) -> str | None:
         plain: a target that torch computes.
         on_device: the same with layers and attention by `ops.cuda`.
     """
+    assert on_device.on_device is not None, "its layers are computed there"
+    num_rows = min(NUM_ROWS, on_device.on_device.max_length)
     try:
         with as_current(plain.model.device):
-            expected, found = _logits(plain), _logits(on_device)
+            expected, found = _logits(plain, num_rows), _logits(on_device, num_rows)
     except Exception as error:  # whatever a compiler or a driver says
         failure = device_failure(error)
         if isinstance(failure, DeviceLostError):  # with which torch could not compute either
@@ -41,20 +43,20 @@ def layers_differ(plain: LoadedTarget, on_device: LoadedTarget) -> str | None:
     return f"their logits differ from torch's by {difference:.2g} of their size"
 
 
-def _logits(target: LoadedTarget) -> Tensor:
-    """The logits of the first tokens of a text [NUM_ROWS, vocab_size] whose tokens are spread over the vocabulary."""
+def _logits(target: LoadedTarget, num_rows: int) -> Tensor:
+    """The logits of the first tokens of a text [num_rows, vocab_size] whose tokens are spread over the vocabulary."""
     model = target.model
-    num_blocks = -(-NUM_ROWS // BLOCK_SIZE)
+    num_blocks = -(-num_rows // BLOCK_SIZE)
     cache = target.make_cache(
         model.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
     )
-    places = torch.arange(NUM_ROWS, device=model.device)
+    places = torch.arange(num_rows, device=model.device)
     batch = ForwardBatch(
         token_ids=places * 7919 % model.vocab_size,
         positions=places,
         slot_mapping=places,
         sequences=[
-            SequenceRows(num_context=0, num_rows=NUM_ROWS, block_ids=np.arange(num_blocks, dtype=np.int32)),
+            SequenceRows(num_context=0, num_rows=num_rows, block_ids=np.arange(num_blocks, dtype=np.int32)),
         ],
         block_size=BLOCK_SIZE,
         logits_rows=places,

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -17,29 +18,20 @@ from forerun.executor.device_part import PLAN_FIELDS, StepOutputs, StepTensors
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import RowMasks
 from forerun.models.base import TargetModel
-from forerun.ops.cuda.attention import chunk_of
 from forerun.ops.cuda.failures import device_failure
 from forerun.ops.cuda.table import StepRows, Verdicts
 
 logger = logging.getLogger(__name__)
 
 
-BYTES_PER_LOGIT = 16  # of a step's rows: logits, a copy for the rules, what drawing needs
-BYTES_PER_WIDTH = 64  # of a row, for each of its hidden_size values: stream, products, MLP, in fp32
 BYTES_PER_LAYER = 64 << 10  # of a graph, for the launches of a layer; a guess until a GPU has shown what they take
 BYTES_PER_GRAPH = 8 << 20  # likewise for what it takes at all
 KINDS = 2  # of steps of a size: the usual ones, and those that are recorded when they come up
 
 
-def graph_bytes(model: TargetModel, sizes: Sequence[int], *, max_length: int) -> int:
-    """Memory to set aside for CUDA graphs of these numbers of rows, estimated.
-
-    That of the largest step, which all of them share, and their launches. Attention keeps a result for each chunk of the longest
-    text, `max_length` tokens.
-    """
-    num_chunks = chunk_of(max_length - 1) + 1
-    largest = max(sizes) * (model.hidden_size * (BYTES_PER_WIDTH + 4 * num_chunks) + model.vocab_size * BYTES_PER_LOGIT)
-    return largest + KINDS * len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
+def launch_bytes(model: TargetModel, sizes: Sequence[int]) -> int:
+    """Memory that the launches of CUDA graphs of these numbers of rows take, estimated; the tensors of the largest are all that they work on."""
+    return KINDS * len(sizes) * (BYTES_PER_GRAPH + model.num_layers * BYTES_PER_LAYER)
 
 
 class Recorder(Protocol):
@@ -58,22 +50,60 @@ class Recorded(NamedTuple):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory: what one of them leaves there is void when another one runs."""
+    """Records CUDA graphs, which share one pool of memory: what one of them leaves there is void when another one runs.
 
-    def __init__(self) -> None:
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # One stream for all, of this GPU: torch keeps a workspace of cuBLAS for each, and its own is that of whichever GPU came first.
+        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._invalid: list[torch.cuda.CUDAGraph] = []
 
     def record(self, function: Callable[[], StepOutputs]) -> Recorded:
         """See `Recorder`; the function is called once before, so that its kernels are compiled."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        if (
+            not self._graphs
+        ):  # torch takes no graph into the pool of others that are gone while a tensor of theirs is not
+            self._pool = torch.cuda.graph_pool_handle()
+        usual, beside = torch.cuda.current_stream(), self._beside
+        beside.wait_stream(usual)
+        with torch.cuda.stream(beside):
             function()
-        torch.cuda.current_stream().wait_stream(stream)
+        usual.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = function()
+        # What other threads of a server ask of CUDA meanwhile does not end the recording.
+        recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
+        try:
+            # the outer one goes back to the usual stream where the inner one cannot, as the driver does not end the recording
+            with torch.cuda.stream(usual), recording:
+                outputs = function()
+        except Exception as error:
+            if self._was_left(graph) and isinstance(error.__context__, Exception):
+                raise error.__context__ from None  # what made it invalid; its end only says that it was
+            raise
+        self._graphs.add(graph)
         return Recorded(outputs, graph.replay)
+
+    def _was_left(self, graph: torch.cuda.CUDAGraph) -> bool:
+        """Whether torch's allocator still took a failed recording for one under way; it does no longer, so that others can be made.
+
+        Where memory was short torch has ended it. Where the driver has found it invalid, torch never comes to that: the
+        allocator would refuse the next one, and to give memory back. Its part for pinned memory still asks the graph, and names
+        the pool: both are put aside, and so is the stream.
+        """
+        try:
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        except RuntimeError:
+            return False
+        self._invalid.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return True
 
 
 class StepBuffers:
@@ -92,7 +122,10 @@ class StepBuffers:
     ) -> None:
         self._most_sequences = most_sequences
         self._device = device
-        self._plan = torch.zeros((PLAN_FIELDS, most_sequences), dtype=torch.int32, device=device)
+        width = (
+            -(-most_sequences // 4) * 4
+        )  # so that each field begins at sixteen bytes, as in steps that are not recorded
+        self._plan = torch.zeros((PLAN_FIELDS, width), dtype=torch.int32, device=device)
         self._rows = StepRows.empty(most_rows, most_sequences, longest_path=most_drafted, device=device)
         self._verdicts = Verdicts.empty(most_sequences, most_drafted, device=device)
         self._masks = torch.zeros((most_rows, -(-vocab_size // 32)), dtype=torch.int32, device=device)
@@ -146,8 +179,9 @@ class StepGraphs:
     """Steps of up to a number of rows, recorded once for each of a few sizes; rows are padded up to the next.
 
     The usual ones are recorded by `prepare`, those with masks of grammars, and those in which the device does not draft though it
-    can, when they first come up. Where recording fails, for want of memory or because something cannot be recorded, steps of
-    that size and kind are eager from then on, which is said once; where one of the usual kind fails at the start, all are.
+    can, when they first come up. A size whose usual step cannot be recorded, for want of memory or because of what it does, is
+    left out from then on: rows are padded up to the next one that was, or run eagerly where there is none. Where a step of another
+    kind cannot be, those of its size and kind are eager. Each is said once.
 
     Args:
         run: computes a step from its tensors; whether there are trees, and whether the device drafts.
@@ -172,7 +206,8 @@ class StepGraphs:
         self._recorder = recorder
         self._recorded: dict[_Variant, Recorded | None] = {}  # None: it cannot be recorded
         self._has_trees = has_trees  # and of all steps from the first on, so that few are recorded
-        self._has_warned = False
+        self._why = ""  # the step that failed last could not be recorded
+        self._has_warned = False  # of steps that are not the usual ones
 
     @property
     def num_recorded(self) -> int:
@@ -181,12 +216,19 @@ class StepGraphs:
 
     def prepare(self, *, drafts: bool, shows_progress: bool = False) -> None:
         """Record the usual step of each size, the largest first, so that the others find its memory."""
+        failed: list[int] = []
+        reason = ""
         with tqdm(self._sizes[::-1], desc="Recording CUDA graphs", disable=not shows_progress) as sizes:
             for num_rows in sizes:
                 if self._graph_of(_Variant(num_rows, has_trees=self._has_trees, drafts=drafts)) is None:
-                    self._sizes = []  # memory is short, or such steps cannot be recorded
-                    self._recorded.clear()
-                    return
+                    reason = reason or self._why
+                    failed.append(num_rows)
+        if failed:
+            self._sizes = [size for size in self._sizes if size not in failed]
+            padded = " are padded to a larger size or" if self._sizes else ""
+            _warn(
+                f"steps of {', '.join(map(str, failed[::-1]))} rows could not be recorded ({reason}); they{padded} run eagerly"
+            )
 
     def forget(self) -> None:
         """Record all steps again, since what computes them has changed."""
@@ -211,6 +253,11 @@ class StepGraphs:
         recorded = self._graph_of(_Variant(self._sizes[at], masks is not None, self._has_trees, drafts))
         if recorded is not None:
             self._buffers.write(plan, masks)
+        elif not self._has_warned:
+            self._has_warned = True
+            _warn(
+                f"a step of {self._sizes[at]} rows could not be recorded ({self._why}); such steps run eagerly from now on"
+            )
         return recorded
 
     def _graph_of(self, variant: _Variant) -> Recorded | None:
@@ -234,12 +281,12 @@ class StepGraphs:
         except Exception as error:  # torch's, triton's, a driver's
             if isinstance(device_failure(error), DeviceLostError):
                 raise
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "CUDA graphs: a step of %d rows could not be recorded (%s); such steps run eagerly from now on, with the same "
-                    "texts; set enforce_eager=True to be rid of this, or lower gpu_memory_utilization",
-                    variant.num_rows,
-                    one_line(error),
-                )
+            self._why = one_line(error)
             return None
+
+
+def _warn(what: str) -> None:
+    logger.warning(
+        "CUDA graphs: %s, with the same texts; set enforce_eager=True to be rid of this, or lower gpu_memory_utilization",
+        what,
+    )

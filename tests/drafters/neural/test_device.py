@@ -1,4 +1,7 @@
-"""Chains that the device drafts are those that the host would draft after the same texts, token for token."""
+"""What the device drafts is what the host would draft after the same texts, token for token: chains, and trees of one pass.
+
+`test_device_trees.py` has trees of a pass for each level, and limits of all kinds.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,12 @@ HEADS = {
 }
 
 COUPLED = {"draft_sample_method": "coupled"}
+TREE = {"draft_tree": [3, 2, 1], "num_speculative_tokens": 15}
+LOPSIDED = {"draft_tree": [[0], [1], [2], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 0, 0]], "num_speculative_tokens": 9}
+RUNNERS_UP = {"draft_tree": [[0], [1], [2], [0, 0], [0, 1], [0, 2]], "num_speculative_tokens": 6}
+DYNAMIC = {"draft_tree": {"top_k": 4, "depth": 4}, "num_speculative_tokens": 12}
+SMALL = {"draft_tree": [[0], [1], [0, 0], [0, 0, 0]]}
+NARROW = {"draft_tree": {"top_k": 2, "depth": 4}, "num_speculative_tokens": 4}
 CASES = {
     "medusa": ("medusa", {}, GREEDY),
     "medusa, some accepted": ("medusa of few tokens", {}, FEW),
@@ -83,6 +92,33 @@ CASES = {
     "dflash, a chain of two": ("dflash", {"draft_tree": [1, 1]}, GREEDY),
     "dflash from its anchor": ("dflash from its anchor", {}, GREEDY),
     "dflash from its anchor, of one token": ("dflash from its anchor", {"num_speculative_tokens": 1}, GREEDY),
+    "medusa, a tree": ("medusa", TREE, GREEDY),
+    "medusa, a lopsided tree": ("medusa", LOPSIDED, GREEDY),
+    "medusa, a small tree, some accepted": ("medusa of few tokens", SMALL, FEW),
+    "medusa, a coupled tree": ("medusa", COUPLED | LOPSIDED, MIXED),
+    "medusa, a coupled tree of few tokens": ("medusa of few tokens", COUPLED | TREE, MIXED),
+    "medusa, a chain with runners-up": ("medusa", RUNNERS_UP, GREEDY),
+    "medusa, a dynamic tree": ("medusa", DYNAMIC, GREEDY),
+    "medusa, a dynamic tree, some accepted": ("medusa of few tokens", NARROW, FEW),
+    "mlp_speculator, a tree": ("mlp_speculator", TREE, GREEDY),
+    "mlp_speculator, a coupled tree": ("mlp_speculator", COUPLED | LOPSIDED, MIXED),
+    "mlp_speculator, a chain with runners-up": ("mlp_speculator", COUPLED | RUNNERS_UP, MIXED),
+    "mlp_speculator, a dynamic tree": ("mlp_speculator", DYNAMIC, GREEDY),
+    "mlp_speculator, a small tree": ("mlp_speculator", COUPLED | SMALL, MIXED),
+    "pard, a tree": ("pard", TREE, GREEDY),
+    "pard, a coupled tree": ("pard", COUPLED | LOPSIDED, MIXED),
+    "pard, a dynamic tree": ("pard", DYNAMIC, GREEDY),
+    "pard, a small dynamic tree": ("pard", NARROW, GREEDY),
+    "peagle, a lopsided tree": ("peagle", LOPSIDED, GREEDY),
+    "peagle, a small tree, some accepted": ("peagle of few tokens", SMALL, FEW),
+    "peagle, a coupled tree": ("peagle", COUPLED | TREE, MIXED),
+    "peagle, a dynamic tree, some accepted": ("peagle of few tokens", NARROW, FEW),
+    "dflash, a tree": ("dflash", TREE, GREEDY),
+    "dflash, a lopsided tree": ("dflash", LOPSIDED, GREEDY),
+    "dflash, a small tree, some accepted": ("dflash of few tokens", SMALL, FEW),
+    "dflash, a coupled tree": ("dflash", COUPLED | LOPSIDED, MIXED),
+    "dflash, a dynamic tree": ("dflash", DYNAMIC, GREEDY),
+    "dflash, a dynamic tree, some accepted": ("dflash of few tokens", NARROW, FEW),
 }
 """Which head, what else its config says, and the requests."""
 
@@ -93,6 +129,11 @@ HARD = [
     "peagle, some accepted",
     "dflash, some accepted",
     "dflash",
+    "medusa, a dynamic tree, some accepted",
+    "mlp_speculator, a small tree",
+    "pard, a small dynamic tree",
+    "peagle, a small tree, some accepted",
+    "dflash, a small tree, some accepted",
 ]
 RUNS = [(case, "eagerly") for case in CASES] + [(case, how) for case in HARD for how in ("recorded", "under pressure")]
 
@@ -107,10 +148,14 @@ def config_of(case, folder):
 
 
 def drafts_of(llm, prompts, sampling, record):
-    """text -> tokens drafted after it"""
+    """text -> the nodes drafted after it, as (token, parent)"""
     seen = record(llm)
     llm.generate(prompts, sampling, use_tqdm=False)
-    return {text: draft.token_ids for text, draft in seen if draft.token_ids}
+    return {
+        text: [(token_id, draft.parent(node)) for node, token_id in enumerate(draft.token_ids)]
+        for text, draft in seen
+        if draft.token_ids
+    }
 
 
 @pytest.mark.parametrize(("case", "how"), RUNS)
@@ -130,6 +175,7 @@ def test_the_device_drafts_what_the_host_would(case, how, tmp_path):
     assert llm.stats.num_failed_drafts == host.stats.num_failed_drafts == 0
     assert (engine_of(llm).scheduler.num_preemptions > 0) == (how == "under pressure")
     assert (llm.stats.times.num_replayed_steps > 10) == (how == "recorded")
+    assert llm.executor.part.drafts_trees == any(word in case for word in ("tree", "runners-up"))
     if "some accepted" in case:
         assert llm.stats.speculation.accepted_per_position[2] > 0
 

@@ -1,4 +1,4 @@
-"""Trees that the device drafts are those that the host's writers draft after the same texts, node by node."""
+"""Trees that the device drafts are those that the host drafts after the same texts, node by node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from forerun import SamplingParams
 from forerun.drafters.neural import device_trees
-from forerun.drafters.neural.device_trees import NetworkTrees
 from tests.contract.drafters import CASES
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm
@@ -23,6 +22,12 @@ TREES = {
     "eagle3, runners-up": {"method": "eagle3", "model": "tiny-eagle3", "draft_tree": RUNNERS_UP},
     "mtp": {"method": "mtp", "draft_tree": [2, 2, 1]},
     "self": {"method": "self", "exit_layer": 2, "draft_tree": LOPSIDED},
+    "mlp speculator": CASES["mlp-speculator-tree"],
+    "mlp speculator, runners-up": CASES["mlp-speculator-tree"] | {"draft_tree": RUNNERS_UP},
+    "pard": CASES["pard-tree"],
+    "peagle, runners-up": {"method": "peagle", "model": "tiny-peagle", "draft_tree": RUNNERS_UP},
+    "medusa, lopsided": CASES["medusa-tree"] | {"draft_tree": LOPSIDED},
+    "dflash, lopsided": CASES["dflash-tree"] | {"draft_tree": LOPSIDED},
 }
 DYNAMIC = {
     "draft model": CASES["draft-model-dynamic-tree"],
@@ -44,7 +49,17 @@ DYNAMIC = {
         "draft_tree": {"top_k": 97, "depth": 1},
         "num_speculative_tokens": 12,
     },
+    "mlp speculator": CASES["mlp-speculator-tree"]
+    | {"draft_tree": {"top_k": 3, "depth": 4}, "num_speculative_tokens": 9},
+    "peagle": CASES["peagle-dynamic-tree"],
+    "medusa": CASES["medusa-dynamic-tree"],
+    "dflash, more nodes than candidates": CASES["dflash-tree"]
+    | {"draft_tree": {"top_k": 2, "depth": 3}, "num_speculative_tokens": 16},
+    "pard, as wide as its vocabulary": CASES["pard-tree"]
+    | {"draft_tree": {"top_k": 97, "depth": 2}, "num_speculative_tokens": 20},
 }
+AT_ONCE = {"method": "medusa", "model": "tiny-medusa"}, {"method": "pard", "model": "tiny-pard"}
+"""Drafters that predict all tokens in one pass, up to four of them."""
 SAMPLING = [
     SamplingParams(temperature=0, max_tokens=14),
     SamplingParams(temperature=0.9, seed=1, max_tokens=14),
@@ -85,7 +100,7 @@ def assert_same_drafts(config, sampling, **settings):
     expected, _ = drafts_of(config, sampling, **settings)
     found, llm = drafts_of(config, sampling, device_step=True, **settings)
     assert found == expected
-    assert isinstance(llm.executor.part.chains, NetworkTrees)
+    assert llm.executor.part.drafts_trees
     assert_nothing_is_held(llm)
     return found, llm
 
@@ -119,6 +134,38 @@ def test_dynamic_trees_within_any_limits_are_those_of_the_hosts_writer(top_k, de
     assert_same_drafts(config, sampling)
 
 
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 20), st.integers(1, 8), st.sampled_from(AT_ONCE))
+@example(3, 4, 7, 5, AT_ONCE[0])
+@example(3, 4, 20, 2, AT_ONCE[1])
+def test_dynamic_trees_of_one_pass_within_any_limits_are_those_of_the_hosts_builder(
+    top_k, depth, num_tokens, limit, drafter
+):
+    config = drafter | {"draft_tree": {"top_k": top_k, "depth": depth}, "num_speculative_tokens": num_tokens}
+    assert_same_drafts(config, of_all_limits(limit))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_trees_of_one_pass_of_any_shape_within_any_limits_are_those_of_the_hosts_builder(data):
+    shape = data.draw(shapes(most_levels=4))
+    tree = {"draft_tree": shape, "num_speculative_tokens": len(shape) + data.draw(st.integers(0, 3))}
+    method = data.draw(st.sampled_from(["greedy", "coupled"]))
+    config = data.draw(st.sampled_from(AT_ONCE)) | tree | {"draft_sample_method": method}
+    assert_same_drafts(config, of_all_limits(data.draw(st.integers(1, 8))))
+
+
+def of_all_limits(limit):
+    """Requests whose texts end at different places, some of them with a limit of their own."""
+    limits = {"num_speculative_tokens": limit}
+    return [
+        SamplingParams(
+            temperature=i % 2, seed=i, max_tokens=4 + i, top_k=i, ignore_eos=True, speculation=limits if i % 3 else None
+        )
+        for i in range(5)
+    ]
+
+
 def test_of_equally_probable_nodes_the_earlier_ones_are_taken_as_by_the_host(monkeypatch):
     """Every token is as likely as every other."""
     monkeypatch.setattr(torch.Tensor, "log_softmax", lambda logits, dim: torch.full_like(logits, -1.0))
@@ -132,11 +179,11 @@ def test_trees_of_too_many_candidates_are_the_hosts():
 
 
 @st.composite
-def shapes(draw):
+def shapes(draw, most_levels=12):
     """Paths of a tree of up to twelve nodes, each with its parent and its likelier siblings; no chain."""
     paths = [[0], [1]]
     for _ in range(draw(st.integers(0, 10))):
-        above = draw(st.sampled_from([[], *paths]))
+        above = draw(st.sampled_from([path for path in ([], *paths) if len(path) < most_levels]))
         paths.append([*above, sum(path[:-1] == above for path in paths)])
     return paths
 
@@ -152,16 +199,8 @@ def shapes(draw):
 @example([[0], [0, 0], [0, 1], [0, 1, 0]], "coupled", "eagle", 2, 3)
 @example([[0], [1], [2], [3], [3, 0], [3, 1], [3, 1, 0]], "greedy", "eagle", 0, 6)
 def test_trees_of_any_shape_within_any_limits_are_those_of_the_hosts_writer(shape, method, case, num_more, limit):
-    """Limits of one request and not of the others, whose texts end at different places."""
     tree = {"draft_tree": shape, "num_speculative_tokens": len(shape) + num_more, "draft_sample_method": method}
-    limits = {"num_speculative_tokens": limit}
-    sampling = [
-        SamplingParams(
-            temperature=i % 2, seed=i, max_tokens=4 + i, top_k=i, ignore_eos=True, speculation=limits if i % 3 else None
-        )
-        for i in range(5)
-    ]
-    assert_same_drafts(TREES[case] | tree, sampling)
+    assert_same_drafts(TREES[case] | tree, of_all_limits(limit))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def static(shape, method="greedy", target_ids=None):
     return StaticTreeBuilder(DraftSampler(method, vocab_size=V, target_ids=target_ids), parse_tree(shape))
 
 
+def dynamic(top_k, depth, target_ids=None):
+    return DynamicTreeBuilder(
+        DraftSampler("greedy", vocab_size=V, target_ids=target_ids), DynamicTree(top_k=top_k, depth=depth)
+    )
+
+
 def paths_of(draft):
     return [tuple(draft.token_ids[above] for above in draft.path(node)) for node in range(len(draft))]
 
@@ -63,7 +69,7 @@ def test_limits_of_a_request_cut_its_draft_and_no_other():
     assert whole == builder.build([request()], [own[:1] for own in logits])[0]
 
 
-@pytest.mark.parametrize("builder", [static([2, 2]), DynamicTreeBuilder(DynamicTree(2, 2), target_ids=None)])
+@pytest.mark.parametrize("builder", [static([2, 2]), dynamic(2, 2)])
 @pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_depth": 0}])
 def test_a_request_that_wants_nothing_gets_nothing(builder, limits):
     assert len(builder.build([request(**limits)], random_logits(2))[0]) == 0
@@ -72,10 +78,7 @@ def test_a_request_that_wants_nothing_gets_nothing(builder, limits):
 
 @pytest.mark.parametrize(
     "builder",
-    [
-        static([2, 1], target_ids=torch.tensor([5, 3, 6])),
-        DynamicTreeBuilder(DynamicTree(2, 2), target_ids=torch.tensor([5, 3, 6])),
-    ],
+    [static([2, 1], target_ids=torch.tensor([5, 3, 6])), dynamic(2, 2, target_ids=torch.tensor([5, 3, 6]))],
 )
 def test_tokens_of_a_reduced_vocabulary_are_given_in_the_targets_ids(builder):
     logits = [torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([[9.0, 0.0, 1.0]])]
@@ -115,9 +118,7 @@ def test_a_dynamic_tree_holds_the_most_probable_of_all_paths(seed, depth, top_k,
     every = [path for length in range(1, depth + 1) for path in itertools.product(*best[:length])]
     score = {path: math.fsum(own[token] for own, token in zip(logprobs, path, strict=False)) for path in every}
     expected = sorted(every, key=score.__getitem__, reverse=True)[:max_tokens]
-    (draft,) = DynamicTreeBuilder(DynamicTree(top_k, depth), target_ids=None).build(
-        [request(max_tokens=max_tokens)], logits
-    )
+    (draft,) = dynamic(top_k, depth).build([request(max_tokens=max_tokens)], logits)
     found = paths_of(draft)
     assert len(set(found)) == len(found)
     assert [score[path] for path in found] == pytest.approx([score[path] for path in expected], abs=1e-4)
@@ -125,6 +126,12 @@ def test_a_dynamic_tree_holds_the_most_probable_of_all_paths(seed, depth, top_k,
 
 def test_a_dynamic_tree_respects_the_depth_of_a_request():
     logits = random_logits(4)
-    (draft,) = DynamicTreeBuilder(DynamicTree(2, 4), target_ids=None).build([request(max_depth=2)], logits)
+    (draft,) = dynamic(2, 4).build([request(max_depth=2)], logits)
     assert draft.depth == 2
     assert len(draft) == 6
+
+
+def test_a_dynamic_tree_holds_no_token_without_a_chance():
+    logits = [torch.tensor([[0.0, 1.0] + [-torch.inf] * (V - 2)])] * 2
+    (draft,) = dynamic(4, 2).build([request()], logits)
+    assert sorted(paths_of(draft)) == [(0,), (0, 0), (0, 1), (1,), (1, 0), (1, 1)]

@@ -14,7 +14,7 @@ from forerun.kv.cache import KVCache
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.cuda import attention, layers, matmul
 from forerun.ops.cuda.functions import LayerFunctions
-from forerun.ops.cuda.passes import DeviceAttention, DevicePass
+from forerun.ops.cuda.passes import DeviceAttention, DevicePass, lay_out_rows
 from forerun.ops.cuda.table import StepRows
 from tests.cuda import DEVICE, random
 from tests.ops.native.passes import levels_batch, source
@@ -91,3 +91,13 @@ def test_features_that_the_cache_has_room_for_are_kept_there_and_the_others_retu
     assert left.keys() == {"last_hidden"}
     assert torch.equal(cache.features["hidden.1"][[5, 2]], states[:2])
     assert cache.features["hidden.1"].abs().sum(1).count_nonzero() == 2
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
+def test_what_is_laid_out_begins_at_sixteen_bytes_however_many_rows_there_are(num_rows):
+    batch, _ = random_pass(source(num_rows), [(4, num_rows)], num_hidden=0)
+    laid_out = lay_out_rows(batch)
+    rows = laid_out.rows
+    tensors = (rows.slots, rows.positions, rows.num_linear, rows.path_slots, laid_out.block_table)
+    assert [len(one) for one in tensors] == [len(batch.positions)] * 4 + [1]
+    assert {one.storage_offset() * one.itemsize % 16 for one in tensors} == {0}

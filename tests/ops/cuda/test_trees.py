@@ -13,12 +13,13 @@ from forerun.core.draft import Draft
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import cut_draft
 from forerun.drafters.neural.device_trees import levels_of
+from forerun.drafters.neural.parallel import best_paths
 from forerun.drafters.neural.tree import DraftedTokens, GrowingTree, StaticTree
 from forerun.drafters.neural.writers import most_probable
 from forerun.ops.cuda import trees
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.table import DeviceTable, StepRows
-from forerun.ops.cuda.trees import ROOT
+from forerun.ops.cuda.trees import ROOT, TreePlan
 from tests.cuda import DEVICE, assert_equal_records, copy_of, ints
 from tests.drafters.texts import sequence
 
@@ -33,7 +34,7 @@ class Growth:
 
     table: DeviceTable
     plan: ChainPlan
-    depths: torch.Tensor
+    trees: TreePlan
     shape: StaticTree
     block_size: int
     seed: int
@@ -79,7 +80,8 @@ def growths(draw):
         limits=ints(*limits),
         blocks=blocks.to(DEVICE, torch.int32),
     )
-    return Growth(table, plan, ints(*depths), draw(shapes()), block_size, draw(st.integers(0, 999)))
+    of_trees = TreePlan(slots=plan.slots, limits=plan.limits, depths=ints(*depths))
+    return Growth(table, plan, of_trees, draw(shapes()), block_size, draw(st.integers(0, 999)))
 
 
 def grow(module, case):
@@ -94,7 +96,7 @@ def grow(module, case):
                 tokens = case.drafted(n, depth, parent, level.width)
                 drafted[n, parent, : len(tokens)] = ints(*tokens)
         tokens, below = torch.full((2, count, len(level.parents)), -7, dtype=torch.int32, device=DEVICE)
-        module.append(case.plan, case.depths, table, level.growth, drafted, nodes, tokens, below, depth=depth)
+        module.append(case.trees, table, level.growth, drafted, nodes, tokens, below, depth=depth)
         if not len(level.parents):
             break
         rows = StepRows.empty(tokens.numel(), 0, longest_path=depth + 1, device=DEVICE)
@@ -117,7 +119,7 @@ def test_kernels_grow_the_trees_of_the_formulas(case):
 
 def grown_by_the_host(case, n):
     """The draft that a host's writer grows of the same tokens, and of each pass the nodes that it reads."""
-    limit, deepest = int(case.plan.limits[n]), int(case.depths[n])
+    limit, deepest = int(case.plan.limits[n]), int(case.trees.depths[n])
     tree = GrowingTree(DraftRequest(sequence([1]), limit, deepest))
     rows, passes = [((), -1)] if deepest else [], []
     levels = levels_of(case.shape, DEVICE)
@@ -206,7 +208,7 @@ def test_the_best_candidates_make_the_draft_that_the_host_makes_of_them(case, nu
     found = []
     for module in (trees, kernels):
         table = copy_of(case.table)
-        module.write_best(case.plan, table, order, tokens, parents, scores)
+        module.write_best(case.trees, table, order, tokens, parents, scores)
         found.append(table)
     assert_equal_records(found[1], found[0])
     for n, slot in enumerate(case.plan.slots.tolist()):
@@ -218,3 +220,35 @@ def test_the_best_candidates_make_the_draft_that_the_host_makes_of_them(case, nu
         assert found[0].draft_sizes[slot] == len(draft)
         assert found[0].draft_tokens[slot, : len(draft)].tolist() == list(draft.token_ids)
         assert found[0].draft_parents[slot, : len(draft)].tolist() == list(draft.parents)
+
+
+@st.composite
+def predictions(draw):
+    """Tokens and costs at each depth, some of which cost as much as others, nothing, or infinitely much."""
+    num_depths, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    step = st.sampled_from([0.0, 0.0, 0.5, 1.0, 0.1, torch.inf])
+    costs = [[draw(step) for _ in range(width)] for _ in range(NUM_SLOTS * num_depths)]
+    costs = torch.tensor(costs).cumsum(1).view(NUM_SLOTS, num_depths, width)
+    tokens = torch.arange(costs.numel(), dtype=torch.int32).view(costs.shape)
+    return tokens.to(DEVICE), costs.to(DEVICE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(growths(), predictions())
+def test_the_cheapest_paths_make_the_draft_that_the_host_makes_of_them(case, predicted):
+    tokens, costs = (values[: len(case.plan.slots)].contiguous() for values in predicted)
+    found = []
+    for module in (trees, kernels):
+        table = copy_of(case.table)
+        module.write_paths(case.trees, table, tokens, costs)
+        found.append(table)
+    assert_equal_records(found[1], found[0])
+    for n, slot in enumerate(case.plan.slots.tolist()):
+        if slot < 0:
+            continue
+        request = DraftRequest(sequence([1]), int(case.trees.limits[n]), int(case.trees.depths[n]))
+        draft = best_paths(request, tokens[n].tolist(), costs[n].tolist())
+        assert found[0].draft_sizes[slot] == len(draft)
+        assert found[0].draft_tokens[slot, : len(draft)].tolist() == list(draft.token_ids)
+        assert found[0].draft_parents[slot, : len(draft)].tolist() == list(draft.parents)
+        assert (found[0].draft_tokens[slot, len(draft) :] == -9).all()

@@ -1,7 +1,7 @@
 """Chains that a device drafts after the texts in its table: a network's passes without a word from the host.
 
-`drafters.neural.device_trees` has the trees, `device_masks` the chains that one pass over masks predicts, `device_hidden` those of
-networks without KV.
+`drafters.neural.device_trees` has the trees, `device_masks` what one pass over masks predicts, `device_hidden` the drafts of networks
+without KV.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class NetworkChains(ABC):
 
     A step's drafting reads the tokens that the step committed, and the one before them once more, in a pass of as many rows
     for each sequence, some of them padding. So shapes depend on the number of sequences and on the longest draft alone. No
-    draft is deeper than `depth`.
+    draft is deeper than `depth`, and so no step commits more than a path of that length and one token.
     """
 
     writes_trees = False
@@ -136,7 +136,8 @@ class NetworkChains(ABC):
         *,
         depth: int,
     ) -> None:
-        self._network = network
+        # the token before those that a step commits is read again
+        self._network = network._replace(most_unread=min(network.most_unread, depth + 2))
         self._depth = depth
         self._attention = attention
         self._table = table

@@ -1,4 +1,4 @@
-"""Chains that a device drafts in one pass: it reads the texts in its table, and masks in place of the tokens that come next."""
+"""Chains and trees that a device drafts in one pass: it reads the texts in its table, and masks in place of the tokens that come next."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.neural.device import ChainNetwork, NetworkChains
-from forerun.drafters.neural.device_texts import lengths_of
+from forerun.drafters.neural.device_builders import DeviceBuilder, device_builder
 from forerun.drafters.neural.parallel import MaskWriter
 from forerun.drafters.neural.writers import Writer
 from forerun.models.base import MaskToken
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.passes import DeviceAttention
 from forerun.ops.cuda.table import DeviceTable, RuleTable, StepRows
+from forerun.ops.cuda.trees import TreePlan
 
 
 def device_masks(
     network: ChainNetwork, writer: Writer, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]
 ) -> DeviceMaskWriter | None:
-    """Draft on the device what a writer would, where it writes chains of masks and the network needs no host; else None."""
+    """Draft on the device what a writer would, where it writes drafts of masks and the network needs no host; else None."""
     if (
         not isinstance(writer, MaskWriter)
-        or writer.chain_sampler is None  # a tree
         or not isinstance(network.attention, DeviceAttention)
         or not network.predictor.reads_tensors_only
     ):
         return None
-    parts = (network, network.attention, writer.chain_sampler, table, rules, sample)
-    return DeviceMaskWriter(*parts, depth=writer.num_places, mask=writer.mask)
+    builder = device_builder(writer.builder, table, rules, sample)
+    parts = (network, network.attention, builder.sampler, table, rules, sample)
+    return DeviceMaskWriter(*parts, builder=builder, mask=writer.mask)
 
 
-class MaskedChains(NetworkChains):
-    """A network that predicts all tokens of a chain in one pass; subclasses lay it out.
+class MaskedDrafts(NetworkChains):
+    """A network that predicts all tokens of a draft in one pass; subclasses lay it out.
 
     Args:
+        builder: makes drafts of what it predicts.
         mask: what is read in place of tokens that are not known yet.
         parts: those of `NetworkChains`.
     """
 
-    def __init__(self, *parts: Any, depth: int, mask: MaskToken) -> None:
-        super().__init__(*parts, depth=depth)
+    def __init__(self, *parts: Any, builder: DeviceBuilder, mask: MaskToken) -> None:
+        super().__init__(*parts, depth=builder.depth)
+        self.writes_trees = builder.writes_trees
+        self._builder = builder
         self._mask = mask
 
     def _masks(self, plan: ChainPlan, num_masks: Tensor, count: int) -> StepRows:
@@ -56,21 +60,19 @@ class MaskedChains(NetworkChains):
         )
         return rows
 
-    def _write(self, plan: ChainPlan, logits: Tensor) -> None:
+    def _build(self, plan: ChainPlan, limits: Tensor, logits: Tensor) -> None:
         """Draft what logits [N * D, V] predict: those of the next D tokens of each text, one text after the other."""
-        slots, depth = plan.slots, len(logits) // len(plan.slots)
-        positions = lengths_of(self._table, slots)[:, None] - 1 + torch.arange(depth, device=slots.device)
-        drafted = self._picks.tokens(logits, slots[:, None].expand(-1, depth).flatten(), positions.flatten())
-        self._functions.write_chains(self._table, slots, plan.limits, drafted.view(-1, depth))
+        trees = TreePlan(slots=plan.slots, limits=limits, depths=plan.limits)
+        self._builder.build(trees, logits.view(len(plan.slots), -1, logits.shape[1]))
 
 
-class DeviceMaskWriter(MaskedChains):
+class DeviceMaskWriter(MaskedDrafts):
     """Does what `MaskWriter` does, on the device: the text's last token predicts the first depth, and each mask after it one more."""
 
     def propose(
         self,
         slots: Tensor,
-        limits: Tensor,  # noqa: ARG002 - a chain has as many tokens as it is deep
+        limits: Tensor,
         depths: Tensor,
         num_computed: Tensor,
         features: Mapping[str, Tensor],
@@ -78,17 +80,15 @@ class DeviceMaskWriter(MaskedChains):
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        plan, num_masks = (
-            self._begin(slots, self._depths(slots, depths), num_computed),
-            min(most_tokens, self._depth) - 1,
-        )
+        plan = self._begin(slots, self._depths(slots, depths), num_computed)
+        num_masks = min(most_tokens, self._depth) - 1
         texts, states, last_rows = self._read(plan, features)
         masks = self._masks(plan, plan.limits - 1, num_masks)
         if states is not None:
             assert self._mask.state is not None, "a network that reads states has one for masks"
             states = torch.cat([states, self._mask.state.expand(len(masks.slots), -1)])
         rows, at = behind_each(texts, last_rows, masks, num_masks)
-        self._write(plan, self._predict(rows, states, at).logits)
+        self._build(plan, limits, self._predict(rows, states, at).logits)
 
 
 def behind_each(texts: StepRows, last_rows: Tensor, masks: StepRows, num_masks: int) -> tuple[StepRows, Tensor]:

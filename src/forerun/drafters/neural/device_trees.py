@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from forerun.drafters.neural.device import ChainNetwork, NetworkChains
+from forerun.drafters.neural.device_picks import RankedPicks
+from forerun.drafters.neural.device_texts import lengths_of
+from forerun.drafters.neural.forward import Prediction
 from forerun.drafters.neural.sampling import DraftSampler
 from forerun.drafters.neural.tree import DynamicTree, Ranks, StaticTree
 from forerun.drafters.neural.writers import ChainWriter, DynamicTreeWriter, StaticTreeWriter, Writer
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.functions import modules_for
 from forerun.ops.cuda.passes import DeviceAttention
-from forerun.ops.cuda.table import DeviceTable, RuleTable, StepRows
-from forerun.ops.cuda.trees import ROOT, TreeLevel
+from forerun.ops.cuda.table import DeviceTable, RuleTable
+from forerun.ops.cuda.trees import ROOT, TreeLevel, TreePlan
 
 MOST_CANDIDATES = 4096
 """Nodes that the draft of a dynamic tree is chosen from on the device, at most: as many as torch sorts in one block of a GPU."""
@@ -30,6 +33,7 @@ class TreeFunctions(NamedTuple):
     append: Callable[..., None]
     lay_out: Callable[..., None]
     write_best: Callable[..., None]
+    write_paths: Callable[..., None]
     sample_first: Callable[..., None]
 
     @classmethod
@@ -45,27 +49,59 @@ class TreeFunctions(NamedTuple):
     @classmethod
     def of(cls, *, trees: Any, sampling: Any) -> TreeFunctions:
         """Those of two modules of one kind."""
-        return cls(trees.append, trees.lay_out, trees.write_best, sampling.sample_first)
+        return cls(trees.append, trees.lay_out, trees.write_best, trees.write_paths, sampling.sample_first)
+
+
+class LevelPasses(Protocol):
+    """The passes of a network by which trees after N texts grow, a level with each."""
+
+    def begin(self) -> Prediction:
+        """Predict after each text, at N rows."""
+        ...
+
+    def go_on(self, tokens: Tensor, columns: Tensor, states: Tensor | None) -> Prediction:
+        """Predict after nodes of one level, at N * E rows: those of a tree one after the other.
+
+        Args:
+            tokens: [N, E] int32, -1: padding.
+            columns: [N, E, D] int32, D the level's depth; see `ops.cuda.trees`.
+            states: [N * E, width], of the rows that they continue; None where the network gives none.
+        """
+        ...
+
+
+class TreeGrower(Protocol):
+    """Does what a `Writer` of trees does, on the device: says which nodes there are, and which of them are read."""
+
+    sampler: DraftSampler
+    depth: int  # levels, at most
+
+    def grow(self, plan: TreePlan, passes: LevelPasses, *, num_levels: int) -> None:
+        """Draft trees of up to so many levels, at most `depth`."""
+        ...
+
+
+def tree_grower(writer: Writer, table: DeviceTable, rules: RuleTable) -> TreeGrower | None:
+    """Grow the trees that a writer would write; None where it writes chains, or trees of too many candidates."""
+    if isinstance(writer, DynamicTreeWriter):
+        is_small = writer.shape.num_candidates <= MOST_CANDIDATES
+        return DynamicTreeGrower(writer.sampler, writer.shape, table) if is_small else None
+    if isinstance(writer, StaticTreeWriter):
+        return StaticTreeGrower(writer.sampler, writer.shape, table, rules)
+    if isinstance(writer, ChainWriter) and writer.num_runners_up:
+        shape = StaticTree.chain(writer.num_places, writer.num_runners_up)
+        return StaticTreeGrower(writer.sampler, shape, table, rules)
+    return None
 
 
 def device_trees(
     network: ChainNetwork, writer: Writer, table: DeviceTable, rules: RuleTable, sample: Callable[..., None]
 ) -> NetworkTrees | None:
     """Draft on the device what a writer would, where it writes trees of passes and the network needs no host; else None."""
-    if not isinstance(network.attention, DeviceAttention) or not network.predictor.reads_tensors_only:
+    grower = tree_grower(writer, table, rules)
+    if grower is None or not isinstance(network.attention, DeviceAttention) or not network.predictor.reads_tensors_only:
         return None
-    if isinstance(writer, DynamicTreeWriter):
-        if writer.shape.num_candidates > MOST_CANDIDATES:
-            return None
-        parts = (network, network.attention, writer.sampler, table, rules, sample)
-        return DeviceDynamicTreeWriter(*parts, shape=writer.shape)
-    if isinstance(writer, StaticTreeWriter):
-        shape = writer.shape
-    elif isinstance(writer, ChainWriter) and writer.num_runners_up:
-        shape = StaticTree.chain(writer.num_places, writer.num_runners_up)
-    else:
-        return None
-    return DeviceTreeWriter(network, network.attention, writer.sampler, table, rules, sample, shape=shape)
+    return NetworkTrees(network, network.attention, grower.sampler, table, rules, sample, grower=grower)
 
 
 class Level(NamedTuple):
@@ -112,44 +148,18 @@ class NetworkTrees(NetworkChains):
     """Writes trees: the pass over the texts drafts the first level, and each further one takes a pass over nodes of the level above.
 
     As many nodes of each tree are computed, where it lacks some, rows are padding. So shapes depend on the number of sequences alone.
+
+    Args:
+        parts: those of `NetworkChains`.
+        grower: of the trees.
     """
 
     writes_trees = True
 
-    def __init__(
-        self,
-        network: ChainNetwork,
-        attention: DeviceAttention,
-        sampler: DraftSampler,
-        table: DeviceTable,
-        rules: RuleTable,
-        sample: Callable[..., None],
-        *,
-        depth: int,
-    ) -> None:
-        # a step commits a path and one token more, and the token before them is read again
-        network = network._replace(most_unread=min(network.most_unread, depth + 2))
-        super().__init__(network, attention, sampler, table, rules, sample, depth=depth)
-        self._sampler = sampler
-        self._rules = rules
-        self._tree_functions = TreeFunctions.choose(self._table.tokens.device)
-
-    def _lay_out(self, plan: ChainPlan, tokens: Tensor, columns: Tensor) -> StepRows:
-        """The rows of a pass over nodes of one level, see `ops.cuda.trees.lay_out`."""
-        rows = self._rows(tokens.numel(), longest_path=columns.shape[2])
-        self._tree_functions.lay_out(
-            plan, self._table, tokens, columns, rows, block_size=self._network.cache.block_size
-        )
-        return rows
-
-
-class DeviceTreeWriter(NetworkTrees):
-    """Writes trees of one shape: those nodes are read that get children in it."""
-
-    def __init__(self, *parts: Any, shape: StaticTree) -> None:
-        super().__init__(*parts, depth=shape.depth)
-        self._levels = levels_of(shape, self._table.tokens.device)
-        self._num_runners_up = shape.num_runners_up
+    def __init__(self, *parts: Any, grower: TreeGrower) -> None:
+        super().__init__(*parts, depth=grower.depth)
+        self._grower = grower
+        self._lay_out = TreeFunctions.choose(self._table.tokens.device).lay_out
 
     def propose(
         self,
@@ -162,48 +172,75 @@ class DeviceTreeWriter(NetworkTrees):
         most_tokens: int,
     ) -> None:
         """See `DeviceChains`."""
-        count, levels = len(slots), self._levels[:most_tokens]
-        depths = self._depths(slots, self._within(limits, depths))
-        plan = self._begin(slots, limits.masked_fill(depths == 0, 0), num_computed)
-        rows, states, at = self._read(plan, features)
-        nodes = torch.full_like(slots, ROOT)[:, None]
-        for depth, level in enumerate(levels):
-            predicted = self._predict(rows, states, at)
-            drafted = self._pick_first(predicted.logits, rows.slots[at], rows.positions[at], level.width)
-            grown = torch.empty((2, count, len(level.parents)), dtype=torch.int32, device=slots.device)
-            self._tree_functions.append(
-                *(plan, depths, self._table, level.growth, drafted.view(count, -1, level.width), nodes, *grown),
-                depth=depth,
-            )
-            if depth + 1 < len(levels):
-                tokens, nodes = grown
-                rows = self._lay_out(plan, tokens, level.columns.expand(count, -1, -1))
-                states = _states_of(predicted.states, level.parents.expand(count, -1))
-                at = torch.arange(tokens.numel(), device=slots.device)
+        depths = self._depths(slots, depths)
+        limits = limits.masked_fill(depths == 0, 0)
+        passes = _NetworkPasses(self, self._begin(slots, limits, num_computed), features)
+        trees = TreePlan(slots=slots, limits=limits, depths=depths)
+        self._grower.grow(trees, passes, num_levels=min(most_tokens, self._depth))
 
-    def _within(self, limits: Tensor, depths: Tensor) -> Tensor:
+    def after_texts(self, plan: ChainPlan, features: Mapping[str, Tensor]) -> Prediction:
+        """Read the texts, and predict after each."""
+        return self._predict(*self._read(plan, features))
+
+    def after_nodes(self, plan: ChainPlan, tokens: Tensor, columns: Tensor, states: Tensor | None) -> Prediction:
+        """Read nodes of one level, and predict after each; see `LevelPasses.go_on`."""
+        rows = self._rows(tokens.numel(), longest_path=columns.shape[2])
+        self._lay_out(plan, self._table, tokens, columns, rows, block_size=self._network.cache.block_size)
+        return self._predict(rows, states, torch.arange(tokens.numel(), device=tokens.device))
+
+
+class _NetworkPasses(NamedTuple):
+    """Implements `LevelPasses`."""
+
+    trees: NetworkTrees
+    plan: ChainPlan
+    features: Mapping[str, Tensor]
+
+    def begin(self) -> Prediction:
+        return self.trees.after_texts(self.plan, self.features)
+
+    def go_on(self, tokens: Tensor, columns: Tensor, states: Tensor | None) -> Prediction:
+        return self.trees.after_nodes(self.plan, tokens, columns, states)
+
+
+class StaticTreeGrower:
+    """Grows trees of one shape: those nodes are read that get children in it."""
+
+    def __init__(self, sampler: DraftSampler, shape: StaticTree, table: DeviceTable, rules: RuleTable) -> None:
+        functions = TreeFunctions.choose(table.tokens.device)
+        self.sampler = sampler
+        self.depth = shape.depth
+        self._table = table
+        self._picks = RankedPicks(sampler, rules, functions.sample_first)
+        self._append = functions.append
+        self._levels = levels_of(shape, table.tokens.device)
+        self._num_runners_up = shape.num_runners_up
+
+    def grow(self, plan: TreePlan, passes: LevelPasses, *, num_levels: int) -> None:
+        """See `TreeGrower`."""
+        plan, lengths = replace(plan, depths=self._within(plan)), lengths_of(self._table, plan.slots)
+        nodes = torch.full_like(plan.slots, ROOT)[:, None]
+        slots = plan.slots.masked_fill(plan.limits == 0, -1)[:, None]  # of the rows that are predicted after
+        predicted = passes.begin()
+        for depth, level in enumerate(self._levels[:num_levels]):
+            positions = (lengths - 1 + depth)[:, None].expand_as(slots)
+            drafted = self._picks.tokens(predicted.logits, slots.flatten(), positions.flatten(), count=level.width)
+            count = len(slots)
+            grown = torch.empty((2, count, len(level.parents)), dtype=torch.int32, device=slots.device)
+            self._append(
+                *(plan, self._table, level.growth, drafted.view(count, -1, level.width), nodes, *grown), depth=depth
+            )
+            if depth + 1 < num_levels:
+                tokens, nodes = grown
+                slots = torch.where(tokens < 0, -1, plan.slots[:, None])
+                states = _states_of(predicted.states, level.parents.expand(count, -1))
+                predicted = passes.go_on(tokens, level.columns.expand(count, -1, -1), states)
+
+    def _within(self, plan: TreePlan) -> Tensor:
         """How deep trees of so many tokens may be, where the shape is a chain with runners-up: it has no level beyond them."""
         if self._num_runners_up is None:
-            return depths
-        return torch.minimum(depths, (limits + self._num_runners_up) // (1 + self._num_runners_up))
-
-    def _pick_first(self, logits: Tensor, slots: Tensor, positions: Tensor, count: int) -> Tensor:
-        """The first `count` tokens [R, count] int32 after rows at these positions, by their logits [R, V]; -1 where there are fewer."""
-        likeliest = self._likeliest(logits, count)
-        if self._sampler.takes_likeliest:
-            return likeliest
-        rows, raced = self._rows(len(slots)), torch.full_like(likeliest, -1)
-        rows.slots.copy_(slots)
-        rows.positions.copy_(positions)
-        self._tree_functions.sample_first(self._sampler.spread(logits).contiguous(), rows, self._rules, raced)
-        is_greedy = self._rules.temperature[slots.clamp(min=0).long()] == 0
-        return torch.where(is_greedy[:, None], likeliest, raced)
-
-    def _likeliest(self, logits: Tensor, count: int) -> Tensor:
-        found = logits.argmax(-1, keepdim=True) if count == 1 else logits.topk(min(count, logits.shape[1])).indices
-        if self._sampler.target_ids is not None:
-            found = self._sampler.target_ids[found]
-        return pad(found.int(), (0, count - found.shape[1]), value=-1)
+            return plan.depths
+        return torch.minimum(plan.depths, (plan.limits + self._num_runners_up) // (1 + self._num_runners_up))
 
 
 def _states_of(states: Tensor | None, parents: Tensor) -> Tensor | None:
@@ -230,55 +267,44 @@ class _Beam(NamedTuple):
     columns: Tensor  # [N, E, D] int32, see `ops.cuda.trees`
 
 
-class DeviceDynamicTreeWriter(NetworkTrees):
-    """Writes `DynamicTree`s: those nodes of a level are read that are the most probable, and the best of all make the draft.
+class DynamicTreeGrower:
+    """Grows `DynamicTree`s: those nodes of a level are read that are the most probable, and the best of all make the draft.
 
     Probabilities are those of the host's writer, sums in fp64 of logarithms in fp32; of equal ones the earlier node comes first.
     """
 
-    def __init__(self, *parts: Any, shape: DynamicTree) -> None:
-        super().__init__(*parts, depth=shape.depth)
+    def __init__(self, sampler: DraftSampler, shape: DynamicTree, table: DeviceTable) -> None:
+        self.sampler = sampler
+        self.depth = shape.depth
         self._top_k = shape.top_k
+        self._table = table
+        self._write_best = TreeFunctions.choose(table.tokens.device).write_best
 
-    def propose(
-        self,
-        slots: Tensor,
-        limits: Tensor,
-        depths: Tensor,
-        num_computed: Tensor,
-        features: Mapping[str, Tensor],
-        *,
-        most_tokens: int,
-    ) -> None:
-        """See `DeviceChains`."""
-        count, num_levels = len(slots), min(self._depth, most_tokens)
-        depths = self._depths(slots, depths)
-        plan = self._begin(slots, limits.masked_fill(depths == 0, 0), num_computed)
-        rows, states, at = self._read(plan, features)
+    def grow(self, plan: TreePlan, passes: LevelPasses, *, num_levels: int) -> None:
+        """See `TreeGrower`."""
+        count, device = len(plan.slots), plan.slots.device
         beam = _Beam(
-            nodes=torch.full_like(slots, ROOT)[:, None],
-            scores=torch.zeros((count, 1), dtype=torch.float64, device=slots.device),
-            columns=torch.empty((count, 1, 0), dtype=torch.int32, device=slots.device),
+            nodes=torch.full_like(plan.slots, ROOT)[:, None],
+            scores=torch.zeros((count, 1), dtype=torch.float64, device=device),
+            columns=torch.empty((count, 1, 0), dtype=torch.int32, device=device),
         )
         levels: list[_Candidates] = []
+        predicted = passes.begin()
         for depth in range(num_levels):
-            predicted = self._predict(rows, states, at)
-            levels.append(self._children(predicted.logits, beam, depths > depth))
+            levels.append(self._children(predicted.logits, beam, plan.depths > depth))
             if depth + 1 < num_levels:
                 first = sum(level.tokens.shape[1] for level in levels[:-1])
                 beam, tokens, parents = self._best(levels[-1], beam, first)
-                tokens = tokens.masked_fill((depths <= depth + 1)[:, None], -1)
-                rows = self._lay_out(plan, tokens, beam.columns)
-                states = _states_of(predicted.states, parents)
-                at = torch.arange(tokens.numel(), device=slots.device)
+                tokens = tokens.masked_fill((plan.depths <= depth + 1)[:, None], -1)
+                predicted = passes.go_on(tokens, beam.columns, _states_of(predicted.states, parents))
         candidates = _Candidates(*(torch.cat(parts, dim=1) for parts in zip(*levels, strict=True)))
         order = candidates.scores.sort(dim=1, descending=True, stable=True).indices
-        self._tree_functions.write_best(plan, self._table, order[:, : self._table.draft_tokens.shape[1]], *candidates)
+        self._write_best(plan, self._table, order[:, : self._table.draft_tokens.shape[1]], *candidates)
 
     def _children(self, logits: Tensor, beam: _Beam, is_there: Tensor) -> _Candidates:
         """The likeliest tokens after each row of a pass, by their logits [N * E, V]; none for trees where not `is_there` [N]."""
         found = logits.log_softmax(-1).topk(min(self._top_k, logits.shape[1]))
-        ids = found.indices if self._sampler.target_ids is None else self._sampler.target_ids[found.indices]
+        ids = self.sampler.in_target(found.indices)
         by_row = (*beam.nodes.shape, -1)
         scores = (beam.scores[:, :, None] + found.values.view(by_row)).flatten(1)
         stands = is_there[:, None] & (scores > -torch.inf)

@@ -7,6 +7,7 @@ not know yet (PARD, arXiv 2504.18583; P-EAGLE, arXiv 2602.01469; DFlash, arXiv 2
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import replace
@@ -30,7 +31,6 @@ class TreeBuilder(Protocol):
     """Builds the drafts of a step from one prediction per depth, those of all requests together."""
 
     depth: int  # the number of predictions that it can use
-    chain_sampler: DraftSampler | None  # picks the tokens where it builds chains; None: it builds trees
 
     def build(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """Build one draft per request; `logits[i]` [len(requests), V] predict the tokens at depth i + 1."""
@@ -44,9 +44,9 @@ def make_tree_builder(sampling: DraftSampling, target: TargetInfo, network: Draf
         ConfigError: the tree has more nodes than a draft may have.
     """
     sampling.check_size(target.num_speculative_tokens)
-    if isinstance(sampling.tree, DynamicTree):
-        return DynamicTreeBuilder(sampling.tree, target_ids=network.target_ids)
     sampler = sampling.sampler(vocab_size=target.vocab_size, target_ids=network.target_ids)
+    if isinstance(sampling.tree, DynamicTree):
+        return DynamicTreeBuilder(sampler, sampling.tree)
     return StaticTreeBuilder(sampler, sampling.tree or StaticTree.chain(target.num_speculative_tokens))
 
 
@@ -55,8 +55,8 @@ class StaticTreeBuilder:
 
     def __init__(self, sampler: DraftSampler, shape: StaticTree) -> None:
         self.depth = shape.depth
-        self.chain_sampler = sampler if shape.num_runners_up == 0 else None
-        self._sampler = sampler
+        self.sampler = sampler
+        self.shape = shape
         self._num_children = {ranks: shape.num_children(ranks) for ranks in ((), *shape.paths)}
 
     def build(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
@@ -73,7 +73,7 @@ class StaticTreeBuilder:
             if not asked:
                 break
             levels = [[] for _ in trees]
-            drafted = self._sampler.sample(
+            drafted = self.sampler.sample(
                 _select(predicted, [row for row, _, _ in asked]), [position for _, _, position in asked]
             )
             for (row, nodes, _), tokens in zip(asked, drafted, strict=True):
@@ -85,7 +85,7 @@ class StaticTreeBuilder:
     def _positions(self, tree: GrowingTree, level: list[int]) -> list[tuple[list[int], DraftPosition]]:
         """The positions to draft for, each with the nodes that share its tokens: greedy tokens do not depend on the path."""
         nodes = [node for node in level if self._count(tree, node)]
-        if nodes and self._sampler.is_greedy(tree.request):
+        if nodes and self.sampler.is_greedy(tree.request):
             return [(nodes, tree.position(nodes[0], num_tokens=max(self._count(tree, node) for node in nodes)))]
         return [([node], tree.position(node, num_tokens=self._count(tree, node))) for node in nodes]
 
@@ -110,31 +110,29 @@ class DynamicTreeBuilder:
     That is exact, as the probability of a path is the product of its tokens'.
     """
 
-    chain_sampler: DraftSampler | None = None
-
-    def __init__(self, shape: DynamicTree, *, target_ids: Tensor | None) -> None:
+    def __init__(self, sampler: DraftSampler, shape: DynamicTree) -> None:
         self.depth = shape.depth
-        self._top_k = shape.top_k
-        self._target_ids = target_ids
+        self.sampler = sampler
+        self.shape = shape
 
     def build(self, requests: Listing[DraftRequest], logits: Iterable[Tensor]) -> list[Draft]:
         """See `TreeBuilder`."""
         token_ids, costs = [], []
         for predicted in logits:
-            found = predicted.topk(min(self._top_k, predicted.shape[1]))
-            ids = found.indices if self._target_ids is None else self._target_ids[found.indices]
-            token_ids.append(ids.tolist())
+            found = predicted.topk(min(self.shape.top_k, predicted.shape[1]))
+            token_ids.append(self.sampler.in_target(found.indices).tolist())
             costs.append((predicted.logsumexp(-1, keepdim=True) - found.values).tolist())
         return [
-            _best_paths(request, [ids[row] for ids in token_ids], [own[row] for own in costs])
+            best_paths(request, [ids[row] for ids in token_ids], [own[row] for own in costs])
             for row, request in enumerate(requests)
         ]
 
 
-def _best_paths(request: DraftRequest, token_ids: list[list[int]], costs: list[list[float]]) -> Draft:
+def best_paths(request: DraftRequest, token_ids: list[list[int]], costs: list[list[float]]) -> Draft:
     """A tree of the cheapest nodes, from the tokens at each depth and their costs, both in ascending order of cost.
 
-    A node costs no more than its next sibling and its first child, so these become candidates after it.
+    A node costs no more than its next sibling and its first child, so these become candidates after it. Of nodes that cost the
+    same the one whose parent was drafted earlier comes first. None costs infinitely much.
     """
     deepest = min(len(costs), request.max_depth)
     drafted: list[int] = []
@@ -142,6 +140,8 @@ def _best_paths(request: DraftRequest, token_ids: list[list[int]], costs: list[l
     heap = [_Candidate(costs[0][0], -1, 0, 0, 0.0)] if deepest else []
     while heap and len(drafted) < request.max_tokens:
         cost, parent, depth, rank, above = heapq.heappop(heap)
+        if cost == math.inf:
+            break
         if rank + 1 < len(costs[depth]):
             heapq.heappush(heap, _Candidate(above + costs[depth][rank + 1], parent, depth, rank + 1, above))
         if depth + 1 < deepest:
@@ -161,20 +161,19 @@ class MaskWriter:
 
     def __init__(self, builder: TreeBuilder, mask: MaskToken) -> None:
         self.num_places = builder.depth
-        self.chain_sampler = builder.chain_sampler
+        self.builder = builder
         self.mask = mask
-        self._builder = builder
 
     def write(
         self, passes: ForwardPasses, sequences: Listing[DraftSequence], hidden_states: Mapping[str, Tensor]
     ) -> list[Draft]:
         """See `Writer`."""
         rows = [self._masked(passes.read(sequence, hidden_states)) for sequence in sequences if sequence.wants_draft]
-        return write_in_one_pass(self._builder, passes, sequences, rows)
+        return write_in_one_pass(self.builder, passes, sequences, rows)
 
     def _masked(self, rows: QueryRows) -> QueryRows:
         """Rows of unread text with the masks behind them."""
-        num_predicted = draft_depth(rows.sequence, self._builder)
+        num_predicted = draft_depth(rows.sequence, self.builder)
         states = rows.states
         if states is not None:
             assert self.mask.state is not None, "a network that reads states has one for masks"

@@ -81,9 +81,8 @@ class DraftSampler:
             values, found = logits.topk(min(num_tokens, logits.shape[1]))
             if values.shape[1] > 1:
                 margins = (values[:, 0] - values[:, 1]).tolist()
-        if self.target_ids is not None:
-            found = self.target_ids[found]
-        return [DraftedTokens(ids, margin=margin) for ids, margin in zip(found.tolist(), margins, strict=True)]
+        ids_of = self.in_target(found).tolist()
+        return [DraftedTokens(ids, margin=margin) for ids, margin in zip(ids_of, margins, strict=True)]
 
     def _draw_coupled(self, logits: Tensor, positions: Listing[DraftPosition]) -> list[DraftedTokens]:
         """The first tokens of the races that the target will run, for each position that is not greedy."""
@@ -162,6 +161,10 @@ class DraftSampler:
                 break
             probs /= total
         return DraftedTokens(token_ids, drawn_from)
+
+    def in_target(self, found: Tensor) -> Tensor:
+        """The target's tokens of logits with these numbers, int64 of any shape."""
+        return found if self.target_ids is None else self.target_ids[found]
 
     def spread(self, logits: Tensor) -> Tensor:
         """Logits [..., V] over the target's vocabulary; -inf for tokens that the drafter does not have."""

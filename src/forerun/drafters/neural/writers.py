@@ -283,7 +283,7 @@ class DynamicTreeWriter:
 
     def _expand(self, tree: _TreeInPasses, nodes: list[int], logits: Tensor) -> list[int]:
         found = logits.log_softmax(-1).topk(min(self.shape.top_k, logits.shape[1]))
-        ids = found.indices if self.sampler.target_ids is None else self.sampler.target_ids[found.indices]
+        ids = self.sampler.in_target(found.indices)
         newest: list[int] = []
         for node, token_ids, logprobs in zip(nodes, ids.tolist(), found.values.tolist(), strict=True):
             newest += tree.add(node, DraftedTokens(token_ids))

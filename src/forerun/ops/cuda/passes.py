@@ -150,7 +150,8 @@ def lay_out_rows(batch: ForwardBatch) -> LaidOutRows:
     paths = [_paths(sequence, batch.block_size) for sequence in batch.sequences]
     longest_path = 16 * -(-max([1, *(path.slots.shape[1] for path in paths)]) // 16)  # few widths, few compiled kernels
     num_rows, num_sequences = len(batch.slot_mapping), len(batch.sequences)
-    laid_out = np.zeros((num_rows, 3 + longest_path), dtype=np.int32)
+    # Each column, and the block table, begin at sixteen bytes: so triton compiles one kernel for all numbers of rows.
+    laid_out = np.zeros((-(-num_rows // 4) * 4, 3 + longest_path), dtype=np.int32)
     block_table = np.zeros((num_sequences, num_blocks), dtype=np.int32)
     first = 0
     for number, (sequence, path) in enumerate(zip(batch.sequences, paths, strict=True)):
@@ -162,7 +163,7 @@ def lay_out_rows(batch: ForwardBatch) -> LaidOutRows:
     device = batch.slot_mapping.device
     sent = torch.from_numpy(np.concatenate([laid_out.T.ravel(), block_table.ravel()])).to(device)  # in one copy
     rest = sent[laid_out.size :].view(num_sequences, num_blocks)
-    columns = sent[: laid_out.size].view(3 + longest_path, num_rows)
+    columns = sent[: laid_out.size].view(3 + longest_path, len(laid_out))[:, :num_rows]
     rows = StepRows(
         tokens=batch.token_ids,
         positions=columns[1],

@@ -4,6 +4,9 @@ A step's drafting calls `chains.take_blocks` and `chains.read_texts`. After each
 its next level appended (`append`), and the nodes of it that get children are laid out for the next pass (`lay_out`). A tree whose
 shape hangs on its nodes' probabilities is chosen from all candidates at the end (`write_best`).
 
+Where one pass predicts all depths, whatever the tokens above are, all levels are appended after it, or the best paths of the tokens
+at each depth are found (`write_paths`).
+
 A row's column is where its entry lies in the network's cache: so many places behind the text. Columns are those of the shape, also
 where a tree has fewer nodes.
 """
@@ -23,6 +26,15 @@ ROOT, NO_NODE = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreePlan:
+    """For which N sequences trees are drafted, and how large each may be."""
+
+    slots: Tensor  # [N] int32, -1: padding
+    limits: Tensor  # [N] int32, nodes
+    depths: Tensor  # [N] int32, levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLevel:
     """What a shape has one level below E rows: C nodes, in order; E' of them are rows of the next pass."""
 
@@ -32,8 +44,7 @@ class TreeLevel:
 
 
 def append(
-    plan: ChainPlan,
-    depths: Tensor,
+    plan: TreePlan,
     table: DeviceTable,
     level: TreeLevel,
     drafted: Tensor,
@@ -46,8 +57,7 @@ def append(
     """Append the tokens drafted after the rows of a pass to the drafts, level by level, each in the order of its parents.
 
     Args:
-        plan: slots and limits are read; of N sequences.
-        depths: [N] int32, how many levels each draft may have.
+        plan: of N sequences.
         table: drafts are changed.
         level: of E rows.
         drafted: [N, E, W] int32, the tokens after each row, the first one first; below 0: none.
@@ -60,7 +70,7 @@ def append(
     next_tokens.fill_(-1)
     next_nodes.fill_(NO_NODE)
     for n, slot in enumerate(plan.slots.tolist()):
-        if slot < 0 or depth >= depths[n]:
+        if slot < 0 or depth >= plan.depths[n]:
             continue
         size = int(table.draft_sizes[slot])
         for parent, rank, row in children:
@@ -68,7 +78,7 @@ def append(
             if node == NO_NODE or token < 0 or size >= plan.limits[n]:
                 continue
             table.draft_tokens[slot, size], table.draft_parents[slot, size] = token, node
-            if row >= 0 and depth + 1 < depths[n]:
+            if row >= 0 and depth + 1 < plan.depths[n]:
                 next_tokens[n, row], next_nodes[n, row] = token, size
             size += 1
         table.draft_sizes[slot] = size
@@ -103,7 +113,7 @@ def lay_out(
 
 
 def write_best(
-    plan: ChainPlan, table: DeviceTable, order: Tensor, tokens: Tensor, parents: Tensor, scores: Tensor
+    plan: TreePlan, table: DeviceTable, order: Tensor, tokens: Tensor, parents: Tensor, scores: Tensor
 ) -> None:
     """Make each draft of its best candidates.
 
@@ -125,6 +135,44 @@ def write_best(
             table.draft_tokens[slot, node] = tokens[n, one]
             table.draft_parents[slot, node] = best.index(above) if above in best else ROOT
         table.draft_sizes[slot] = len(best)
+
+
+def write_paths(plan: TreePlan, table: DeviceTable, tokens: Tensor, costs: Tensor) -> None:
+    """Make each draft of the cheapest paths of tokens that were predicted at each depth, whatever the tokens above them are.
+
+    A path costs what its tokens do; it is added up in fp64, from the first level on. Of paths that cost the same the one whose
+    parent was drafted earlier comes first, then the one of the lower rank. None costs infinitely much.
+
+    Args:
+        plan: of N sequences; no limit is higher than what a draft may have.
+        table: drafts are written.
+        tokens: [N, D, W] int32, those at each of D depths.
+        costs: [N, D, W] fp32, theirs: 0 or more, and ascending at each depth.
+    """
+    num_depths, width = tokens.shape[1:]
+    for n, slot in enumerate(plan.slots.tolist()):
+        if slot < 0:
+            continue
+        own, deepest = costs[n].double().tolist(), min(int(plan.depths[n]), num_depths)
+        # of the root, and then of each node: its cost, its depth, how many of its children are drafted
+        above, depths, drafted = [0.0], [0], [0]
+        size = 0
+        while size < plan.limits[n]:
+            nexts = [
+                cost + own[depth][rank] if depth < deepest and rank < width else math.inf
+                for cost, depth, rank in zip(above, depths, drafted, strict=True)
+            ]
+            cost = min(nexts)
+            if cost == math.inf:
+                break
+            parent = nexts.index(cost)
+            depth = depths[parent]
+            table.draft_tokens[slot, size] = tokens[n, depth, drafted[parent]]
+            table.draft_parents[slot, size] = parent - 1
+            drafted[parent] += 1
+            above, depths, drafted = [*above, cost], [*depths, depth + 1], [*drafted, 0]
+            size += 1
+        table.draft_sizes[slot] = size
 
 
 def _kv_slot(plan: ChainPlan, slot: int, place: int, block_size: int) -> int:

@@ -213,7 +213,8 @@ def attend(
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
     tile_rows = max(1, TILE // triton.next_power_of_2(group))
-    value_block = max(16, triton.next_power_of_2(value_dim))
+    key_block, value_block = (max(16, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim))
+    is_wide = tile_rows * triton.next_power_of_2(group) > TILE or max(key_block, value_block) > 128
     shape = {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "VALUE_BLOCK": value_block}
     shape |= {"LEAST": LEAST_CHUNK, "FIRST": FIRST_CHUNKS}
     limits = (0 if window is None else window, num_hidden, num_chunks)
@@ -236,11 +237,12 @@ def attend(
             GROUP=group,
             TILE_ROWS=tile_rows,
             KEY_DIM=key_dim,
-            KEY_BLOCK=max(16, triton.next_power_of_2(key_dim)),
+            KEY_BLOCK=key_block,
             BLOCK_SIZE=block_size,
             BLOCK_KEYS=BLOCK_KEYS,
             HAS_WINDOW=window is not None,
             SOFT_CAP=soft_cap or 0.0,
+            num_warps=8 if is_wide and query.itemsize == 2 else 4,  # else it does not fit into the registers
             **shape,
         )
         _join_chunks[(num_rows, num_heads)](

@@ -21,6 +21,10 @@ FEW_ROWS, MANY_ROWS = 16, 32
 
 _FINISH_BLOCK = 1024
 ROWS_PER_LAUNCH = 256  # bounds the memory of the parts' sums
+STAGES = {
+    2: 4,
+    4: 2,
+}  # by bytes of an input: steps that are loaded ahead; in 99 KiB, as some GPUs have them, no more fit of fp32
 
 _PLAIN = tl.constexpr(0)
 _ADDS = tl.constexpr(1)
@@ -112,7 +116,7 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
         STEP=tiles.inputs,
         EVICTION="evict_first" if num_rows <= tile_rows else "",  # other tiles of rows read the same weights
         num_warps=4,
-        num_stages=4,
+        num_stages=STAGES[x.element_size()],
     )
 
 

@@ -10,7 +10,7 @@ from forerun.ops.cuda import trees
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.kernels.chains import _kv_slot
 from forerun.ops.cuda.table import DeviceTable, StepRows
-from forerun.ops.cuda.trees import TreeLevel
+from forerun.ops.cuda.trees import TreeLevel, TreePlan
 
 _ROOT, _NO_NODE = tl.constexpr(trees.ROOT), tl.constexpr(trees.NO_NODE)
 
@@ -39,8 +39,7 @@ def _append(
 
 
 def append(
-    plan: ChainPlan,
-    depths: Tensor,
+    plan: TreePlan,
     table: DeviceTable,
     level: TreeLevel,
     drafted: Tensor,
@@ -53,7 +52,7 @@ def append(
     """Append the tokens drafted after the rows of a pass to the drafts; see `ops.cuda.trees.append`."""
     (num_planned, num_rows, width), num_children = drafted.shape, len(level.parents)
     _append[(num_planned,)](
-        *(plan.slots, plan.limits, depths, table.draft_tokens, table.draft_parents, table.draft_sizes),
+        *(plan.slots, plan.limits, plan.depths, table.draft_tokens, table.draft_parents, table.draft_sizes),
         *(level.parents, level.ranks, level.rows, drafted, nodes, next_tokens, next_nodes),
         *(depth, table.draft_tokens.shape[1], num_children, num_rows, width, next_tokens.shape[1]),
         BLOCK=triton.next_power_of_2(num_children),
@@ -124,7 +123,7 @@ def _write_best(
 
 
 def write_best(
-    plan: ChainPlan, table: DeviceTable, order: Tensor, tokens: Tensor, parents: Tensor, scores: Tensor
+    plan: TreePlan, table: DeviceTable, order: Tensor, tokens: Tensor, parents: Tensor, scores: Tensor
 ) -> None:
     """Make each draft of its best candidates; see `ops.cuda.trees.write_best`."""
     num_planned, num_best = order.shape
@@ -132,5 +131,55 @@ def write_best(
         *(plan.slots, plan.limits, table.draft_tokens, table.draft_parents, table.draft_sizes),
         *(order, tokens, parents, scores, table.draft_tokens.shape[1], num_best, order.stride(0), tokens.shape[1]),
         BLOCK=triton.next_power_of_2(num_best),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _write_paths(
+    slots, limits, deepest, draft_tokens, draft_parents, draft_sizes, tokens, costs, K, D, W, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Number 0 is the root, number i + 1 node i: each has at most one child that may come next, so of equal ones the first does."""
+    n, i = tl.program_id(0), tl.arange(0, BLOCK)
+    slot = tl.load(slots + n).to(tl.int64)
+    if slot >= 0:
+        num_depths = tl.minimum(tl.load(deepest + n), D)
+        tokens += n.to(tl.int64) * D * W
+        costs += n.to(tl.int64) * D * W
+        none = tl.full((), float("inf"), tl.float64)
+        above, depths, drafted = (
+            tl.zeros((BLOCK,), tl.float64),
+            tl.zeros((BLOCK,), tl.int32),
+            tl.zeros((BLOCK,), tl.int32),
+        )
+        nexts = tl.where(i == 0, tl.load(costs + i, (i == 0) & (num_depths > 0), float("inf")).to(tl.float64), none)
+        size = tl.full((), 0, tl.int32)
+        for node in range(tl.load(limits + n)):
+            cost = tl.min(nexts, 0)
+            if cost < none:
+                parent = tl.min(tl.where(nexts == cost, i, BLOCK), 0)
+                is_parent, is_node = i == parent, i == node + 1
+                depth = tl.sum(tl.where(is_parent, depths, 0), 0)
+                rank = tl.sum(tl.where(is_parent, drafted, 0), 0)
+                tl.store(draft_tokens + slot * K + node, tl.load(tokens + depth * W + rank))
+                tl.store(draft_parents + slot * K + node, parent - 1)
+                drafted = tl.where(is_parent, rank + 1, drafted)
+                depths = tl.where(is_node, depth + 1, depths)
+                above = tl.where(is_node, cost, above)
+                may_follow = (is_parent & (rank + 1 < W)) | (is_node & (depth + 1 < num_depths))
+                own = tl.load(costs + depths * W + drafted, may_follow, float("inf")).to(tl.float64)
+                nexts = tl.where(is_parent | is_node, above + own, nexts)
+                size += 1
+        tl.store(draft_sizes + slot, size)
+
+
+def write_paths(plan: TreePlan, table: DeviceTable, tokens: Tensor, costs: Tensor) -> None:
+    """Make each draft of the cheapest paths of tokens predicted at each depth; see `ops.cuda.trees.write_paths`."""
+    num_planned, num_depths, width = tokens.shape
+    most_drafted = table.draft_tokens.shape[1]
+    _write_paths[(num_planned,)](
+        *(plan.slots, plan.limits, plan.depths, table.draft_tokens, table.draft_parents, table.draft_sizes),
+        *(tokens, costs, most_drafted, num_depths, width),
+        BLOCK=triton.next_power_of_2(most_drafted + 1),
         num_warps=1,
     )

@@ -1,0 +1,61 @@
+"""What the compiler makes of kernels for other sizes than the usual ones fits a multiprocessor, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a block may have
+
+
+@pytest.fixture(scope="module", params=SHARED, ids="capability {}".format)
+def capability(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def compiled(capability, tmp_path_factory):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.slow.compile_other_sizes", str(capability)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_the_compiler_takes_each_of_them_and_none_is_too_large(compiled, capability):
+    assert len(compiled) > 60
+    too_large = [one for one in compiled if one["shared"] > SHARED[capability]]
+    assert too_large == []
+    assert [one for one in compiled if one["registers"] * one["warps"] * 32 > 65536] == []
+
+
+def test_what_a_thread_works_on_lies_in_registers_where_tensor_cores_compute(compiled):
+    assert [one for one in compiled if "mma.sync" in one["instructions"] and one["stack"]] == []
+
+
+def test_products_of_few_and_many_rows_run_on_one_instruction(compiled):
+    found = {instruction for one in compiled if one["kernel"] == "_multiply" for instruction in tensor_cores(one)}
+    assert found == {"mma.sync"}
+
+
+def test_attention_runs_on_one_instruction_whatever_the_heads(compiled):
+    """Tiles of attention have as many rows of a product for all numbers of tokens, so that it may be another one for some heads."""
+    found = [tensor_cores(one) for one in compiled if one["kernel"] == "_attend_chunks"]
+    assert max(map(len, found)) == 1
+
+
+def tensor_cores(one):
+    return [name for name in one["instructions"] if "mma" in name]
