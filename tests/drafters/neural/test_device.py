@@ -110,11 +110,13 @@ CASES = {
     "pard, a dynamic tree": ("pard", DYNAMIC, GREEDY),
     "pard, a small dynamic tree": ("pard", NARROW, GREEDY),
     "peagle, a lopsided tree": ("peagle", LOPSIDED, GREEDY),
+    "peagle, a small tree": ("peagle", SMALL, GREEDY),
     "peagle, a small tree, some accepted": ("peagle of few tokens", SMALL, FEW),
     "peagle, a coupled tree": ("peagle", COUPLED | TREE, MIXED),
     "peagle, a dynamic tree, some accepted": ("peagle of few tokens", NARROW, FEW),
     "dflash, a tree": ("dflash", TREE, GREEDY),
     "dflash, a lopsided tree": ("dflash", LOPSIDED, GREEDY),
+    "dflash, a small tree": ("dflash", SMALL, GREEDY),
     "dflash, a small tree, some accepted": ("dflash of few tokens", SMALL, FEW),
     "dflash, a coupled tree": ("dflash", COUPLED | LOPSIDED, MIXED),
     "dflash, a dynamic tree": ("dflash", DYNAMIC, GREEDY),
@@ -132,10 +134,11 @@ HARD = [
     "medusa, a dynamic tree, some accepted",
     "mlp_speculator, a small tree",
     "pard, a small dynamic tree",
-    "peagle, a small tree, some accepted",
-    "dflash, a small tree, some accepted",
+    "peagle, a small tree",
+    "dflash, a small tree",
 ]
 RUNS = [(case, "eagerly") for case in CASES] + [(case, how) for case in HARD for how in ("recorded", "under pressure")]
+RUNS += [(f"{head}, a small tree, some accepted", "recorded") for head in ("peagle", "dflash")]
 
 
 def config_of(case, folder):
