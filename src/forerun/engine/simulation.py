@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import Origin, RequestOutput
-from forerun.core.stats import SpeculationStats
 from forerun.core.step import UNKNOWN_TOKEN, StepPlan
 from forerun.engine.client import StepOutput
 from forerun.engine.commit import origins_of
@@ -200,18 +199,12 @@ class SimulatedEngine(Engine):
         running = self._parts.scheduler.running.copy()
         most_drafted = self._parts.control.draft_limit(len(running))
         tails = []  # what each computes: the token that it has not computed yet, then the new ones
-        total: Counter[Drafted] = Counter()
         for one, ahead in zip(running, stretch.sequences, strict=True):
             token_ids, draft = self._executor.take(one.spec.seq_id, ahead, num_steps)
             tails.append([one.output_ids[-1], *token_ids])
             one.output_ids += token_ids
             one.draft, one.draft_limit = draft, one.draft_limit_within(most_drafted)
-            drafted = ahead.drafted[:num_steps]
-            counts = _counts(drafted)
-            one.origins += _origins(drafted, counts)
-            _record(one.stats, counts)
-            total.update(counts)
-        _record(self.stats.speculation, total)
+            self._count(one, ahead.drafted[:num_steps])
         times = self.stats.times
         for seconds, drafting in zip(stretch.seconds[:num_steps], stretch.drafting, strict=False):
             times.forward += seconds
@@ -227,6 +220,19 @@ class SimulatedEngine(Engine):
                 self._conclude(self._requests[one.request_id], output)
         return used, output.finished
 
+    def _count(self, one: Generation, drafted: Sequence[Drafted]) -> None:
+        """Note what became of a sequence's drafts, one after the other, and how its tokens came to be."""
+        counts: Mapping[Drafted, int] = {drafted[0]: len(drafted)}
+        if drafted.count(drafted[0]) == len(drafted):  # where nothing is drafted, say
+            one.origins += _verdict(drafted[0]).origins * len(drafted)
+        else:
+            one.origins += [origin for found in drafted for origin in _verdict(found).origins]
+            counts = Counter(drafted)
+        for found, times in counts.items():
+            draft, accepted = _verdict(found).draft, found[1]
+            one.stats.record(draft, accepted, times=times)
+            self.stats.speculation.record(draft, accepted, times=times)
+
     def _move_blocks(
         self,
         running: Sequence[Generation],
@@ -238,7 +244,7 @@ class SimulatedEngine(Engine):
         pool, block_size = self._parts.pool, self._settings.block_size
         firsts = [one.table.num_computed for one in running]
         begun, drafted, done = _block_changes(sequences, num_steps, block_size)
-        done[-1] = [*range(len(running))]  # their last tokens, and their ends
+        done[-1] = [*range(len(running))]  # each has its last tokens yet to commit, or its end
         used = []
         for step in range(num_steps):
             for number in begun[step]:
@@ -259,30 +265,10 @@ class SimulatedEngine(Engine):
 
 
 class _Verdict(NamedTuple):
-    """A draft as the engine counts it, its tokens do not matter; and how those that a step gives that verifies it came to be."""
+    """A draft as the engine counts it, whatever its tokens, and how those came to be that the step gives which verifies it."""
 
     draft: Draft
     origins: list[Origin]
-
-
-def _counts(drafted: Sequence[Drafted]) -> Mapping[Drafted, int]:
-    """How often each of some drafts occurs."""
-    if drafted.count(drafted[0]) == len(drafted):  # where nothing is drafted, say
-        return {drafted[0]: len(drafted)}
-    return Counter(drafted)
-
-
-def _record(stats: SpeculationStats, counts: Mapping[Drafted, int]) -> None:
-    """Count what became of drafts."""
-    for found, times in counts.items():
-        stats.record(_verdict(found).draft, found[1], times=times)
-
-
-def _origins(drafted: Sequence[Drafted], counts: Mapping[Drafted, int]) -> list[Origin]:
-    """How the tokens of steps came to be that verified these drafts, one after the other."""
-    if len(counts) == 1:
-        return _verdict(drafted[0]).origins * len(drafted)
-    return [origin for one in drafted for origin in _verdict(one).origins]
 
 
 @functools.lru_cache(maxsize=4096)

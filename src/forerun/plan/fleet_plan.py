@@ -150,6 +150,25 @@ def plan_fleet(
     return FleetAnswer(plan=best, is_feasible=False, needed=found.num_engines if found else None)
 
 
+class _Predicted:
+    """What is predicted of counts of engines, each count once."""
+
+    def __init__(self, predict: Callable[[Counts], Prediction]) -> None:
+        self._predict = predict
+        self._places: dict[int, int] = {}  # by count
+        self._found: Prediction | None = None
+
+    def at(self, counts: Counts) -> Prediction:
+        """What is predicted of these counts, no two of them equal."""
+        missing = [count for count in counts.tolist() if count not in self._places]
+        if missing:
+            self._places.update((count, place) for place, count in enumerate(missing, len(self._places)))
+            new = self._predict(np.array(missing))
+            self._found = new if self._found is None else self._found.and_then(new)
+        assert self._found is not None, "at least one count is asked for"
+        return self._found.at(np.array([self._places[count] for count in counts.tolist()]))
+
+
 class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
@@ -158,8 +177,15 @@ class FleetSearch:
     ) -> None:
         self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
         self._routing = routing
+        self._predicted: dict[tuple[int, Load], _Predicted] = {}  # by the id of a policy, which they hold
 
     def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
+        key = id(policy), load
+        if key not in self._predicted:
+            self._predicted[key] = _Predicted(functools.partial(self._predict_anew, policy, load))
+        return self._predicted[key].at(counts)
+
+    def _predict_anew(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
         return predict(
             self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
         )
