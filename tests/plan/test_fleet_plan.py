@@ -122,6 +122,15 @@ def test_more_of_the_prompts_in_the_caches_never_needs_more_engines(
         assert more.plan.num_engines <= less.plan.num_engines
 
 
+def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
+    search = FleetSearch(ENGINE, replace(LOAD, osl=1.0), SLA, Transfer())
+    (policy,) = (one for one in serving_policies(ENGINE, [None], LOAD) if one.has_all_places)
+    busy = search.predict_apart(policy, np.array([1, 2, 8]), 1)
+    assert busy.e2el.mean == pytest.approx(busy.ttft.mean)
+    assert list(busy.is_stable) == list(np.isfinite(busy.ttft.mean))
+    assert busy.e2el.variance[2] == pytest.approx(busy.ttft.variance[2])
+
+
 def test_without_drafts_that_help_the_plan_is_that_without_speculation() -> None:
     plain = plan_fleet(ENGINE, [], LOAD, SLA)
     useless = plan_fleet(ENGINE, [speculation(0.0, 0.0)], LOAD, SLA)

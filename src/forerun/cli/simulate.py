@@ -382,7 +382,7 @@ def _latencies(found: SimulationResult) -> Table:
 def _replicas(found: SimulationResult) -> Table:
     table = Table(title="engines")
     for name in ("", "busy", "running", "KV used", "KV peak", "preemptions", "prompts cached"):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for number, one in enumerate(found.replicas):
         num_prompt = one.num_prompt_tokens + one.num_cached_tokens
         table.add_row(

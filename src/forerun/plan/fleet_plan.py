@@ -412,7 +412,9 @@ class FleetSearch:
         if load.osl <= 1.0:
             zeros = np.zeros(len(decode))
             nothing = Lognormal(zeros, zeros)
-            return replace(at, ttft=ttft, tpot=nothing, icl=nothing, e2el=Lognormal(ttft.mean, zeros))
+            with np.errstate(invalid="ignore"):
+                e2el = Lognormal(ttft.mean, np.nan_to_num(ttft.variance / ttft.mean**2))
+            return replace(at, is_stable=np.isfinite(ttft.mean), ttft=ttft, tpot=nothing, icl=nothing, e2el=e2el)
         between = self._transfer.of_prompt(round(load.isl))
         after_first = between + at.e2el.mean
         tokens_after = load.osl - 1.0
