@@ -451,11 +451,12 @@ def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int)
     return high if high <= most else None
 
 
-def _spread(first: int, last: int) -> list[int]:
+@functools.lru_cache
+def _spread(first: int, last: int) -> tuple[int, ...]:
     """Counts from `first` to `last`, all or so many in equal ratios."""
     if last - first < COUNT_GRID:
-        return list(range(first, last + 1))
-    return sorted({round(count) for count in np.geomspace(first, last, COUNT_GRID)})
+        return tuple(range(first, last + 1))
+    return tuple(sorted({round(count) for count in np.geomspace(first, last, COUNT_GRID)}))
 
 
 def kept_engines(needed: int, *, running: int, busy_share: Callable[[int], float]) -> int:
