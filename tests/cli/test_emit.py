@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,21 @@ def test_files_are_written_and_scripts_can_be_run(plan, tmp_path, capsys):
     written = capsys.readouterr()
     assert written.out.split() == [str(folder / "serve.yaml"), str(folder / "serve.sh")]
     assert "3 servers are planned" in written.err
+
+
+@pytest.mark.parametrize(("system", "program"), [("forerun", "forerun"), ("trtllm", "trtllm-serve")])
+def test_scripts_find_their_files_wherever_they_are_started_from(system, program, tmp_path):
+    replace(PLAN, model="org/name", speculative_config=None).save(tmp_path)
+    folder, programs = tmp_path / "to launch", tmp_path / "bin"
+    run("--plan", str(tmp_path), "--to", system, "--output", str(folder))
+    programs.mkdir()
+    fake = programs / program
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != --config ]; do shift; done\ncat "$2"\n')
+    fake.chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    command = ["sh", str(folder / "serve.sh")]
+    shown = subprocess.run(command, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
+    assert shown == next(folder.glob("*.yaml")).read_text()
 
 
 def test_other_speculation_may_be_given_for_a_system_that_lacks_the_plans(plan, capsys):

@@ -94,6 +94,19 @@ def test_conversations_have_their_own_lengths(tmp_path, capsys, caplog):
     assert "1 of 3 are longer than max_model_len (512), and are left out" in caplog.text
 
 
+def test_conversations_with_a_servers_profile_are_counted_by_a_tokenizer_that_is_here(tmp_path, capsys):
+    """A server's profile knows the model as it is called there, and no tokens but those that it sent."""
+    model = save_stand_in(tmp_path / "model")
+    a_profile(tmp_path / "profile", model="as-served", vocab_size=10)
+    (tmp_path / "chats.json").write_text(json.dumps([{"conversations": [{"value": "hello there"}, {"value": "hi"}]}]))
+    options = ("--conversations", tmp_path / "chats.json", "--rate", 5, "--num-requests", 3, "--json")
+    assert run(tmp_path / "profile", *options) != 0
+    assert "name the model as it is called here by --tokenizer" in capsys.readouterr().err
+    assert run(tmp_path / "profile", *options, "--tokenizer", model) == 0
+    encode = load_tokenizer(model).encode
+    assert json.loads(capsys.readouterr().out)["total_input_tokens"] == 3 * len(encode("hello there"))
+
+
 def test_a_request_log_is_simulated(folder, tmp_path, capsys):
     lines = [{"request_log": 1, "block_size": 16}]
     lines += [

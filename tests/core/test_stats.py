@@ -26,6 +26,22 @@ def test_a_trees_path_that_ends_at_a_leaf_reaches_nothing_deeper():
     assert stats.conditional_acceptance == [1.0, 0.0, 0.0]
 
 
+@given(
+    st.sampled_from(
+        [Draft(), Draft((1, 2)), Draft((1, 2, 3), (-1, -1, 0), source="a"), Draft((1, 2), sources=("a", "b"))]
+    ),
+    st.sampled_from([(), (0,)]),
+    st.integers(1, 5),
+)
+def test_equal_verdicts_may_be_counted_at_once(draft, accepted, times):
+    accepted = accepted[: len(draft)]
+    at_once, one_by_one = SpeculationStats(), SpeculationStats()
+    at_once.record(draft, accepted, times=times)
+    for _ in range(times):
+        one_by_one.record(draft, accepted)
+    assert at_once == one_by_one
+
+
 def test_steps_without_a_draft_count_for_the_acceptance_length_only():
     stats = SpeculationStats()
     stats.record(Draft((7,)), (0,))

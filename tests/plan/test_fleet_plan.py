@@ -88,6 +88,49 @@ def test_the_budget_is_kept(load: Load, sla: Sla, budget: int, layouts: tuple[La
         assert answer.needed is None or answer.needed > budget
 
 
+@settings(max_examples=10)
+@given(loads, slas, st.none() | st.integers(2, 20), st.sampled_from([(Layout.AGGREGATED,), tuple(Layout)]))
+def test_counts_that_are_predicted_once_give_the_plan_of_those_that_are_predicted_whenever_they_are_asked_for(
+    load: Load, sla: Sla, budget: int | None, layouts: tuple[Layout, ...]
+) -> None:
+    def plan() -> FleetAnswer:
+        return plan_fleet(ENGINE, [DRAFTER], load, sla, most_engines=budget, layouts=layouts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FleetSearch, "_predict", FleetSearch._predict_anew)
+        anew = plan()
+    once = plan()
+    assert (once.is_feasible, once.needed) == (anew.is_feasible, anew.needed)
+    assert (once.plan.prefill_replicas, once.plan.replicas) == (anew.plan.prefill_replicas, anew.plan.replicas)
+    assert once.plan.policy.schedule == anew.plan.policy.schedule
+    assert once.plan.policy.max_num_seqs == anew.plan.policy.max_num_seqs
+    assert once.plan.attainment == pytest.approx(anew.plan.attainment, rel=1e-9)
+    assert once.plan.e2el.mean == pytest.approx(anew.plan.e2el.mean, rel=1e-9)
+
+
+@settings(max_examples=10)
+@given(loads, slas, st.floats(0.0, 0.9), st.floats(0.0, 0.9), st.sampled_from(list(Layout)))
+def test_more_of_the_prompts_in_the_caches_never_needs_more_engines(
+    load: Load, sla: Sla, first: float, second: float, layout: Layout
+) -> None:
+    less, more = (
+        plan_fleet(ENGINE, [DRAFTER], replace(load, prefix_hit_rate=rate), sla, layouts=(layout,))
+        for rate in sorted((first, second))
+    )
+    assert not (less.is_feasible and not more.is_feasible)
+    if less.is_feasible:
+        assert more.plan.num_engines <= less.plan.num_engines
+
+
+def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
+    search = FleetSearch(ENGINE, replace(LOAD, osl=1.0), SLA, Transfer())
+    (policy,) = (one for one in serving_policies(ENGINE, [None], LOAD) if one.has_all_places)
+    busy = search.predict_apart(policy, np.array([1, 2, 8]), 1)
+    assert busy.e2el.mean == pytest.approx(busy.ttft.mean)
+    assert list(busy.is_stable) == list(np.isfinite(busy.ttft.mean))
+    assert busy.e2el.variance[2] == pytest.approx(busy.ttft.variance[2])
+
+
 def test_without_drafts_that_help_the_plan_is_that_without_speculation() -> None:
     plain = plan_fleet(ENGINE, [], LOAD, SLA)
     useless = plan_fleet(ENGINE, [speculation(0.0, 0.0)], LOAD, SLA)

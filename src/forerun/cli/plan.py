@@ -43,6 +43,9 @@ from forerun.plan.simulation.requests import check_requests
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
 
+MOST_PERCENT = 10.0
+"""Utilization from which on it is no share any more."""
+
 
 @command
 def plan(
@@ -186,15 +189,21 @@ def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:
     engines = f"{found.replicas}, each for whole requests"
     if found.layout is Layout.DISAGGREGATED:
         engines = f"{found.prefill_replicas} for prompts, {found.decode_replicas} for answers"
-    predicted, corrections = found.predicted, found.corrections
+    predicted, corrections, load = found.predicted, found.corrections, found.load
     return [
+        ("load", f"{load.rate:.3g} requests per second, {load.isl:.4g} + {load.osl:.4g} tokens"),
         *([("corrected", _corrected(corrections))] if corrections else []),
         ("engines", engines),
         ("drafts", _drafts(found)),
         ("sequences", f"{found.engine.max_num_seqs} at most, {predicted['batch_size']:.1f} on average"),
-        ("busy", f"{predicted['utilization']:.0%} of what they can do"),
+        ("busy", _busy(predicted["utilization"])),
         ("within SLA", f"{predicted['attainment']:.1%} of requests by the formulas" + _simulated_share(found)),
     ]
+
+
+def _busy(utilization: float) -> str:
+    times = f"{utilization:.0%} of" if utilization < MOST_PERCENT else f"{utilization:.3g} times"
+    return f"{times} what they can do"
 
 
 def _corrected(corrections: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile, missing_points
 from forerun.plan.simulation.arrivals import SECONDS_OF_DAY, ArrivalPattern
@@ -50,6 +50,8 @@ class RequestOptions:
     test with --save-detailed."""
     conversations: Path | None = None
     """Requests as long as the conversations of a file in ShareGPT's format, at --rate."""
+    tokenizer: str | None = None
+    """The model whose tokenizer counts their tokens, where the profile's is not here under its name, as a server's: a folder, a known name or a hub id."""
     recorded: bool = False
     """Requests that repeat the texts that the profile recorded, at --rate; needs --config with a trace of drafts."""
     rate: float | None = None
@@ -94,6 +96,7 @@ class RequestOptions:
         if needs_rate and self.rate is None:
             raise ConfigError(f"rate: missing; --{source} says no times: give --rate, in requests per second")
         self._refuse(("rate", "cv"), useless=not needs_rate, where=f"--{source}, which has its own")
+        self._refuse(("tokenizer",), useless=source != "conversations", where=f"--{source}, whose tokens are counted")
         self._refuse(
             ("arrivals", "num_requests"), useless=source == "trace", where="--trace, which says what arrives when"
         )
@@ -311,17 +314,27 @@ def _requests(options: RequestOptions, profile: Profile, engine: ProfiledEngine,
             )
         return recorded_requests(engine.trace, times, kind=options.prompt_class, seed=seed)
     assert options.conversations is not None, "it was checked"
-    return with_arrivals(_conversations(options.conversations, profile, len(times), seed), times)
+    model = options.tokenizer or profile.model
+    return with_arrivals(_conversations(options.conversations, model, profile.max_model_len, len(times), seed), times)
 
 
-def _conversations(path: Path, profile: Profile, count: int, seed: int) -> list[SimulatedRequest]:
-    """Requests of a file in ShareGPT's format, in random order, each once before any comes twice."""
+def _conversations(path: Path, model: str, max_model_len: int, count: int, seed: int) -> list[SimulatedRequest]:
+    """Requests of a file in ShareGPT's format, in random order, each once before any comes twice.
+
+    Raises:
+        ConfigError: there is no tokenizer to count their tokens with, or none of them fits.
+    """
     from forerun.bench.sharegpt import read_conversations
     from forerun.models import store
     from forerun.models.tokenizer import load_tokenizer  # only when it is needed
 
-    tokenizer = load_tokenizer(store.resolve_model(profile.model))
-    found = conversation_requests(read_conversations(path), tokenizer.encode, max_model_len=profile.max_model_len)
+    try:
+        tokenizer = load_tokenizer(store.resolve_model(model))
+    except ForerunError as error:
+        raise ConfigError(
+            f"conversations: no tokenizer counts their tokens ({error}); name the model as it is called here by --tokenizer"
+        ) from error
+    found = conversation_requests(read_conversations(path), tokenizer.encode, max_model_len=max_model_len)
     order = np.concatenate(
         [np.random.default_rng((seed, turn)).permutation(len(found)) for turn in range(-(-count // len(found)))]
     )
@@ -382,7 +395,7 @@ def _latencies(found: SimulationResult) -> Table:
 def _replicas(found: SimulationResult) -> Table:
     table = Table(title="engines")
     for name in ("", "busy", "running", "KV used", "KV peak", "preemptions", "prompts cached"):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for number, one in enumerate(found.replicas):
         num_prompt = one.num_prompt_tokens + one.num_cached_tokens
         table.add_row(

@@ -96,7 +96,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, as one is made for each step of each sequence
 class StreamDelta:
     """What one step added to one completion of a request.
 

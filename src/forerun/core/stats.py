@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 
 PHASES = ("schedule", "build", "launch", "forward", "wait", "verify", "commit", "draft")
 """The phases of a step, in order."""
@@ -63,15 +63,18 @@ class SpeculationStats:
         """Mean accepted tokens of each drafter over all steps: its share of `acceptance_length`, whose rest is 1."""
         return {name: counts.num_accepted_tokens / self.num_steps for name, counts in self.by_drafter.items()}
 
-    def record(self, draft: Draft, accepted: Sequence[int]) -> None:
-        """Count one verdict: the nodes `accepted` of `draft`, from the root down, stood."""
+    def record(self, draft: Draft, accepted: Sequence[int], *, times: int = 1) -> None:
+        """Count a verdict, or `times` equal ones: the nodes `accepted` of `draft`, from the root down, stood."""
+        if draft is NO_DRAFT:
+            self.num_steps += times
+            return
         num_drafted, num_accepted = len(draft.token_ids), len(accepted)
         depth, went_on = draft.depth, num_drafted > 0 and not draft.is_leaf(accepted[-1] if accepted else -1)
-        self._count(num_drafted, num_accepted, depth, went_on=went_on)
+        self._count(num_drafted, num_accepted, depth, times, went_on=went_on)
         if draft.sources is not None:
-            self._record_each(draft, draft.sources, accepted)
+            self._record_each(draft, draft.sources, accepted, times)
         elif draft.source is not None:
-            self._of_drafter(draft.source)._count(num_drafted, num_accepted, depth, went_on=went_on)
+            self._of_drafter(draft.source)._count(num_drafted, num_accepted, depth, times, went_on=went_on)
 
     def _of_drafter(self, source: str) -> SpeculationStats:
         found = self.by_drafter.get(source)
@@ -79,38 +82,38 @@ class SpeculationStats:
             found = self.by_drafter[source] = SpeculationStats()
         return found
 
-    def _record_each(self, draft: Draft, sources: Sequence[str], accepted: Sequence[int]) -> None:
+    def _record_each(self, draft: Draft, sources: Sequence[str], accepted: Sequence[int], times: int) -> None:
         """Count for each drafter its own nodes of one draft, at their depths; reached are those whose parents stood."""
         stood, depths = set(accepted), draft.depths()
         for source in dict.fromkeys(sources):
             own = [node for node, drafter in enumerate(sources) if drafter == source]
             reached = {depths[node] for node in own if draft.parent(node) < 0 or draft.parent(node) in stood}
             counts = self._of_drafter(source)
-            counts.num_steps += 1
-            counts.num_drafts += 1
-            counts.num_draft_tokens += len(own)
+            counts.num_steps += times
+            counts.num_drafts += times
+            counts.num_draft_tokens += times * len(own)
             counts._make_room(max(depths[node] for node in own))
             for depth in reached:
-                counts.reached_per_position[depth - 1] += 1
+                counts.reached_per_position[depth - 1] += times
             for node in stood.intersection(own):
-                counts.num_accepted_tokens += 1
-                counts.accepted_per_position[depths[node] - 1] += 1
+                counts.num_accepted_tokens += times
+                counts.accepted_per_position[depths[node] - 1] += times
 
-    def _count(self, num_drafted: int, num_accepted: int, depth: int, *, went_on: bool) -> None:
-        """Count a draft of that depth, which went on behind what was accepted or did not."""
-        self.num_steps += 1
+    def _count(self, num_drafted: int, num_accepted: int, depth: int, times: int, *, went_on: bool) -> None:
+        """Count drafts of that depth, which went on behind what was accepted or did not."""
+        self.num_steps += times
         if not num_drafted:
             return
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
+        self.num_drafts += times
+        self.num_draft_tokens += times * num_drafted
+        self.num_accepted_tokens += times * num_accepted
         reached, stood = self.reached_per_position, self.accepted_per_position
         self._make_room(depth)
         for position in range(num_accepted):
-            reached[position] += 1
-            stood[position] += 1
+            reached[position] += times
+            stood[position] += times
         if went_on:
-            reached[num_accepted] += 1
+            reached[num_accepted] += times
 
     def _make_room(self, depth: int) -> None:
         """Let there be counts of so many positions."""

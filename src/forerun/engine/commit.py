@@ -84,12 +84,17 @@ def _append_tokens(generation: Generation, draft: Draft, result: SequenceResult)
             _apply_stop_rules(generation, token_id)
             if generation.finish_reason is not None:
                 break
-    own = Origin.BONUS if draft.is_leaf(accepted[-1] if accepted else -1) else Origin.RECOVERED
-    origins = [*([Origin.ACCEPTED] * (len(token_ids) - 1)), own]
+    origins = origins_of(draft, accepted)
     if num_kept < len(token_ids):
         token_ids, origins = token_ids[:num_kept], origins[:num_kept]
     generation.origins += origins
     return Committed(generation, draft, accepted, token_ids, origins)
+
+
+def origins_of(draft: Draft, accepted: Sequence[int]) -> list[Origin]:
+    """How the tokens of a step came to be that accepted these nodes of its draft, the target's own included."""
+    own = Origin.BONUS if draft.is_leaf(accepted[-1] if accepted else -1) else Origin.RECOVERED
+    return [*([Origin.ACCEPTED] * len(accepted)), own]
 
 
 def _count_prediction(generation: Generation, done: Committed) -> None:

@@ -343,8 +343,7 @@ class Engine:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
             if planned.reaches_end:
-                asked = generation.spec.sampling.request_speculation.num_speculative_tokens
-                generation.draft_limit = draft_limit if asked is None else min(draft_limit, asked)
+                generation.draft_limit = generation.draft_limit_within(draft_limit)
                 planned.draft_limit, planned.min_survival = generation.draft_limit, min_survival
             if not generation.is_known:
                 new.append(generation.spec)

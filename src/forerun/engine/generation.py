@@ -75,6 +75,11 @@ class Generation:
         wanted = self.spec.sampling.prompt_logprobs is not None
         return wanted and self.index == 0 and not self.output_ids
 
+    def draft_limit_within(self, most: int) -> int:
+        """The most nodes of its next draft, where the engine drafts at most so many: fewer where the request asks for fewer."""
+        asked = self.spec.sampling.request_speculation.num_speculative_tokens
+        return most if asked is None else min(most, asked)
+
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Committed tokens at places [start, end), prompt included."""
         prompt_ids = self.spec.prompt_ids

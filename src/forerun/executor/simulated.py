@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.stats import StepTimes
@@ -23,7 +22,7 @@ from forerun.core.step import (
     StepResult,
 )
 from forerun.errors import RequestError
-from forerun.executor.simulated_text import Drafting, HashedTexts, Texts
+from forerun.executor.simulated_text import NOTHING_DRAFTED, Drafted, Drafting, HashedTexts, Texts
 from forerun.kv.transfer import BlockContents
 
 
@@ -42,15 +41,11 @@ class VirtualClock:
         self.now += seconds
 
 
-class DraftSeconds(Protocol):
-    """How long a step's drafting takes."""
-
-    def __call__(self, plan: StepPlan, num_draft_tokens: int) -> float:
-        """Seconds to draft `num_draft_tokens` in all, after the step of `plan`; called only where a draft was asked for."""
-        ...
+DraftSeconds = Callable[[int], float]
+"""Seconds to draft so many tokens in all, after a step; called only where a draft was asked for."""
 
 
-def drafting_is_free(plan: StepPlan, num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
+def drafting_is_free(num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
     """Drafting takes no time."""
     return 0.0
 
@@ -61,8 +56,21 @@ class _State:
 
     spec: SequenceSpec
     num_tokens: int  # prompt included
-    right_nodes: tuple[int, ...] = ()  # of its draft, from the root down
+    drafted: Drafted = NOTHING_DRAFTED
     has_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAhead:
+    """What steps to come give one sequence, if each verifies all of its draft: S of them, the last perhaps its end.
+
+    `lengths` [S + 1] are the tokens of its text before each step and after the last, `drafted` [S + 1] the drafts
+    that each verifies and the one for the step after, `num_drafted` [S + 1] their nodes.
+    """
+
+    lengths: Sequence[int]
+    drafted: Sequence[Drafted]
+    num_drafted: Sequence[int]
 
 
 class SimulatedExecutor:
@@ -114,24 +122,52 @@ class SimulatedExecutor:
         for planned in plan.sequences:
             state = self._states[planned.seq_id]
             result = self._judge(state, planned, plan.block_size)
-            if self._drafting is not None and result.token_ids and not state.has_ended:
-                depth = min(planned.draft_limit, state.spec.max_length - state.num_tokens - 1)
-                if depth > 0:
-                    result.draft = self._draft(self._drafting, state, planned, depth)
-                    num_asked += 1
-                    num_drafted += len(result.draft.token_ids)
+            if (
+                result.token_ids
+                and not state.has_ended
+                and self.is_asked(state.spec, state.num_tokens, planned.draft_limit)
+            ):
+                state.drafted = self._drafted(state.spec, state.num_tokens, planned.draft_limit, planned.min_survival)
+                result.draft = self._draft(state)
+                num_asked += 1
+                num_drafted += len(result.draft.token_ids)
             results.append(result)
         if num_asked:
-            times.draft = self._draft_seconds(plan, num_drafted)
+            times.draft = self._draft_seconds(num_drafted)
         self._clock.advance(times.forward + times.draft)
         return ReadyResult(StepResult(sequences=results, times=times))
 
-    def write(self, seq_id: int, num_tokens: int) -> list[int]:
-        """The next tokens of a sequence that decodes without drafts, written as by so many steps; none of them ends its text."""
+    def look_ahead(self, seq_id: int, num_steps: int, *, draft_limit: int) -> StepsAhead:
+        """What the next steps give a sequence that decodes, up to the one that ends it; no more than its length may end it.
+
+        Args:
+            seq_id: the sequence.
+            num_steps: the most steps.
+            draft_limit: the most nodes that are drafted after each.
+        """
         state = self._states[seq_id]
-        first = state.num_tokens
-        state.num_tokens += num_tokens
-        return self._texts.tokens(state.spec, first, state.num_tokens)
+        spec, length = state.spec, state.num_tokens
+        if not draft_limit and state.drafted is NOTHING_DRAFTED:
+            num_steps = min(num_steps, spec.max_length - length)
+            return StepsAhead(
+                range(length, length + num_steps + 1), [NOTHING_DRAFTED] * (num_steps + 1), [0] * (num_steps + 1)
+            )
+        drafted, most = state.drafted, spec.max_length
+        lengths, drafts, sizes = [length], [drafted], [drafted[0].num_nodes]
+        while len(lengths) <= num_steps and length < most:
+            length += len(drafted[1]) + 1
+            drafted = self._drafted(spec, length, draft_limit, 0.0)
+            lengths.append(length)
+            drafts.append(drafted)
+            sizes.append(drafted[0].num_nodes)
+        return StepsAhead(lengths, drafts, sizes)
+
+    def take(self, seq_id: int, ahead: StepsAhead, num_steps: int) -> tuple[list[int], Draft]:
+        """Take the first of these steps: the tokens that they give, and the draft for the step after."""
+        state = self._states[seq_id]
+        first, state.num_tokens, state.drafted = state.num_tokens, ahead.lengths[num_steps], ahead.drafted[num_steps]
+        state.has_ended = state.num_tokens >= state.spec.max_length
+        return self._texts.tokens(state.spec, first, state.num_tokens), self._draft(state)
 
     def as_in_a_step(self) -> AbstractContextManager[None]:
         """See `Executor`; a simulation sets up nothing."""
@@ -164,7 +200,7 @@ class SimulatedExecutor:
             return SequenceResult()
         assert planned.is_pending or planned.start + planned.num_tail == state.num_tokens, "the plan has all tokens"
         assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * block_size, "no place"
-        accepted = state.right_nodes
+        accepted = state.drafted[1]
         if accepted and accepted[-1] >= planned.num_draft:
             accepted = tuple([node for node in accepted if node < planned.num_draft])
         spec, first = state.spec, state.num_tokens
@@ -173,19 +209,26 @@ class SimulatedExecutor:
         if spec.may_end(num_output, token_ids):
             state.has_ended = any(spec.ends(num_output + i + 1, token_id) for i, token_id in enumerate(token_ids))
         state.num_tokens += len(token_ids)
-        state.right_nodes = ()
+        state.drafted = NOTHING_DRAFTED
         return SequenceResult(accepted=accepted, token_ids=token_ids)
 
-    def _draft(self, drafting: Drafting, state: _State, planned: PlannedSequence, depth: int) -> Draft:
+    def is_asked(self, spec: SequenceSpec, num_tokens: int, draft_limit: int) -> bool:
+        """Whether a draft is asked for after so many tokens of a text: not where the answer could use no token of it."""
+        return self._drafting is not None and draft_limit > 0 and num_tokens + 1 < spec.max_length
+
+    def _drafted(self, spec: SequenceSpec, num_tokens: int, draft_limit: int, min_survival: float) -> Drafted:
+        """What is drafted after so many tokens of a text."""
+        if self._drafting is None or not self.is_asked(spec, num_tokens, draft_limit):
+            return NOTHING_DRAFTED
+        depth = min(draft_limit, spec.max_length - num_tokens - 1)
+        return self._drafting.draft(spec, num_tokens, limit=draft_limit, depth=depth, min_survival=min_survival)
+
+    def _draft(self, state: _State) -> Draft:
         """The draft for the next step: on the text's path its own tokens, elsewhere wrong ones."""
-        spec, first = state.spec, state.num_tokens
-        shape, state.right_nodes = drafting.draft(
-            spec, first, limit=planned.draft_limit, depth=depth, min_survival=planned.min_survival
-        )
+        shape, right = state.drafted
         if not shape.num_nodes:
             return NO_DRAFT
-        right = state.right_nodes
-        path = self._texts.tokens(spec, first, first + len(right) + 1)
+        path = self._texts.tokens(state.spec, state.num_tokens, state.num_tokens + len(right) + 1)
         token_ids = [(path[-1] + 1) % self._vocab_size] * shape.num_nodes
         for node, token_id in zip(right, path, strict=False):
             token_ids[node] = token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -11,8 +12,8 @@ import numpy as np
 from forerun.core.random_bits import GAMMA, MASK, UNIT, mix, mix_all
 from forerun.core.step import SequenceSpec
 
-MANY = 12
-"""Tokens from which on numpy is quicker than a loop."""
+DRAWN_TOGETHER = 64
+"""Places of a text whose tokens, or whose acceptance, are drawn at once."""
 
 
 class Texts(Protocol):
@@ -31,12 +32,11 @@ class HashedTexts:
 
     def tokens(self, spec: SequenceSpec, start: int, end: int) -> list[int]:
         """See `Texts`."""
-        seed, size = spec.seed, self.vocab_size
-        if end - start >= MANY:
-            bits = np.arange(start, end, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(seed & MASK)
-            found: list[int] = (mix_all(bits) % np.uint64(size)).tolist()
-            return found
-        return [mix((seed + place * GAMMA) & MASK) % size for place in range(start, end)]
+        found: list[int] = []
+        for first in range(start - start % DRAWN_TOGETHER, end, DRAWN_TOGETHER):
+            tokens = _hashed(self.vocab_size, spec.seed, first)
+            found += tokens[max(0, start - first) : end - first]
+        return found
 
 
 class RecordedText(NamedTuple):
@@ -76,13 +76,16 @@ class DraftShape(NamedTuple):
 
 NO_SHAPE = DraftShape(0)
 
+Drafted = tuple[DraftShape, tuple[int, ...]]
+"""A draft, and its nodes on the text's path, from the root down."""
+
+NOTHING_DRAFTED: Drafted = (NO_SHAPE, ())
+
 
 class Drafting(Protocol):
     """What a simulated drafter drafts, and how much of it the target would write too."""
 
-    def draft(
-        self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
-    ) -> tuple[DraftShape, tuple[int, ...]]:
+    def draft(self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float) -> Drafted:
         """A draft whose first token is at place `position` of the text, and its nodes on the text's path.
 
         Args:
@@ -109,25 +112,21 @@ class ConditionalAcceptance:
 
     def num_right(self, spec: SequenceSpec, position: int, limit: int) -> int:
         """How many tokens of a draft of `limit`, the first of them at `position` of the text, the target would write too."""
-        key, last = spec.seed * GAMMA, len(self.rates) - 1
-        for depth in range(limit):
-            drawn = (mix(key ^ (position << 16) ^ (depth + 1)) >> 12) * UNIT
-            if drawn >= self.rates[min(depth, last)]:
-                return depth
-        return limit
+        first = position - position % DRAWN_TOGETHER
+        return _num_right(self.rates, spec.seed, first, limit)[position - first]
 
     def draft(
         self,
         spec: SequenceSpec,
         position: int,
         *,
-        limit: int,  # noqa: ARG002 - a chain has as many nodes as levels
+        limit: int,
         depth: int,
         min_survival: float,  # noqa: ARG002 - its chances are not known to the drafter
-    ) -> tuple[DraftShape, tuple[int, ...]]:
+    ) -> Drafted:
         """See `Drafting`."""
-        num_right = self.num_right(spec, position, depth)
-        return DraftShape(self._length(spec, position, num_right, depth)), tuple(range(num_right))
+        num_right = min(self.num_right(spec, position, limit), depth)
+        return _chain(self._length(spec, position, num_right, depth), num_right)
 
     def _length(self, spec: SequenceSpec, position: int, num_right: int, depth: int) -> int:
         """How long a draft is of which so many tokens are right.
@@ -144,3 +143,29 @@ class ConditionalAcceptance:
                 break
             length += 1
         return max(length, num_right)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hashed(vocab_size: int, seed: int, first: int) -> list[int]:
+    """The tokens at `DRAWN_TOGETHER` places of a text from `first` on."""
+    places = np.arange(first, first + DRAWN_TOGETHER, dtype=np.uint64)
+    bits = mix_all(places * np.uint64(GAMMA) + np.uint64(seed & MASK))
+    found: list[int] = (bits % np.uint64(vocab_size)).tolist()
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _chain(length: int, num_right: int) -> Drafted:
+    return DraftShape(length), tuple(range(num_right))
+
+
+@functools.lru_cache(maxsize=4096)
+def _num_right(rates: tuple[float, ...], seed: int, first: int, limit: int) -> list[int]:
+    """How many tokens of drafts of `limit` are right, at each of the `DRAWN_TOGETHER` places of a text from `first` on."""
+    places = np.arange(first, first + DRAWN_TOGETHER, dtype=np.uint64) << np.uint64(16)
+    depths = np.arange(1, limit + 1, dtype=np.uint64)
+    bits = mix_all((places ^ np.uint64(seed * GAMMA & MASK))[:, None] ^ depths)
+    drawn = (bits >> np.uint64(12)) * UNIT
+    is_right = drawn < np.array([*rates, *[rates[-1]] * (limit - len(rates))][:limit])
+    found: list[int] = np.logical_and.accumulate(is_right, axis=1).sum(axis=1).tolist()
+    return found

@@ -70,6 +70,12 @@ class Prediction:
             found[one.name] = part[rates] if isinstance(part, np.ndarray) else part.at(rates)
         return Prediction(**found)
 
+    def and_then(self, other: Prediction) -> Prediction:
+        """The same for these rates and then for those of another prediction."""
+        return Prediction(
+            **{one.name: _joined(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
+        )
+
     def attainment(self, sla: Sla) -> Floats:
         """The share of requests that keep all limits, by rate; latencies are taken for independent."""
         share = np.where(self.is_stable, 1.0, 0.0)
@@ -78,6 +84,14 @@ class Prediction:
             if limit is not None:
                 share = share * latency.share_within(limit)
         return share
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Arrays one after the other, or those of two records."""
+    if isinstance(first, np.ndarray):
+        return np.concatenate([first, second])
+    parts = (_joined(getattr(first, one.name), getattr(second, one.name)) for one in fields(first))
+    return type(first)(*parts)
 
 
 class _Steady:
@@ -146,10 +160,11 @@ class _Steady:
         for _ in range(BALANCE_ROUNDS):  # the fixed point B = rate x residence(B), from above
             level = balance(served, self.num_engines, peakedness, places)
             company = np.where(self.is_balanced, level.company, 1.0)
-            before = served
-            served = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
-            if (np.abs(served - before) <= SETTLED * before).all():
+            after = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
+            moves = np.abs(after - served) > SETTLED * served
+            if not moves.any():
                 break
+            served = np.where(moves, after, served)  # what has settled stays, however long others take
         rows = self.is_balanced[:, None]
         self.seen = np.where(rows, level.seen_share, self.seen)
         self.share = np.where(rows, level.share, self.share)

@@ -359,8 +359,10 @@ def _missed_when_idle(engine: EngineModel, answer: FleetAnswer, load: Load, sla:
     """Limits that an engine misses although it has nothing else to do, with what it takes; of all ways to run it the best."""
     if answer.needed is not None:
         return []
-    tried = [answer.plan.policy, *serving_policies(engine, [answer.plan.policy.speculation], load)]
-    alone = [predict(engine, policy, load, np.array([IDLE_RATE])) for policy in tried]
+    tried = {-1: answer.plan.policy}
+    for policy in serving_policies(engine, [answer.plan.policy.speculation], load):
+        tried.setdefault(int(policy.lengths[0]), policy)  # one request runs: what is drafted for it is all that counts
+    alone = [predict(engine, policy, load, np.array([IDLE_RATE])) for policy in tried.values()]
     missed = []
     for name in LATENCIES:
         limit = getattr(sla, name)

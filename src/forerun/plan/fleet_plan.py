@@ -150,6 +150,25 @@ def plan_fleet(
     return FleetAnswer(plan=best, is_feasible=False, needed=found.num_engines if found else None)
 
 
+class _Predicted:
+    """What is predicted of counts of engines, each count once."""
+
+    def __init__(self, predict: Callable[[Counts], Prediction]) -> None:
+        self._predict = predict
+        self._places: dict[int, int] = {}  # by count
+        self._found: Prediction | None = None
+
+    def at(self, counts: Counts) -> Prediction:
+        """What is predicted of these counts, no two of them equal."""
+        missing = [count for count in counts.tolist() if count not in self._places]
+        if missing:
+            self._places.update((count, place) for place, count in enumerate(missing, len(self._places)))
+            new = self._predict(np.array(missing))
+            self._found = new if self._found is None else self._found.and_then(new)
+        assert self._found is not None, "at least one count is asked for"
+        return self._found.at(np.array([self._places[count] for count in counts.tolist()]))
+
+
 class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
@@ -158,8 +177,15 @@ class FleetSearch:
     ) -> None:
         self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
         self._routing = routing
+        self._predicted: dict[tuple[int, Load], _Predicted] = {}  # by the id of a policy, which they hold
 
     def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
+        key = id(policy), load
+        if key not in self._predicted:
+            self._predicted[key] = _Predicted(functools.partial(self._predict_anew, policy, load))
+        return self._predicted[key].at(counts)
+
+    def _predict_anew(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
         return predict(
             self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
         )
@@ -386,7 +412,9 @@ class FleetSearch:
         if load.osl <= 1.0:
             zeros = np.zeros(len(decode))
             nothing = Lognormal(zeros, zeros)
-            return replace(at, ttft=ttft, tpot=nothing, icl=nothing, e2el=Lognormal(ttft.mean, zeros))
+            with np.errstate(invalid="ignore"):
+                e2el = Lognormal(ttft.mean, np.nan_to_num(ttft.variance / ttft.mean**2))
+            return replace(at, is_stable=np.isfinite(ttft.mean), ttft=ttft, tpot=nothing, icl=nothing, e2el=e2el)
         between = self._transfer.of_prompt(round(load.isl))
         after_first = between + at.e2el.mean
         tokens_after = load.osl - 1.0
@@ -423,11 +451,12 @@ def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int)
     return high if high <= most else None
 
 
-def _spread(first: int, last: int) -> list[int]:
+@functools.lru_cache
+def _spread(first: int, last: int) -> tuple[int, ...]:
     """Counts from `first` to `last`, all or so many in equal ratios."""
     if last - first < COUNT_GRID:
-        return list(range(first, last + 1))
-    return sorted({round(count) for count in np.geomspace(first, last, COUNT_GRID)})
+        return tuple(range(first, last + 1))
+    return tuple(sorted({round(count) for count in np.geomspace(first, last, COUNT_GRID)}))
 
 
 def kept_engines(needed: int, *, running: int, busy_share: Callable[[int], float]) -> int:

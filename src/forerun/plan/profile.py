@@ -66,7 +66,7 @@ class Profile:
     weight_bytes: int | None  # that a step reads
     kv_bytes_per_token: int | None  # in all processes together, heads that two of them hold once
     kv_cache_memory_bytes: int | None = None  # that its blocks take, on a GPU those of one process; None: not known
-    vocab_size: int
+    vocab_size: int  # of a server: of the tokens that it was sent
     num_blocks: int
     block_size: int
     max_num_seqs: int

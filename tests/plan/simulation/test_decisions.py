@@ -127,9 +127,16 @@ def simulated_run(control, outputs, measured):
         },
         HashedTexts(VOCAB_SIZE),
     )
+    drafting = 0.0
+
+    def step_seconds(plan):
+        nonlocal drafting
+        forward, drafting = measured.times[plan.number - 1]
+        return forward
+
     settings = SimulationSettings(
-        step_seconds=lambda plan: measured.times[plan.number - 1][0],
-        draft_seconds=lambda plan, num_drafted: measured.times[plan.number - 1][1] if num_drafted else 0.0,
+        step_seconds=step_seconds,
+        draft_seconds=lambda num_drafted: drafting if num_drafted else 0.0,
         drafting=RecordedDrafts(measured, texts),
         texts=texts,
         vocab_size=VOCAB_SIZE,

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.core.random_bits import key_of
 from forerun.engine.simulation import SimulatedEngine, SimulationSettings, linear_decode_seconds
 from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
-from forerun.executor.simulated_text import ConditionalAcceptance
+from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, DraftShape
 from forerun.plan.load import Load
 from forerun.plan.simulation.fleet import Fleet, FleetRun, Transfer
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests, with_arrivals
@@ -86,16 +87,48 @@ class EqualTexts:
         return [place % 7 for place in range(start, end)]
 
 
-def seconds_by_shape(num_sequences, num_context_tokens):
-    return 0.004 + 0.0001 * num_sequences + 1e-7 * num_context_tokens / 3
+def seconds_by_shape(num_rows, num_sequences, num_context_tokens):
+    return 0.004 + 1e-4 * num_rows + 1e-5 * num_sequences + 1e-7 * num_context_tokens / 3
 
 
 def seconds_of_plan(plan):
     num_context = sum(planned.start for planned in plan.sequences)
-    return seconds_by_shape(len(plan.sequences), num_context) + 1e-4 * (len(plan.rows.token_ids) - len(plan.sequences))
+    return seconds_by_shape(len(plan.rows.token_ids), len(plan.sequences), num_context)
 
 
-@settings(max_examples=40, deadline=None)
+class Trees:
+    """Drafts of all sizes, most of them trees, by turns from two drafters; some places have none."""
+
+    def draft(self, spec, position, *, limit, depth, min_survival):
+        bits = key_of(spec.seed, position)
+        parents, levels, right = [], [], []
+        for node in range(min(bits % 6, limit)):
+            parent = (bits >> 3 + node) % (node + 1) - 1
+            level = 1 if parent < 0 else levels[parent] + 1
+            if level > depth:
+                break
+            levels.append(level)
+            parents.append(parent)
+            if parent == (right[-1] if right else -1) and bits >> 20 + node & 1:
+                right.append(node)
+        if not parents:
+            return NOTHING_DRAFTED
+        return DraftShape(len(parents), tuple(parents), source="ab"[bits >> 40 & 1]), tuple(right)
+
+
+DRAFTED = st.sampled_from(
+    [
+        (0, (), None),
+        (3, (), ConditionalAcceptance((0.8, 0.7))),
+        (4, (), ConditionalAcceptance((0.7, 0.6, 0.6), (0.8, 0.75, 0.3))),
+        (3, ((1, 2, 3), (3, 4, 1), (5, 9, 0)), ConditionalAcceptance((0.9,))),
+        (5, (), Trees()),
+        (2, (), None),
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     FLEETS,
     st.integers(0, 99),
@@ -103,11 +136,16 @@ def seconds_of_plan(plan):
     st.sampled_from([2, 3, 6]),
     st.sampled_from([None, EqualTexts()]),
     st.sampled_from([1, 20, 200]),
+    st.sampled_from([8, 32]),
+    DRAFTED,
 )
-def test_taking_steps_together_changes_nothing(fleet, seed, num_blocks, max_num_seqs, texts, rate):
+def test_taking_steps_together_changes_nothing(
+    fleet, seed, num_blocks, max_num_seqs, texts, rate, max_num_batched_tokens, drafted
+):
     requests = synthetic_requests(
         Load(rate=rate, isl=30, osl=40, isl_cv=0.7, osl_cv=0.5, prefix_hit_rate=0.6), 20, seed=seed
     )
+    longest, schedule, drafting = drafted
 
     def run(decode_seconds):
         engine = SimulationSettings(
@@ -115,12 +153,15 @@ def test_taking_steps_together_changes_nothing(fleet, seed, num_blocks, max_num_
             block_size=8,
             max_model_len=240,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=32,
+            max_num_batched_tokens=max_num_batched_tokens,
             texts=texts,
+            drafting=drafting,
             step_seconds=seconds_of_plan,
             decode_seconds=decode_seconds,
+            draft_seconds=lambda num_drafted: 1e-3 + 1e-5 * num_drafted,
         )
-        one = FleetRun(fleet, engine, lambda: FixedLength(num_speculative_tokens=0), seed=seed, keeps_chunks=True)
+        control = FixedLength(num_speculative_tokens=longest, schedule=schedule)
+        one = FleetRun(fleet, engine, lambda: control, seed=seed, keeps_chunks=True)
         records = one.run(requests)
         replicas = [*one.replicas, *one.prefill_replicas]
         pools = [replica.engine.parts.pool for replica in replicas]
@@ -137,12 +178,14 @@ def test_taking_steps_together_changes_nothing(fleet, seed, num_blocks, max_num_
     assert run(seconds_by_shape) == run(None)
 
 
-def test_most_steps_of_a_busy_engine_are_taken_together(monkeypatch):
-    engine = SimulationSettings(decode_seconds=linear_decode_seconds)
+@pytest.mark.parametrize("num_draft_tokens", [0, 1])
+def test_most_steps_of_a_busy_engine_are_taken_together(monkeypatch, num_draft_tokens):
+    engine = SimulationSettings(decode_seconds=linear_decode_seconds, drafting=ConditionalAcceptance((0.6,)))
     taken, step = [], SimulatedEngine.step
     monkeypatch.setattr(SimulatedEngine, "step", lambda self: taken.append(1) or step(self))
-    result = simulate(engine, equal_requests(30, every=0.05, num_output=100))
-    assert len(taken) == 60, "each request has a step that reads its prompt, and one that ends it"
+    control = FixedLength(num_speculative_tokens=num_draft_tokens)
+    result = simulate(engine, equal_requests(30, every=0.05, num_output=100), make_control=lambda: control)
+    assert len(taken) == 30, "each request has a step that reads its prompt"
     assert sum(one.num_steps for one in result.replicas) > 300
 
 
@@ -198,7 +241,7 @@ def test_drafting_takes_its_time():
     engine = SimulationSettings(
         drafting=ConditionalAcceptance((0.0,)),
         step_seconds=lambda _: 0.01,
-        draft_seconds=lambda _, num_drafted: 0.001 * num_drafted,
+        draft_seconds=lambda num_drafted: 0.001 * num_drafted,
     )
     (record,) = simulate(
         engine, equal_requests(1, every=0), make_control=lambda: FixedLength(num_speculative_tokens=3)
@@ -258,6 +301,17 @@ def test_more_replicas_keep_a_service_level_that_fewer_do_not():
     found = [simulate(ENGINE, requests, fleet=Fleet(replicas=n)).attainment(sla) for n in (1, 2, 4)]
     assert found == sorted(found)
     assert found[0] < 0.5 < found[2]
+
+
+def test_prompts_may_have_tokens_beyond_those_of_the_profile():
+    """A server's profile knows only the tokens that it was sent."""
+    settings = replace(ENGINE, vocab_size=100)
+    requests = [
+        SimulatedRequest(arrival=0, num_prompt_tokens=3, num_output_tokens=4, prompt_ids=[5, 40_000, number])
+        for number in (7, 99_999)
+    ]
+    result = simulate(settings, requests)
+    assert [one.num_chunks for one in result.requests] == [4, 4]
 
 
 def test_short_memory_preempts():

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from forerun.bench.profiling.output import Cells
 from forerun.bench.profiling.step_sweep import MeasuredStep
@@ -104,6 +105,7 @@ def _draw_steps(axes: Axes, profile: Profile, cells: Cells, context: int) -> Non
             for n in sizes
         ]
         axes.plot(sizes, model, color=colour, label=f"K = {length}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(f"{context} tokens of context each", fontsize=10)
     axes.set_xlabel("sequences")
     axes.set_ylabel("ms")
@@ -167,6 +169,10 @@ def _draw_fit(axes: Axes, profile: Profile, steps: Sequence[MeasuredStep]) -> No
     axes.plot([low, high], [low, high], color=COLOURS[0], linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("measured, ms")
     axes.set_ylabel("model, ms")
     axes.legend(frameon=False, fontsize=8)

@@ -182,7 +182,7 @@ def mocker_script(request: EmitRequest, measured: int | None) -> str:
 def _mocker_words(request: EmitRequest, measured: int | None, worker: _Worker) -> list[str]:
     engine = request.plan.engine
     words = ["python", "-m", "dynamo.mocker", "--model-path", request.model, *WITHOUT_SERVICES]
-    folder = request.profile_folder
+    folder = None if request.profile_folder is None else request.profile_folder.absolute()
     times = folder if folder is None or measured is None else folder / f"mocker_k{measured}.npz"
     words += ["--planner-profile-data", str(times), "--num-workers", str(worker.replicas)]
     words += [] if worker.mode is None else ["--disaggregation-mode", worker.mode]

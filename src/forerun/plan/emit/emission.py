@@ -86,6 +86,11 @@ def script(*commands: Sequence[str]) -> str:
     return SCRIPT_HEAD + "\n".join(lines) + "\n"
 
 
+def beside_script(name: str) -> str:
+    """A word of a script: a file in its folder, wherever it is started from."""
+    return f'"$(dirname "$0")"/{name}'
+
+
 def _command(words: Sequence[str]) -> str:
     """One option a line."""
     lines: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
+from forerun.plan.emit.emission import Emission, EmitRequest, beside_script, script, yaml_text
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
 PORT = 8000
@@ -34,7 +34,9 @@ def forerun(request: EmitRequest) -> Emission:
     """The file of `forerun serve --config`, and a script that starts one server."""
     files = {
         CONFIG_FILE: yaml_text(server_options(request)),
-        "serve.sh": script(["forerun", "serve", "--config", CONFIG_FILE, "--port", f'"${{PORT:-{PORT}}}"']),
+        "serve.sh": script(
+            ["forerun", "serve", "--config", beside_script(CONFIG_FILE), "--port", f'"${{PORT:-{PORT}}}"']
+        ),
     }
     return Emission(files=files, notes=_several(request))
 

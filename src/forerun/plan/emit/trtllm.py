@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.emit.emission import Emission, EmitRequest, script, yaml_text
+from forerun.plan.emit.emission import Emission, EmitRequest, beside_script, script, yaml_text
 from forerun.plan.emit.speculation import drafter_kv_notes, ngram_notes, trtllm_config
 from forerun.plan.emit.vllm import check_quantization, several_engines
 
@@ -30,7 +30,7 @@ def trtllm(request: EmitRequest) -> Emission:
             "--port",
             '"${PORT:-8000}"',
             "--config",
-            "config.yaml",
+            beside_script("config.yaml"),
         ]
         files = {"config.yaml": yaml_text(engine_options(request)), "serve.sh": script(words)}
         return Emission(files=files, notes=(*several_engines(request), *notes))

@@ -16,7 +16,7 @@ from forerun.engine.simulation import DecodeSeconds, SimulationSettings
 from forerun.engine.speculation import FixedLength, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean
 from forerun.executor.simulated import DraftSeconds, drafting_is_free
-from forerun.executor.simulated_text import NO_SHAPE, ConditionalAcceptance, Drafting, DraftShape
+from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, Drafted, Drafting, DraftShape
 from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.arrivals import Floats
@@ -240,12 +240,12 @@ def step_seconds(step_times: StepTimeModel, serving: ServingCost, largest: Large
 
 
 def decode_seconds(step_times: StepTimeModel, serving: ServingCost, largest: LargestStep) -> DecodeSeconds:
-    """What `step_seconds` says of steps that compute one row for each sequence."""
+    """What `step_seconds` says of steps in which nobody reads a prompt."""
 
-    def seconds(num_sequences: int, num_context_tokens: int) -> float:
-        largest.note(num_sequences, num_sequences, num_context_tokens)
+    def seconds(num_rows: int, num_sequences: int, num_context_tokens: int) -> float:
+        largest.note(num_rows, num_sequences, num_context_tokens)
         computed = step_times.seconds(
-            num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_context_tokens
+            num_rows=num_rows, num_sequences=num_sequences, num_context_tokens=num_context_tokens
         )
         return computed + serving.of_step(num_sequences)
 
@@ -254,13 +254,7 @@ def decode_seconds(step_times: StepTimeModel, serving: ServingCost, largest: Lar
 
 def draft_seconds(cost: DraftingCost) -> DraftSeconds:
     """What a measured cost of drafting says of a step."""
-    if cost == DraftingCost():
-        return drafting_is_free
-
-    def seconds(plan: StepPlan, num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
-        return cost.seconds(num_draft_tokens)
-
-    return seconds
+    return drafting_is_free if cost == DraftingCost() else cost.seconds
 
 
 def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, DraftTrace | None]:
@@ -323,9 +317,7 @@ class TracedDrafting:
         }
         return TracedDrafting(self._trace, kind=self._kind, requests=by_seed)
 
-    def draft(
-        self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
-    ) -> tuple[DraftShape, tuple[int, ...]]:
+    def draft(self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float) -> Drafted:
         """See `Drafting`."""
         request = self._requests[spec.sampling.seed]
         place = position - request.num_prompt_tokens
@@ -338,7 +330,7 @@ class TracedDrafting:
             limit = min(limit, _num_likely(draft.survival, min_survival))
         draft = draft.within(limit=limit, depth=depth)
         if not draft.num_nodes:
-            return NO_SHAPE, ()
+            return NOTHING_DRAFTED
         return DraftShape(draft.num_nodes, draft.parents, draft.survival, draft.source), draft.right_nodes
 
 

@@ -6,8 +6,10 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from forerun.core.outputs import RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.engine.client import EngineRequest
 from forerun.engine.simulation import DecodeStretch, SimulationSettings, simulated_engine
@@ -27,7 +29,7 @@ class Sent(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A request that a replica is done with, and the tokens of its last step."""
+    """A request that a replica is done with, and the tokens that it wrote."""
 
     sent: Sent
     token_ids: list[int]
@@ -91,19 +93,21 @@ class Replica:
             self._take(bisect_left(self._stretch.starts, until))
         self.clock.now = max(self.clock.now, until)
 
-    def _take(self, num_steps: int) -> None:
-        """Take the first steps of those that only decode, and forget the others."""
+    def _take(self, num_steps: int) -> list[Ended]:
+        """Take the first steps of those that only decode, and forget the others; the requests that they ended."""
         stretch, self._stretch = self._stretch, None
         if stretch is None or not num_steps:
-            return
+            return []
         scheduler = self.engine.parts.scheduler
         records = [self._sent[one.request_id].record for one in scheduler.running]
-        used = self.engine.take(stretch, num_steps)
+        used, finished = self.engine.take(stretch, num_steps)
         since: dict[float, int] = {}
         for record in records:
             since[record.last_chunk] = since.get(record.last_chunk, 0) + 1
         num_waiting = self.num_waiting
-        for start, end, num_used in zip(stretch.starts, stretch.ends, used, strict=False):
+        for start, end, num_tokens, num_used in zip(
+            stretch.starts, stretch.ends, stretch.num_tokens, used, strict=False
+        ):
             for last, count in since.items():
                 self.gaps.add(end - last, count)
             since = {end: len(records)}
@@ -113,19 +117,37 @@ class Replica:
                 num_running=len(records),
                 num_waiting=num_waiting,
                 num_chunks=len(records),
-                num_tokens=len(records),
+                num_tokens=num_tokens,
                 num_used_blocks=num_used,
             )
-        for record in records:
+        for record, ahead in zip(records, stretch.sequences, strict=True):
+            lengths = ahead.lengths
+            record.num_draft_tokens += sum(ahead.num_drafted[:num_steps])
+            record.num_accepted_tokens += lengths[num_steps] - lengths[0] - num_steps
             record.num_chunks += num_steps
             record.last_chunk = self.clock.now
             if record.chunks is not None:
-                record.chunks += [(end, 1) for end in stretch.ends[:num_steps]]
+                tokens = [after - before for before, after in pairwise(lengths[: num_steps + 1])]
+                record.chunks += zip(stretch.ends, tokens, strict=False)
+        return [self._end(one) for one in finished]
 
     def step(self) -> list[Ended]:
-        """Take the steps that only decode, and the one after them; the requests that it ended."""
+        """Take the steps that only decode, and the one after them if they end nobody; the requests that ended."""
+        ended: list[Ended] = []
         if self._stretch is not None:
-            self._take(len(self._stretch.starts))
+            ended = self._take(len(self._stretch.starts))
+            self._look_ahead()
+        if self._stretch is None and not ended:
+            ended = self._take_any_step()
+            self._look_ahead()
+        return ended
+
+    def _look_ahead(self) -> None:
+        if self._looks_ahead and not self._arriving:
+            self._stretch = self.engine.look_ahead()
+
+    def _take_any_step(self) -> list[Ended]:
+        """Take one step, whatever it does; the requests that it ended."""
         while self._arriving and self._take_kv(self._arriving[0]):
             self._submit(self._arriving.popleft())
         start = self.clock.now
@@ -158,21 +180,19 @@ class Replica:
             num_tokens=sum([len(delta.token_ids) for delta in output.deltas]),
             num_used_blocks=pool.num_blocks - pool.num_free,
         )
-        last_tokens = {delta.request_id: delta.token_ids for delta in output.deltas if delta.finish_reason}
-        ended = []
-        for finished in output.finished:
-            sent = self._sent.pop(finished.request_id)
-            record = sent.record
-            assert finished.metrics is not None, "the engine times every request"
-            assert finished.metrics.first_scheduled_time is not None, "it ran to its end"
-            if math.isnan(record.started):  # else the replica that read the prompt has set it
-                record.started = finished.metrics.first_scheduled_time
-                record.num_cached_tokens = finished.num_cached_tokens or 0
-            record.finished = now
-            ended.append(Ended(sent, last_tokens[finished.request_id]))
-        if self._looks_ahead and not self._arriving:
-            self._stretch = self.engine.look_ahead()
-        return ended
+        return [self._end(one) for one in output.finished]
+
+    def _end(self, finished: RequestOutput) -> Ended:
+        """Note that a request ended with the step that was just taken."""
+        sent = self._sent.pop(finished.request_id)
+        record = sent.record
+        assert finished.metrics is not None, "the engine times every request"
+        assert finished.metrics.first_scheduled_time is not None, "it ran to its end"
+        if math.isnan(record.started):  # else the replica that read the prompt has set it
+            record.started = finished.metrics.first_scheduled_time
+            record.num_cached_tokens = finished.num_cached_tokens or 0
+        record.finished = self.clock.now
+        return Ended(sent, finished.outputs[0].token_ids)
 
     @property
     def num_waiting(self) -> int:

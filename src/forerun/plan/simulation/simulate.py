@@ -47,7 +47,10 @@ def simulate(
             f"({settings.max_model_len}) tokens at least"
         )
     check_requests(requests, max_model_len=settings.max_model_len)
-    run = FleetRun(fleet, replace(settings, seed=seed), make_control, seed=seed, keeps_chunks=keeps_chunks)
+    # a server's profile knows only the tokens that it was sent
+    largest = max((max(one.prompt_ids, default=0) for one in requests if one.prompt_ids is not None), default=0)
+    settings = replace(settings, seed=seed, vocab_size=max(settings.vocab_size, 1 + largest))
+    run = FleetRun(fleet, settings, make_control, seed=seed, keeps_chunks=keeps_chunks)
     records = run.run(requests, progress)
     kinds = [("decode" if fleet.prefill_replicas else "aggregated", run.replicas), ("prefill", run.prefill_replicas)]
     replicas = [(kind, one) for kind, some in kinds for one in some]
