@@ -299,8 +299,8 @@ inline I16 dot_bytes(I16 sum, Bytes x, const int8_t* four) {
 #else
 
 // Vectors as in simd.h, of two bytes in a word.
-using EightWords [[gnu::vector_size(16)]] = uint16_t;
-using EightWhole [[gnu::vector_size(16)]] = int16_t;
+using EightWords = uint16_t __attribute__((vector_size(16)));
+using EightWhole = int16_t __attribute__((vector_size(16)));
 
 struct I16 {
     FourWhole v[4];

@@ -297,10 +297,10 @@ inline Pairs load_pairs(const int8_t* p) {
 constexpr int kMaxRows = 4;
 
 // Vectors of GCC and clang, which any machine computes with: four of them take the compiler a fraction of what sixteen numbers do.
-using Four [[gnu::vector_size(16)]] = float;
-using FourWords [[gnu::vector_size(16)]] = uint32_t;
-using FourWhole [[gnu::vector_size(16)]] = int32_t;
-using FourHalves [[gnu::vector_size(8)]] = uint16_t;
+using Four = float __attribute__((vector_size(16)));
+using FourWords = uint32_t __attribute__((vector_size(16)));
+using FourWhole = int32_t __attribute__((vector_size(16)));
+using FourHalves = uint16_t __attribute__((vector_size(8)));
 
 struct F16 {
     Four v[4];
@@ -414,8 +414,8 @@ inline Pairs load_pairs(const bf16* p) {
     return pairs_of(words, [](FourWords x) { return reinterpret_cast<Four>(x); });
 }
 inline Pairs load_pairs(const int8_t* p) {
-    using Bytes [[gnu::vector_size(8)]] = int8_t;
-    using Halves [[gnu::vector_size(16)]] = int16_t;
+    using Bytes = int8_t __attribute__((vector_size(8)));
+    using Halves = int16_t __attribute__((vector_size(16)));
     FourWords words[4];
     for (int i = 0; i < 4; ++i) {
         Bytes bytes;
