@@ -63,11 +63,11 @@ def attend(
         num_linear = int(rows.num_linear[row])
         seen = torch.cat([linear[slot, :num_linear], rows.path_slots[row, : position + 1 - num_linear].long()])[first:]
         key, value = keys[seen].float().permute(1, 2, 0), values[seen].float().transpose(0, 1)
-        scores = query[row].float().view(num_kv_heads, -1, key.shape[1]) @ key * scale  # [key heads, G, places]
+        scores = query[row].float().reshape(num_kv_heads, -1, key.shape[1]) @ key * scale  # [key heads, G, places]
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         if sinks is not None:
-            scores = torch.cat([scores, sinks.view(num_kv_heads, -1, 1)], dim=2)
+            scores = torch.cat([scores, sinks.reshape(num_kv_heads, -1, 1)], dim=2)
         weights = scores.softmax(dim=-1)[..., : len(seen)]
         output[row] = (weights @ value).flatten(0, 1).to(output.dtype)
 
