@@ -5,10 +5,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Bytecode is made of what is imported, when it is: of all that is installed it takes a minute.
+export PIP_NO_COMPILE := 1
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
-.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check package wheels bench format clean
+CHECKS := check-style check-types check-imports check-words check-docs
+
+.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check $(CHECKS) package wheels bench format clean
+
+# Two processes, each with half of the rooms in order until it has none left, so that what a room's tests share is made once.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
@@ -35,10 +42,10 @@ head: install
 	$(BIN)/python scripts/make_head.py
 
 quick: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK)
+	$(PYTEST) $(QUICK)
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(PYTEST)
 
 sanitize: install
 	BIN=$(BIN) sh scripts/sanitize_kernels.sh
@@ -73,13 +80,24 @@ soak: install
 	$(BIN)/forerun models pull smollm2-135m
 	SOAK_SECONDS=900 $(BIN)/python -m pytest -m slow tests/slow/test_soak.py
 
-check: install
+# Each computes on one core: make -j2 check
+check: $(CHECKS)
+
+check-style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types: install
 	$(BIN)/mypy
+
+check-imports: install
 	$(BIN)/lint-imports
-	$(BIN)/codespell src tests docs examples benchmarks README.md
 	$(BIN)/deptry src
+
+check-words: install
+	$(BIN)/codespell src tests docs examples benchmarks README.md
+
+check-docs: install
 	$(BIN)/python -m pytest docs README.md
 
 package: install

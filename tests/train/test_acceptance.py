@@ -145,12 +145,7 @@ STATEFUL = ("eagle", "eagle3")
 """Kinds whose drawn drafts are looked at, for all that are written token by token."""
 
 
-def one_process(kind, *values):
-    """Parameters whose tests share a process of the run: no other one waits until the head is trained."""
-    return pytest.param(kind, *values, marks=pytest.mark.xdist_group(kind))
-
-
-every_kind = pytest.mark.parametrize("kind", [one_process(kind) for kind in KINDS])
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 class Bench:
@@ -200,9 +195,7 @@ def test_a_trained_head_is_accepted(kind, bench):
     assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"), [one_process(kind, fault) for kind in KINDS for fault in KINDS[kind].faults]
-)
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
 def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
     head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
     assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < FALLEN
@@ -233,7 +226,7 @@ def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
     assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize("kind", [one_process(kind) for kind in STATEFUL])
+@pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )

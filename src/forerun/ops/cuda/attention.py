@@ -53,27 +53,26 @@ def attend(
         sinks: [num_heads] fp32, one extra logit per head in the softmax's denominator, or None.
         num_hidden: leading places that hold no entry.
     """
-    group = query.shape[1] // keys.shape[1]
+    num_kv_heads = keys.shape[1]
+    linear = _places_of_blocks(block_table, block_size)
     for row, slot in enumerate(rows.slots.tolist()):
         if slot < 0:
             continue
         position = int(rows.positions[row])
         first = max(num_hidden, 0 if window is None else position + 1 - window)
-        seen = _kv_slots(rows, block_table, row, slot, position, block_size)[first:]
-        key = keys[seen].float().repeat_interleave(group, dim=1)
-        value = values[seen].float().repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,khd->hk", query[row].float(), key) * scale
+        num_linear = int(rows.num_linear[row])
+        seen = torch.cat([linear[slot, :num_linear], rows.path_slots[row, : position + 1 - num_linear].long()])[first:]
+        key, value = keys[seen].float().permute(1, 2, 0), values[seen].float().transpose(0, 1)
+        scores = query[row].float().reshape(num_kv_heads, -1, key.shape[1]) @ key * scale  # [key heads, G, places]
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         if sinks is not None:
-            scores = torch.cat([scores, sinks[:, None]], dim=1)
-        weights = scores.softmax(dim=-1)[:, : len(seen)]
-        output[row] = torch.einsum("hk,khd->hd", weights, value).to(output.dtype)
+            scores = torch.cat([scores, sinks.reshape(num_kv_heads, -1, 1)], dim=2)
+        weights = scores.softmax(dim=-1)[..., : len(seen)]
+        output[row] = (weights @ value).flatten(0, 1).to(output.dtype)
 
 
-def _kv_slots(rows: StepRows, block_table: Tensor, row: int, slot: int, position: int, block_size: int) -> Tensor:
-    """Where the keys of places 0 to `position` of the row's path lie: [position + 1] int64."""
-    num_linear = int(rows.num_linear[row])
-    places = torch.arange(num_linear, device=rows.slots.device)
-    linear = block_table[slot, places // block_size].long() * block_size + places % block_size
-    return torch.cat([linear, rows.path_slots[row, : position + 1 - num_linear].long()])
+def _places_of_blocks(block_table: Tensor, block_size: int) -> Tensor:
+    """Where the places of each slot's blocks lie, one after the other: [S, B] -> [S, B * block_size] int64."""
+    within = torch.arange(block_size, device=block_table.device)
+    return (block_table.long()[:, :, None] * block_size + within).flatten(1)

@@ -208,10 +208,24 @@ class CodeReader {
     }
 
   private:
-    Pairs pairs(const uint8_t* unit, int step, int output) const {
+    // (A call: a register tile would hold it eight times over.)
+    [[gnu::noinline]] Pairs pairs(const uint8_t* unit, int step, int output) const {
+        uint16_t codes[2 * kLanes] = {};
+        add_bits<Low>(unit, step, output, 0, codes);
+        if constexpr (High > 0) add_bits<High>(unit + unit_bytes(Low), step, output, Low, codes);
         bf16 found[2 * kLanes];
-        for (int i = 0; i < 2 * kLanes; ++i) found[i] = values_[code_at(unit, Low, High, step, output + i / 2, i % 2)];
+        for (int i = 0; i < 2 * kLanes; ++i) found[i] = values_[codes[i]];
         return load_pairs(found);
+    }
+
+    // Adds the bits that a plane has of a step's codes of sixteen outputs.
+    template <int width>
+    static void add_bits(const uint8_t* plane, int step, int output, int left, uint16_t* codes) {
+        const PlaceInPlane place(width, step, output, 0);
+        uint16_t words[2 * kLanes];
+        std::memcpy(words, plane + place.byte, sizeof words);
+        for (int i = 0; i < 2 * kLanes; ++i)
+            codes[i] |= static_cast<uint16_t>((words[i] >> place.shift & ((1 << width) - 1)) << left);
     }
 
     const bf16* values_;

@@ -230,7 +230,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
                     every_third[r / 3] = values + r * inputs;
                     keep_in_register(every_third[r / 3]);
                 }
-#pragma GCC unroll 4
+#pragma GCC unroll kRepeatedSteps
                 for (int step = 0; step < kQuadSteps; ++step) {
                     const auto [first, second] = reader.step(quad, step);
                     if (step % fetch_steps == 0) ahead.template fetch<Reader::kReadsOnce>(step);

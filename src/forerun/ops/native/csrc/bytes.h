@@ -211,7 +211,9 @@ inline void put_in_order(int8_t* p) {
 
 #else
 
-// Loops over bytes, which compilers turn into vectors; on Arm products have instructions of their own.
+#if defined(FORERUN_NEON)
+
+// Loops over bytes, which compilers turn into vectors; products have instructions of their own.
 struct I16 {
     int32_t v[kLanes];
 };
@@ -277,7 +279,6 @@ inline Bytes words_in_turn(Bytes first, Bytes second, int half) {
 
 template <bool>
 inline I16 dot_bytes(I16 sum, Bytes x, const int8_t* four) {
-#if defined(FORERUN_NEON)
     int32_t packed;
     std::memcpy(&packed, four, sizeof packed);
     const int8x16_t row = vreinterpretq_s8_s32(vdupq_n_s32(packed));
@@ -292,12 +293,98 @@ inline I16 dot_bytes(I16 sum, Bytes x, const int8_t* four) {
         vst1q_s32(sum.v + i, vaddq_s32(own, vpaddq_s32(low, high)));
 #endif
     }
-#else
-    for (int i = 0; i < kLanes; ++i)
-        for (int k = 0; k < kBytesOfLane; ++k) sum.v[i] += static_cast<int8_t>(x.v[4 * i + k]) * four[k];
-#endif
     return sum;
 }
+
+#else
+
+// Vectors as in simd.h, of two bytes in a word.
+using EightWords = uint16_t __attribute__((vector_size(16)));
+using EightWhole = int16_t __attribute__((vector_size(16)));
+
+struct I16 {
+    FourWhole v[4];
+};
+struct Bytes {
+    EightWords v[4];
+};
+
+template <class Op>
+inline Bytes each_vector(Op op) {
+    Bytes out;
+    for (int i = 0; i < 4; ++i) out.v[i] = op(i);
+    return out;
+}
+
+inline I16 splat_whole(int32_t x) {
+    I16 out;
+    for (FourWhole& lanes : out.v) lanes = FourWhole{x, x, x, x};
+    return out;
+}
+inline F16 to_float(I16 x) {
+    return each([&](int i) { return __builtin_convertvector(x.v[i], Four); });
+}
+inline Bytes load_bytes(const uint8_t* p) {
+    Bytes out;
+    std::memcpy(out.v, p, sizeof out.v);
+    return out;
+}
+inline void store_bytes(uint8_t* p, Bytes x) { std::memcpy(p, x.v, sizeof x.v); }
+inline Bytes operator|(Bytes x, Bytes y) {
+    return each_vector([&](int i) { return x.v[i] | y.v[i]; });
+}
+inline Bytes shifted_right(Bytes x, int count) {
+    return each_vector([&](int i) { return x.v[i] >> count; });
+}
+template <int from, int width>
+inline Bytes bits_of(Bytes x) {
+    constexpr uint16_t mask = 0x101 * ((1 << width) - 1);
+    return each_vector([&](int i) { return x.v[i] >> from & mask; });
+}
+template <int left>
+inline Bytes shifted_left(Bytes x) {
+    return each_vector([&](int i) { return x.v[i] << left; });
+}
+inline Bytes flip_sign(Bytes x) { return x; }  // signed bytes are multiplied as they are
+
+struct NamedBytes {
+    explicit NamedBytes(const uint8_t* values) { std::memcpy(table, values, sizeof table); }
+    Bytes operator()(Bytes names) const {
+        uint8_t bytes[kLanes * kBytesOfLane];
+        store_bytes(bytes, names);
+        for (uint8_t& byte : bytes) byte = table[byte];
+        return load_bytes(bytes);
+    }
+    uint8_t table[16];
+};
+
+inline Bytes words_in_turn(Bytes first, Bytes second, int half) {
+    uint16_t words[2][2 * kLanes], in_turn[2 * kLanes];
+    std::memcpy(words[0], first.v, sizeof first.v);
+    std::memcpy(words[1], second.v, sizeof second.v);
+    for (int i = 0; i < 2 * kLanes; ++i) in_turn[i] = words[i % 2][half * kLanes + i / 2];
+    Bytes out;
+    std::memcpy(out.v, in_turn, sizeof in_turn);
+    return out;
+}
+
+// (Two products of a byte and one from -127 to 127 are a whole number of 16 bits.)
+template <bool>
+inline I16 dot_bytes(I16 sum, Bytes x, const int8_t* four) {
+    const auto in_turn = [&](int first) {
+        const int16_t a = four[first], b = four[first + 2];
+        return EightWhole{a, b, a, b, a, b, a, b};
+    };
+    const EightWhole of_low = in_turn(kLowFirst ? 0 : 1), of_high = in_turn(kLowFirst ? 1 : 0);
+    for (int i = 0; i < 4; ++i) {
+        const EightWhole low = reinterpret_cast<EightWhole>(x.v[i] << 8) >> 8, high = reinterpret_cast<EightWhole>(x.v[i]) >> 8;
+        const auto products = reinterpret_cast<FourWords>(low * of_low + high * of_high);
+        sum.v[i] += (reinterpret_cast<FourWhole>(products << 16) >> 16) + (reinterpret_cast<FourWhole>(products) >> 16);
+    }
+    return sum;
+}
+
+#endif
 
 inline bf16 largest_magnitude(const bf16* p) {
     bf16 largest = 0;

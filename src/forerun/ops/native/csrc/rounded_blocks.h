@@ -173,7 +173,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
             I16 own[Rows][2];
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = splat_whole(starts[r * groups]);
-#pragma GCC unroll 4
+#pragma GCC unroll kRepeatedSteps
             for (int place = 0; place < group_quads; ++place, values += kQuadInputs) {
                 const QuadBytes quad = reader.quad(unit, first_quad + place);
                 for (int64_t line = 0; line < quad_bytes; line += 64)

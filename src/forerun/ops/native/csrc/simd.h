@@ -5,6 +5,7 @@
 // kernels that apply the same operations in the same order give the same bits.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -28,6 +29,14 @@
 namespace forerun {
 
 constexpr int kLanes = 16;
+
+// How often the compiler repeats what multiplies a few steps of a tile, one after the other, so that registers need no copies.
+// Where vectors are short and registers few, there is too much of it for the compiler, and nothing to be gained.
+#if defined(__AVX2__) || defined(FORERUN_NEON)
+constexpr int kRepeatedSteps = 4;
+#else
+constexpr int kRepeatedSteps = 1;
+#endif
 
 // Whether lines that are read once are fetched past the second cache, which they would push other data out of. On Intel's
 // processors that loses many of them before they are read: codes of four bits then take twice as long.
@@ -287,23 +296,32 @@ inline Pairs load_pairs(const int8_t* p) {
 
 constexpr int kMaxRows = 4;
 
+// Vectors of GCC and clang, which any machine computes with: four of them take the compiler a fraction of what sixteen numbers do.
+using Four = float __attribute__((vector_size(16)));
+using FourWords = uint32_t __attribute__((vector_size(16)));
+using FourWhole = int32_t __attribute__((vector_size(16)));
+using FourHalves = uint16_t __attribute__((vector_size(8)));
+
 struct F16 {
-    float v[kLanes];
+    Four v[4];
 };
 
+// op(number of a vector) for each of the four.
 template <class Op>
 inline F16 each(Op op) {
     F16 out;
-    for (int i = 0; i < kLanes; ++i) out.v[i] = op(i);
+    for (int i = 0; i < 4; ++i) out.v[i] = op(i);
     return out;
 }
 
 inline F16 splat(float x) {
-    return each([&](int) { return x; });
+    return each([&](int) { return Four{x, x, x, x}; });
 }
 inline F16 zero() { return splat(0.0f); }
 inline F16 load(const float* p) {
-    return each([&](int i) { return p[i]; });
+    F16 out;
+    std::memcpy(out.v, p, sizeof out.v);
+    return out;
 }
 inline void store(float* p, F16 x) { std::memcpy(p, x.v, sizeof x.v); }
 inline F16 operator+(F16 a, F16 b) {
@@ -320,12 +338,14 @@ inline F16 operator/(F16 a, F16 b) {
 }
 #if defined(__ARM_FEATURE_FMA)
 inline F16 fma(F16 a, F16 b, F16 c) {
-    return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+    return each([&](int i) {
+        Four out;
+        for (int lane = 0; lane < 4; ++lane) out[lane] = __builtin_fmaf(a.v[i][lane], b.v[i][lane], c.v[i][lane]);
+        return out;
+    });
 }
 #else  // a call of libm's fma would cost more than the rounding is worth
-inline F16 fma(F16 a, F16 b, F16 c) {
-    return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
-}
+inline F16 fma(F16 a, F16 b, F16 c) { return a * b + c; }
 #endif
 inline F16 max(F16 a, F16 b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
@@ -337,7 +357,7 @@ inline F16 min(F16 a, F16 b) {
 inline F16 round_even(F16 a) {
     constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
     return each([&](int i) {
-        volatile float shifted = a.v[i] + magic;
+        volatile Four shifted = a.v[i] + magic;
         return shifted - magic;
     });
 }
@@ -345,49 +365,71 @@ inline F16 scale_by_power(F16 a, F16 n) {
     constexpr float magic = 8388608.0f + 4194304.0f;  // adding it leaves n in the low bits, of a NaN anything
     constexpr uint32_t magic_bits = 0x4b400000u;
     return each([&](int i) {
-        const float shifted = n.v[i] + magic;
-        uint32_t bits;
-        std::memcpy(&bits, &shifted, sizeof bits);
-        bits = (bits - magic_bits + 127u) << 23;
-        float power;
-        std::memcpy(&power, &bits, sizeof power);
-        return a.v[i] * power;
+        const auto bits = reinterpret_cast<FourWords>(n.v[i] + magic);
+        return a.v[i] * reinterpret_cast<Four>((bits - magic_bits + 127u) << 23);
     });
 }
 inline F16 load(const bf16* p) {
-    return each([&](int i) { return widen(p[i]); });
+    return each([&](int i) {
+        FourHalves halves;
+        std::memcpy(&halves, p + 4 * i, sizeof halves);
+        return reinterpret_cast<Four>(__builtin_convertvector(halves, FourWords) << 16);
+    });
 }
 inline uint32_t lanes_above(F16 a, F16 b) {
     uint32_t above = 0;
-    for (int i = 0; i < kLanes; ++i) above |= static_cast<uint32_t>(!(a.v[i] <= b.v[i])) << i;
+    for (int i = 0; i < kLanes; ++i) above |= static_cast<uint32_t>(!(a.v[i / 4][i % 4] <= b.v[i / 4][i % 4])) << i;
     return above;
 }
 inline F16 keep_first(F16 a, int count, F16 other) {
-    return each([&](int i) { return i < count ? a.v[i] : other.v[i]; });
+    return each([&](int i) { return FourWhole{0, 1, 2, 3} + 4 * i < count ? a.v[i] : other.v[i]; });
 }
 inline void store(bf16* p, F16 x) {
-    for (int i = 0; i < kLanes; ++i) p[i] = narrow(x.v[i]);
+    for (int i = 0; i < 4; ++i) {  // `narrow`
+        const auto bits = reinterpret_cast<FourWords>(x.v[i]);
+        const auto is_nan = reinterpret_cast<FourWhole>(bits & 0x7fffffffu) > 0x7f800000;
+        const FourWords narrow = (is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+        const auto halves = __builtin_convertvector(narrow, FourHalves);
+        std::memcpy(p + 4 * i, &halves, sizeof halves);
+    }
 }
 
 struct Pairs {
     F16 even, odd;
 };
 
-template <class T>
-inline float as_float(T x) {
-    return static_cast<float>(x);
-}
-inline float as_float(bf16 x) { return widen(x); }
+// Of two halves in a word, the one that is first in memory and the other, as a word's high half.
+constexpr bool kLowFirst = std::endian::native == std::endian::little;
+inline FourWords first_half(FourWords x) { return kLowFirst ? x << 16 : x & 0xffff0000u; }
+inline FourWords second_half(FourWords x) { return kLowFirst ? x & 0xffff0000u : x << 16; }
 
-template <class T>
-inline Pairs load_pairs(const T* p) {
-    return {each([&](int i) { return as_float(p[2 * i]); }), each([&](int i) { return as_float(p[2 * i + 1]); })};
+// Pairs of which each word holds one; `number` is of a word whose high half it is.
+template <class Number>
+inline Pairs pairs_of(const FourWords (&words)[4], Number number) {
+    return {each([&](int i) { return number(first_half(words[i])); }), each([&](int i) { return number(second_half(words[i])); })};
+}
+inline Pairs load_pairs(const bf16* p) {
+    FourWords words[4];
+    std::memcpy(words, p, sizeof words);
+    return pairs_of(words, [](FourWords x) { return reinterpret_cast<Four>(x); });
+}
+inline Pairs load_pairs(const int8_t* p) {
+    using Bytes = int8_t __attribute__((vector_size(8)));
+    using Halves = int16_t __attribute__((vector_size(16)));
+    FourWords words[4];
+    for (int i = 0; i < 4; ++i) {
+        Bytes bytes;
+        std::memcpy(&bytes, p + 8 * i, sizeof bytes);
+        words[i] = reinterpret_cast<FourWords>(__builtin_convertvector(bytes, Halves));
+    }
+    return pairs_of(words, [](FourWords x) { return __builtin_convertvector(reinterpret_cast<FourWhole>(x) >> 16, Four); });
 }
 inline Pairs splat_pair(const bf16* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
-inline void store_pairs(bf16* p, Pairs x) {
-    for (int i = 0; i < kLanes; ++i) {
-        p[2 * i] = narrow(x.even.v[i]);
-        p[2 * i + 1] = narrow(x.odd.v[i]);
+inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
+    for (int i = 0; i < 4; ++i) {
+        const auto even = reinterpret_cast<FourWords>(x.even.v[i]), odd = reinterpret_cast<FourWords>(x.odd.v[i]);
+        const FourWords words = kLowFirst ? even >> 16 | (odd & 0xffff0000u) : odd >> 16 | (even & 0xffff0000u);
+        std::memcpy(p + 8 * i, &words, sizeof words);
     }
 }
 inline F16 dot(F16 sum, Pairs a, Pairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, sum)); }
