@@ -123,7 +123,14 @@ def load_target(
             model = sharded.model
         else:
             load = LOADERS[settings.load_format]
-            model = load(path, dtype=dtype, device=device, packing=packing, shows_progress=shows_progress)
+            model = load(
+                path,
+                dtype=dtype,
+                device=device,
+                packing=packing,
+                shows_progress=shows_progress,
+                before_copying=tokenizer,  # while it is built, it takes as much again as what is left of it
+            )
         if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
             raise ConfigError(
                 f"activation_dtype: got 'int8', but no weight of {path} is in blocks, which alone are multiplied so; "
