@@ -1,7 +1,7 @@
 """Measures the quality of number formats: perplexity of a text, right answers to questions, and agreement with bf16.
 
-Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--files FILE,FILE]
-         [--output-json FILE]
+Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--formats int8 int4] [--group-sizes 128,64]
+         [--files FILE,FILE] [--output-json FILE]
      python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8 --every-question 50    # does it run?
 
 The text's first tokens are cut into windows, each scored alone. Questions have four answers, as MMLU's have, of which the model
@@ -246,6 +246,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--num-prompts", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--formats", nargs="*", default=[*FORMATS], choices=[*FORMATS], help=f"{REFERENCE} is always one")
     parser.add_argument("--group-sizes", default="")
     parser.add_argument("--files", default="")
     parser.add_argument("--output-json", type=Path)
@@ -256,7 +257,7 @@ def main() -> None:
     """Measure all formats, print a table, and write JSON."""
     arguments = parse()
     samples = read_samples(arguments)
-    names = [*FORMATS, *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
+    names = [*dict.fromkeys((REFERENCE, *arguments.formats)), *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
     names += [file for file in arguments.files.split(",") if file]
     kinds = [choice.kind for choice in samples.choices]
     found: dict[str, Measured] = {}

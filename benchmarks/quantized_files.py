@@ -3,7 +3,7 @@
 Run: python -m benchmarks.quantized_files --output-folder FOLDER [--model smollm2-135m] [--types Q4_K_M Q8_0]
 
 The model's checkpoint is written as GGUF in bf16, in which nothing is lost if it is in bf16 itself, and each type is made of that,
-without an importance matrix. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+without an importance matrix. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp_files` brings, built.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from benchmarks.peers.install import DEFAULT_FOLDER, python_in
 from forerun.models.store import resolve_model
 
 QUANTIZE = """
-import ctypes, sys
-import llama_cpp
+import sys
+from llama_cpp_py_sync._cffi_bindings import get_ffi, get_lib
+ffi, llama_cpp = get_ffi(), get_lib()
 source, target, kind = sys.argv[1:]
-settings = llama_cpp.llama_model_quantize_default_params()
+settings = ffi.new("llama_model_quantize_params *", llama_cpp.llama_model_quantize_default_params())
 settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(settings)))
+sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), settings))
 """
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["Q4_K_M", "Q8_0"])
     parser.add_argument("--output-folder", type=Path, required=True)
     arguments = parser.parse_args()
-    python = python_in("llama_cpp", DEFAULT_FOLDER)
+    python = python_in("llama_cpp_files", DEFAULT_FOLDER)
     folder = resolve_model(arguments.model)
     arguments.output_folder.mkdir(parents=True, exist_ok=True)
     source = arguments.output_folder / f"{folder.name}-bf16.gguf"
