@@ -3,7 +3,7 @@
 Run: python -m benchmarks.quantized_files --output-folder FOLDER [--model smollm2-135m] [--types Q4_K_M Q8_0]
 
 The model's checkpoint is written as GGUF in bf16, in which nothing is lost if it is in bf16 itself, and each type is made of that,
-without an importance matrix. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp_files` brings, built.
+without an importance matrix. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp_files` brings, in a wheel of cyllama.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import argparse
 import subprocess
 from pathlib import Path
 
+import gguf
+
 from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.peers.install import DEFAULT_FOLDER, python_in
 from forerun.models.store import resolve_model
 
 QUANTIZE = """
 import sys
-from llama_cpp_py_sync._cffi_bindings import get_ffi, get_lib
-ffi, llama_cpp = get_ffi(), get_lib()
+from cyllama.llama.llama_cpp import LlamaModelQuantizeParams, model_quantize
 source, target, kind = sys.argv[1:]
-settings = ffi.new("llama_model_quantize_params *", llama_cpp.llama_model_quantize_default_params())
-settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), settings))
+settings = LlamaModelQuantizeParams()
+settings.ftype = int(kind)
+model_quantize(source, target, settings)
 """
 
 
@@ -41,7 +42,8 @@ def main() -> None:
     write_gguf(folder, source, "bf16")
     for kind in arguments.types:
         target = arguments.output_folder / f"{folder.name}-{kind}.gguf"
-        subprocess.run([python, "-c", QUANTIZE, source, target, kind], check=True)
+        number = gguf.LlamaFileType[f"MOSTLY_{kind}"].value
+        subprocess.run([python, "-c", QUANTIZE, source, target, str(number)], check=True)
         print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
 
