@@ -246,7 +246,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--num-prompts", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--formats", nargs="*", default=[*FORMATS], choices=[*FORMATS], help=f"{REFERENCE} is always one")
+    parser.add_argument(
+        "--formats", nargs="*", default=[*FORMATS], choices=[*FORMATS], help=f"{REFERENCE} is always one"
+    )
     parser.add_argument("--group-sizes", default="")
     parser.add_argument("--files", default="")
     parser.add_argument("--output-json", type=Path)
@@ -257,7 +259,10 @@ def main() -> None:
     """Measure all formats, print a table, and write JSON."""
     arguments = parse()
     samples = read_samples(arguments)
-    names = [*dict.fromkeys((REFERENCE, *arguments.formats)), *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
+    names = [
+        *dict.fromkeys((REFERENCE, *arguments.formats)),
+        *(f"group {size}" for size in arguments.group_sizes.split(",") if size),
+    ]
     names += [file for file in arguments.files.split(",") if file]
     kinds = [choice.kind for choice in samples.choices]
     found: dict[str, Measured] = {}

@@ -63,6 +63,7 @@ from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
+from forerun.ops.native.memory import give_back_freed_memory
 from forerun.ops.native.threads import OneTorchThread
 from forerun.verify.matching import MatchingConfig
 
@@ -262,6 +263,7 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
     if is_built_from_gguf(source):
         return thread.submit(load_tokenizer, source).result
     tokenizer = load_tokenizer(source)  # before any weight, so that what is wrong with it is said at once
+    give_back_freed_memory()  # of what it was built from
     return lambda: tokenizer
 
 

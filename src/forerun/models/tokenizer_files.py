@@ -19,7 +19,6 @@ from forerun.errors import ModelError, one_line
 from forerun.models.families import MODEL_TYPES, TokenizerJson
 from forerun.models.model_folder import CONFIG_FILE, find_gguf
 from forerun.models.transformers_logging import quiet_transformers
-from forerun.ops.native.memory import give_back_freed_memory
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 AS_STORED_CLASS = "TokenizersBackend"  # transformers' class that takes tokenizer.json as it is stored
@@ -76,11 +75,9 @@ def read_tokenizer(path: Path) -> TokenizerParts:
     """
     gguf = None if _has_vocabulary(path) else find_gguf(path)
     if gguf is not None:
-        parts = _gguf_tokenizer(gguf)
-    else:
-        parts = tokenizer_without_transformers(path) or _tokenizer_with_transformers(path)
-    give_back_freed_memory()  # of what it was built from
-    return parts
+        return _gguf_tokenizer(gguf)
+    parts = tokenizer_without_transformers(path)
+    return parts if parts is not None else _tokenizer_with_transformers(path)
 
 
 def _has_vocabulary(folder: Path) -> bool:
@@ -90,9 +87,11 @@ def _has_vocabulary(folder: Path) -> bool:
 def _gguf_tokenizer(gguf: Path) -> TokenizerParts:
     from forerun.models.gguf.file import open_gguf
     from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
+    from forerun.ops.native.memory import give_back_freed_memory
 
     file = open_gguf(gguf)
     backend, special_tokens = build_tokenizer(file)
+    give_back_freed_memory()  # of what it was built from
     return TokenizerParts(
         backend=backend, special_tokens=special_tokens, chat_template=chat_template(file), kind=AS_STORED_CLASS
     )
