@@ -1,16 +1,14 @@
-"""Measures the quality of number formats: perplexity of a text, right choices of its continuation, and agreement with bf16.
+"""Measures the quality of number formats: perplexity of a text, right answers to questions, and agreement with bf16.
 
-Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--group-sizes 128,64] [--files FILE,FILE]
-         [--output-json FILE]
-     python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8    # does it run?
+Run: python -m benchmarks.quality --text FILE [--prompts FILE] [--formats int8 int4] [--group-sizes 128,64]
+         [--files FILE,FILE] [--output-json FILE]
+     python -m benchmarks.quality --text FILE --num-tokens 1024 --num-prompts 2 --max-tokens 8 --every-question 50    # does it run?
 
 The text's first tokens are cut into windows, each scored alone. Questions have four answers, as MMLU's have, of which the model
-takes the likeliest: which of four pieces of the text goes on where another one ends; the three wrong ones are from elsewhere in
-it. Prompts are answered greedily: the first
-"turns" of a file of JSON lines as MT-Bench and Spec-Bench have them, or else forerun's built-in ones.
-`--group-sizes` adds int8 weights with a scale per that number of inputs, which the kernels do not support:
-such weights are rounded at load and computed in fp32. `--files` adds the same model in other files, such as GGUF files that
-llama.cpp has quantized; they are computed in fp32 with the values that each file defines.
+takes the likeliest (see `benchmarks.facts`). Prompts are answered greedily: the first "turns" of a file of JSON lines as MT-Bench
+and Spec-Bench have them, or else forerun's built-in ones. `--group-sizes` adds int8 weights with a scale per that number of inputs,
+which the kernels do not support: such weights are rounded at load and computed in fp32. `--files` adds the same model in other
+files, such as those that `benchmarks.quantized_files` has llama.cpp write; they are computed as any user's file is.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,13 +28,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.facts import Question, read_questions
 from benchmarks.prompt_files import first_turns
 from benchmarks.rounding import load_rounded
 from forerun import LLM, SamplingParams
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.prompts import WORKLOADS
 from forerun.models.store import resolve_model
-from forerun.models.tokenizer import load_tokenizer
+from forerun.models.tokenizer import Tokenizer, load_tokenizer
 
 REFERENCE = "bf16"
 FORMATS: dict[str, dict[str, Any]] = {
@@ -44,15 +43,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "int4-symmetric": {"quantization": "int4-symmetric"},
     "int4, activations int8": {"quantization": "int4", "activation_dtype": "int8"},
 }
 SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
 WINDOW = 512
-QUESTION, ANSWER, NUM_ANSWERS = (
-    32,
-    16,
-    4,
-)  # tokens of the piece that is to go on, and of each of the pieces to choose from
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A question in tokens: `answers[i]` are those of answer i, the right one first, and `num_bytes[i]` its length as a text."""
+
+    kind: str
+    question: list[int]
+    answers: list[list[int]]
+    num_bytes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Samples:
 
     windows: list[list[int]]
     prompts: list[list[int]]
-    questions: list[list[list[int]]]  # each with its answers behind it, the right one first
+    choices: list[Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Quality:
     perplexity_ratio: float  # to the reference's
     perplexity_ratio_error: float  # one standard error, over windows
     accuracy: float  # share of the questions answered right
+    accuracy_by_kind: dict[str, float]
     num_changed: int  # questions that one of the two answers right, and the other does not
     agreement: float  # share of the reference's tokens that are the most likely here
     median_common_prefix: float  # tokens
@@ -110,34 +116,47 @@ def measure(llm: LLM, samples: Samples, *, reference: Sequence[Sequence[int]] | 
     ]
     return Measured(
         losses=[-statistics.fmean(logprob for logprob, _ in scored) for scored in score(llm, samples.windows)],
-        right=[is_right(llm, question) for question in samples.questions],
+        right=answer(llm, samples.choices),
         texts=answers,
         agreed=ranks.count(1),
         num_judged=len(ranks),
     )
 
 
-def is_right(llm: LLM, question: Sequence[list[int]]) -> bool:
-    """Whether the first of a question's texts has the likeliest answer."""
-    chances = [math.fsum(logprob for logprob, _ in scored[-ANSWER:]) for scored in score(llm, [*question])]
-    return chances[0] > max(chances[1:])
+def answer(llm: LLM, choices: Sequence[Choice]) -> list[bool]:
+    """Whether the right answer to each question is the likeliest, per byte of it: else long ones would never be.
+
+    That is what lm-evaluation-harness calls the normalised accuracy.
+    """
+    texts = [choice.question + answer for choice in choices for answer in choice.answers]
+    scored = score(llm, texts)
+    right = []
+    for choice in choices:
+        chances = [
+            math.fsum(logprob for logprob, _ in next(scored)[-len(answer) :]) / num_bytes
+            for answer, num_bytes in zip(choice.answers, choice.num_bytes, strict=True)
+        ]
+        right.append(chances[0] > max(chances[1:]))
+    return right
 
 
 def score(llm: LLM, texts: list[list[int]]) -> Iterator[list[tuple[float, int | None]]]:
     """Log-probability and rank of every token but the first, for each text."""
     sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    for text in texts:
-        (output,) = llm.generate([text], sampling, use_tqdm=False)
+    for text, output in zip(texts, llm.generate(texts, sampling, use_tqdm=False), strict=True):
         assert output.prompt_logprobs is not None, "they were asked for"
         entries = [entry[token] for entry, token in zip(output.prompt_logprobs, text, strict=True) if entry is not None]
         yield [(entry.logprob, entry.rank) for entry in entries]
 
 
-def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Quality:
-    """Compare a format with the reference."""
+def compare(name: str, kernels: str, found: Measured, reference: Measured, kinds: Sequence[str]) -> Quality:
+    """Compare a format with the reference; `kinds[i]` is the kind of question i."""
     differences = [loss - other for loss, other in zip(found.losses, reference.losses, strict=True)]
     ratio = math.exp(statistics.fmean(differences))
     prefixes = [common_prefix(*texts) for texts in zip(found.texts, reference.texts, strict=True)]
+    by_kind: dict[str, list[bool]] = defaultdict(list)
+    for kind, is_right in zip(kinds, found.right, strict=True):
+        by_kind[kind].append(is_right)
     return Quality(
         name=name,
         kernels=kernels,
@@ -145,6 +164,7 @@ def compare(name: str, kernels: str, found: Measured, reference: Measured) -> Qu
         perplexity_ratio=ratio,
         perplexity_ratio_error=ratio * statistics.stdev(differences) / math.sqrt(len(differences)),
         accuracy=statistics.fmean(found.right),
+        accuracy_by_kind={kind: statistics.fmean(right) for kind, right in by_kind.items()},
         num_changed=sum(one != other for one, other in zip(found.right, reference.right, strict=True)),
         agreement=found.agreed / found.num_judged,
         median_common_prefix=statistics.median(prefixes),
@@ -161,8 +181,7 @@ def common_prefix(text: Sequence[int], other: Sequence[int]) -> int:
 def read_samples(arguments: argparse.Namespace) -> Samples:
     """Windows of the text and prompts as conversations, in the model's tokens."""
     tokenizer = load_tokenizer(resolve_model(arguments.model))
-    text = tokenizer.encode(arguments.text.read_text(encoding="utf-8"))
-    ids = text[: arguments.num_tokens]
+    ids = tokenizer.encode(arguments.text.read_text(encoding="utf-8"))[: arguments.num_tokens]
     if arguments.prompts is None:
         messages = [message for workload in WORKLOADS.values() for message in workload]
     else:
@@ -174,25 +193,18 @@ def read_samples(arguments: argparse.Namespace) -> Samples:
     return Samples(
         windows=windows,
         prompts=[tokenizer.apply_chat_template(prompt) for prompt in prompts],
-        questions=read_questions(text[arguments.num_tokens :], arguments.num_questions),
+        choices=[to_tokens(tokenizer, question) for question in read_questions()[:: arguments.every_question]],
     )
 
 
-def read_questions(ids: Sequence[int], count: int) -> list[list[list[int]]]:
-    """Questions from a text of these tokens, spread over it; the same text gives the same ones."""
-    length = QUESTION + ANSWER
-    pieces = [list(ids[start : start + length]) for start in range(0, len(ids) - length + 1, length)]
-    if len(pieces) < max(count, NUM_ANSWERS):
-        raise SystemExit(
-            f"--num-questions: got {count}; the text behind --num-tokens has {len(pieces)} pieces of {length} tokens, and must "
-            f"have as many, and {NUM_ANSWERS} or more; ask for fewer or give a longer text"
-        )
-    chance = random.Random(0)
-    questions = []
-    for at in sorted(chance.sample(range(len(pieces)), count)):
-        others = chance.sample([i for i in range(len(pieces)) if i != at], NUM_ANSWERS - 1)
-        questions.append([pieces[at][:QUESTION] + pieces[i][QUESTION:] for i in (at, *others)])
-    return questions
+def to_tokens(tokenizer: Tokenizer, question: Question) -> Choice:
+    """A question in a model's tokens; an answer's own begin with its space."""
+    return Choice(
+        kind=question.kind,
+        question=tokenizer.encode(question.text),
+        answers=[tokenizer.encode(answer, add_special_tokens=False) for answer in question.answers],
+        num_bytes=[len(answer.encode()) for answer in question.answers],
+    )
 
 
 def load(model: str, name: str) -> LLM:
@@ -200,14 +212,14 @@ def load(model: str, name: str) -> LLM:
     if name in FORMATS:
         return LLM(model, **FORMATS[name], **SETTINGS, speculative_config=None)
     if not name.startswith("group "):
-        return LLM(name, dtype="float32", tokenizer=model, **SETTINGS, speculative_config=None)
+        return LLM(name, tokenizer=model, **SETTINGS, speculative_config=None)
     return load_rounded(model, group_size=int(name.removeprefix("group ")), settings=SETTINGS)
 
 
 def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> None:
     """Print a table."""
     table = Table(
-        *("format", "perplexity", f"to {REFERENCE}", "right choices", f"not as {REFERENCE}"),
+        *("format", "perplexity", f"to {REFERENCE}", "right answers", f"not as {REFERENCE}"),
         *("agreement", "common prefix, median", "answers identical"),
     )
     for row in qualities:
@@ -216,7 +228,7 @@ def show(qualities: Sequence[Quality], samples: Samples, console: Console) -> No
             f"{row.perplexity:.4f}",
             f"{row.perplexity_ratio - 1:+.3%} ± {row.perplexity_ratio_error:.3%}",
             f"{row.accuracy:.1%}",
-            f"{row.num_changed}/{len(samples.questions)}",
+            f"{row.num_changed}/{len(samples.choices)}",
             f"{row.agreement:.2%}",
             f"{row.median_common_prefix:g}",
             f"{row.num_identical}/{len(samples.prompts)}",
@@ -230,10 +242,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--num-tokens", type=int, default=8192)
-    parser.add_argument("--num-questions", type=int, default=300, help="with four answers each")
+    parser.add_argument("--every-question", type=int, default=1, metavar="N", help="ask every N-th question alone")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--num-prompts", type=int, default=80)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument(
+        "--formats", nargs="*", default=[*FORMATS], choices=[*FORMATS], help=f"{REFERENCE} is always one"
+    )
     parser.add_argument("--group-sizes", default="")
     parser.add_argument("--files", default="")
     parser.add_argument("--output-json", type=Path)
@@ -244,8 +259,12 @@ def main() -> None:
     """Measure all formats, print a table, and write JSON."""
     arguments = parse()
     samples = read_samples(arguments)
-    names = [*FORMATS, *(f"group {size}" for size in arguments.group_sizes.split(",") if size)]
+    names = [
+        *dict.fromkeys((REFERENCE, *arguments.formats)),
+        *(f"group {size}" for size in arguments.group_sizes.split(",") if size),
+    ]
     names += [file for file in arguments.files.split(",") if file]
+    kinds = [choice.kind for choice in samples.choices]
     found: dict[str, Measured] = {}
     qualities: list[Quality] = []
     for name in track(names, description="formats"):
@@ -254,7 +273,7 @@ def main() -> None:
         found[name] = measure(
             llm, samples, reference=None if reference is None else reference.texts, max_tokens=arguments.max_tokens
         )
-        qualities.append(compare(name, describe_kernels(llm), found[name], found[REFERENCE]))
+        qualities.append(compare(Path(name).name, describe_kernels(llm), found[name], found[REFERENCE], kinds))
         del llm  # before the next is loaded
     machine = describe_machine(torch.device("cpu"))
     console = Console(width=120)
@@ -270,7 +289,7 @@ def main() -> None:
             "text": arguments.text.name,
             "num_windows": len(samples.windows),
             "window": WINDOW,
-            "num_questions": len(samples.questions),
+            "num_questions": len(samples.choices),
             "num_prompts": len(samples.prompts),
             "num_judged": found[REFERENCE].num_judged,
             "results": [asdict(row) for row in qualities],

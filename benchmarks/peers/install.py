@@ -16,9 +16,20 @@ from forerun.errors import ForerunError
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
 TOOLS = (
-    *("dynamo", "dynamo_1_6", "dynamo_worker", "lm_eval", "manifests", "ray", "ray_2_56", "sglang", "speculators"),
+    *(
+        "dynamo",
+        "dynamo_1_6",
+        "dynamo_worker",
+        "llama_cpp_files",
+        "lm_eval",
+        "manifests",
+        "ray",
+        "ray_2_56",
+        "sglang",
+        "speculators",
+    ),
 )
-"""Tools of the slow tests, which are no engines."""
+"""Tools of the slow tests and of benchmarks.quantized_files, which are no engines."""
 
 INSTALLED = "installed.txt"
 """The file in an environment with the requirements that it was made from; changed ones are installed again."""

@@ -64,6 +64,7 @@ from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.library import load_kernels, warn_if_not_built
+from forerun.ops.native.memory import give_back_freed_memory
 from forerun.ops.native.threads import OneTorchThread
 from forerun.verify.matching import MatchingConfig
 
@@ -124,7 +125,14 @@ def load_target(
             model = sharded.model
         else:
             load = LOADERS[settings.load_format]
-            model = load(path, dtype=dtype, device=device, packing=packing, shows_progress=shows_progress)
+            model = load(
+                path,
+                dtype=dtype,
+                device=device,
+                packing=packing,
+                shows_progress=shows_progress,
+                before_copying=tokenizer,  # while it is built, it takes as much again as what is left of it
+            )
         if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
             raise ConfigError(
                 f"activation_dtype: got 'int8', but no weight of {path} is in blocks, which alone are multiplied so; "
@@ -256,6 +264,7 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
     if is_built_from_gguf(source):
         return thread.submit(load_tokenizer, source).result
     tokenizer = load_tokenizer(source)  # before any weight, so that what is wrong with it is said at once
+    give_back_freed_memory()  # of what it was built from
     return lambda: tokenizer
 
 

@@ -20,7 +20,7 @@ from tests.engines import tiny_llm
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "at least max_num_seqs"),
         ({"dtype": "int7"}, "may be auto"),
         ({"load_format": "safetensor"}, "may be auto, dummy"),
-        ({"quantization": "int3"}, "quantization: got 'int3'; may be int8, int4, or None"),
+        ({"quantization": "int3"}, "quantization: got 'int3'; may be int8, int4, int4-symmetric, or None"),
         ({"quantization": "int8", "dtype": "float32"}, "may be auto or bfloat16"),
         ({"quantization": "int8", "dtype": torch.float16}, "may be auto or bfloat16"),
         ({"activation_dtype": "int4"}, "activation_dtype: got 'int4'; may be auto, int8"),

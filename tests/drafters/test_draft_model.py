@@ -132,7 +132,10 @@ def test_its_kv_counts_in_the_memory():
     [
         ({"model": None}, "method 'draft_model' needs 'model', got None"),
         ({"model": ""}, "method 'draft_model' needs 'model', got ''"),
-        ({"quantization": "int3"}, "quantization .of the drafter.: got 'int3'; may be int8, int4, or None"),
+        (
+            {"quantization": "int3"},
+            "quantization .of the drafter.: got 'int3'; may be int8, int4, int4-symmetric, or None",
+        ),
         ({"quantization": "int8"}, "which the native CPU kernels compute"),
         ({"draft_sample_method": "lucky"}, "draft_sample_method: got 'lucky'; may be greedy, probabilistic, coupled"),
         ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be 1 or more"),

@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ops.block_rounding import round_to_q4_1, round_to_q8_0
+from forerun.errors import ModelError
+from forerun.ops import block_rounding
+from forerun.ops.block_rounding import round_to_q4_0, round_to_q4_1, round_to_q8_0
 from forerun.ops.block_writing import pack_blocks
 from tests.native import generator
 
@@ -67,10 +69,55 @@ def test_weights_that_are_all_the_same_stay_as_fp16_has_them(value):
     assert torch.equal(round_to_q4_1(weight).dequantize(), weight.half().float())
 
 
-def test_weights_are_rounded_alike_whatever_lies_beside_them():
+@pytest.mark.parametrize("rounded", [round_to_q4_0, round_to_q4_1])
+def test_weights_are_rounded_alike_whatever_lies_beside_them(rounded):
     weight = random_weight(5, outputs=3000)
-    whole = round_to_q4_1(weight)
-    assert torch.equal(whole[2900:2910].data, round_to_q4_1(weight[2900:2910]).data)
+    whole = rounded(weight)
+    assert torch.equal(whole[2900:2910].data, rounded(weight[2900:2910]).data)
+
+
+def symmetrically_rounded(weight):
+    """Steps of an eighth of the weight of the largest magnitude, as llama.cpp rounds to Q4_0."""
+    blocks = weight.view(len(weight), -1, 32)
+    scale = (blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8).half().float()
+    return (scale * (blocks / scale).round().clamp(-8, 7)).view_as(weight)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-3, 1.0, 100.0]))
+@settings(max_examples=20, deadline=None)
+def test_without_offsets_no_block_is_further_off_than_rounded_plainly(seed, size):
+    weight = random_weight(seed) * size
+    found = block_errors(round_to_q4_0(weight).dequantize(), weight)
+    assert (found <= block_errors(symmetrically_rounded(weight), weight) * (1 + 1e-4)).all()
+
+
+def test_without_offsets_the_search_finds_nearly_what_there_is(monkeypatch):
+    weight = random_weight(1, outputs=256)
+    found = block_errors(round_to_q4_0(weight).dequantize(), weight).sum()
+    assert found < 0.9 * block_errors(symmetrically_rounded(weight), weight).sum()
+    monkeypatch.setattr(block_rounding, "TRIED_ENDS", [sign * (6 + i / 20) for i in range(90) for sign in (-1, 1)])
+    assert found < 1.005 * block_errors(round_to_q4_0(weight).dequantize(), weight).sum()
+
+
+def test_without_offsets_inputs_that_count_more_are_closer():
+    weight = random_weight(1, outputs=256)
+    importance = torch.ones(128)
+    importance[::16] = 1000.0
+    alike, unequal = (round_to_q4_0(weight, given).dequantize() for given in (None, importance))
+    errors = [block_errors(found, weight, importance).sum() for found in (alike, unequal)]
+    assert errors[1] < 0.4 * errors[0]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -2.0])
+def test_without_offsets_weights_that_are_all_the_same_stay(value):
+    weight = torch.full((2, 64), value)
+    assert torch.equal(round_to_q4_0(weight).dequantize(), weight)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 65600.0])
+def test_without_offsets_what_fp16_does_not_hold_is_refused(value):
+    with pytest.raises(ModelError, match=r"weights: got .*; must be numbers from -65504 to 65504"):
+        round_to_q4_0(torch.full((1, 32), value))
 
 
 def test_eight_bits_are_half_a_step_off_at_most():

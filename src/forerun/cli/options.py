@@ -104,7 +104,7 @@ class EngineOptions:
     dtype: str = "auto"
     """Number format of the weights: auto, float32, bfloat16 or float16."""
     quantization: str | None = None
-    """Round the weights to fewer bits: int8 or int4 (native CPU kernels only); by default they stay as they are."""
+    """Round the weights to fewer bits: int8, int4 or int4-symmetric (native CPU kernels only); by default they stay as they are."""
     activation_dtype: str = "auto"
     """What weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with: auto (bfloat16 or better), or int8, which is faster."""
     load_format: str = "auto"

@@ -39,7 +39,7 @@ class EngineSettings:
 
     dtype: "auto" is the checkpoint's on a GPU; on a CPU it is bfloat16 for a bfloat16 checkpoint on the
     native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
-    quantization: "int8" or "int4" rounds the weights to so many bits (native CPU kernels only). activation_dtype: "int8"
+    quantization: "int8", "int4" or "int4-symmetric" rounds the weights to so many bits (native CPU kernels only). activation_dtype: "int8"
     rounds what weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with to eight bits, in blocks of 32 with a scale:
     faster, other texts; "auto" leaves it in bfloat16 or better. load_format: "dummy"
     makes up random weights, to measure speed without a checkpoint; a folder without a tokenizer then

@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.core.draft import Draft
 from forerun.core.step import PlannedSequence, Rows
+from forerun.kv.cache import map_memory
 
 MOST_STAGED_ROWS = 256
 """Steps of up to so many rows have their numbers in the same memory each time."""
@@ -39,7 +40,10 @@ class _StagedRows:
 
 
 class _LogitsMemory:
-    """Memory for the logits of steps on the CPU: of many rows the system would give new pages to each step, one by one."""
+    """Memory for the logits of steps on the CPU: of many rows the system would give new pages to each step, one by one.
+
+    It is mapped, so that it goes back to the system when more is needed: an allocator would keep it.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -51,7 +55,8 @@ class _LogitsMemory:
         found = self._of_rows.get(num_rows)
         if found is None:
             if num_rows > len(self._all):
-                self._all = torch.empty(num_rows, self._vocab_size)
+                memory = map_memory(num_rows * self._vocab_size * torch.float32.itemsize)
+                self._all = torch.frombuffer(memory, dtype=torch.float32).view(num_rows, self._vocab_size)
                 self._of_rows.clear()
             found = self._of_rows[num_rows] = self._all[:num_rows]
         return found

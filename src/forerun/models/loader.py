@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ def load_model(
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
     shows_progress: bool = False,
+    before_copying: Callable[[], object] | None = None,
 ) -> TargetModel:
     """Load the model in a Hugging Face folder or a .gguf file.
 
@@ -49,6 +52,7 @@ def load_model(
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
         shows_progress: show a progress bar if it takes long.
+        before_copying: waits until memory is free that kept weights would else be copied beside, see `map_or_read`.
 
     Raises:
         ModelError: path, configuration, weights or architecture cannot be used.
@@ -67,7 +71,7 @@ def load_model(
             return build_decoder(config, checkpoint, dtype=dtype, device=device, columns=columns)
         model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
         # one of several processes copies its part out of the file, so it maps the whole without reading it
-        read = map_or_read if packing.num_ranks == 1 else map_file
+        read = partial(map_or_read, before_copying=before_copying) if packing.num_ranks == 1 else map_file
         expected_bytes = packing.expected_bytes(stored)
         with PackedCache.of_environment().weights(model, expected_bytes=expected_bytes, read=read) as kept:
             return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
@@ -81,6 +85,7 @@ def load_dummy(
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
     shows_progress: bool = False,
+    before_copying: Callable[[], object] | None = None,  # noqa: ARG001
 ) -> TargetModel:
     """Make a model of seeded random weights from its configuration alone, to time models whose weights are not at hand.
 
@@ -91,6 +96,7 @@ def load_dummy(
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
         shows_progress: show a progress bar if it takes long.
+        before_copying: not called, since nothing is kept.
 
     Raises:
         ModelError: path, configuration or architecture cannot be used.

@@ -1,17 +1,20 @@
-"""A model's tokenizer: text to token ids and back, conversations by its chat template, and text as it grows."""
+"""A model's tokenizer: text to token ids and back, conversations by its chat template, and text as it grows.
+
+What renders templates is imported where one is read: it takes three megabytes, and a text needs none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from jinja2 import TemplateError
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import RequestError, one_line
-from forerun.models.chat_template import ARGUMENTS, Render, render, variables_of
 from forerun.models.tokenizer_files import TokenizerParts, read_tokenizer
 from forerun.models.vocabulary import Vocabulary, is_byte_level, read_vocabulary
+
+if TYPE_CHECKING:
+    from forerun.models.chat_template import Render
 
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
 CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new token follows
@@ -100,6 +103,8 @@ class Tokenizer:
     @property
     def template_variables(self) -> frozenset[str]:
         """The variables that the chat template reads besides messages and tools (enable_thinking, for one)."""
+        from forerun.models.chat_template import ARGUMENTS, variables_of
+
         template = self.chat_template
         if not isinstance(template, str):
             return frozenset()
@@ -108,6 +113,8 @@ class Tokenizer:
     @property
     def tool_template(self) -> str | None:
         """The template for conversations with tools, or None if it reads no tools."""
+        from forerun.models.chat_template import variables_of
+
         try:
             template = self._template(None, has_tools=True)
         except ValueError:
@@ -162,17 +169,21 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        render: Render = render,
+        render: Render | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Render a conversation with the model's chat template or the given one, and encode it.
 
         `template_kwargs` are variables for the template (enable_thinking, for one). `render` runs the
-        template: `chat_template.render`, or a function with the same parameters.
+        template: a function with the parameters of `chat_template.render`, which None stands for.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
         """
+        from jinja2 import TemplateError
+
+        from forerun.models import chat_template as templates
+
         if chat_template is None and not self.has_chat_template:
             raise RequestError("chat_template: this model has none; give one, or lay out the prompt and use generate")
         if add_generation_prompt and continue_final_message:
@@ -180,7 +191,7 @@ class Tokenizer:
                 "continue_final_message: got True together with add_generation_prompt; set add_generation_prompt=False"
             )
         try:
-            text = render(
+            text = (render or templates.render)(
                 self._template(chat_template, has_tools=tools is not None),
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],

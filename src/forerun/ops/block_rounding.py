@@ -1,6 +1,6 @@
-"""Rounds weights to block formats: four bits with a scale and an offset per 32 weights, or eight with a scale.
+"""Rounds weights to block formats: four bits with a scale and perhaps an offset per 32 weights, or eight with a scale.
 
-The search for four bits is the twin of csrc/block_rounding.h: the same operations in the same order, so that both give the
+The search for a scale and an offset is the twin of csrc/block_rounding.h: the same operations in the same order, so that both give the
 same bits.
 """
 
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.ops.block_weight import BlockWeight
-from forerun.ops.block_writing import BLOCK, pack_blocks
+from forerun.ops.block_writing import BLOCK, CODE_LIMITS, pack_blocks
 
 MOST_CODE = 15
 TRIED_STEPS = (13.4, 13.9, 14.3, 14.7, 15.1, 15.6)
 """How many steps a block's range is cut into, one after the other: fewer than 15 spread them, more cut the ends off."""
+
+TRIED_ENDS = (-6.8, -7.3, -7.7, -8.0, -8.3, -8.7, 7.0, 7.5)
+"""Which code a block's weight of the largest magnitude has, one after the other: below -8 or above 7 it is cut off."""
 
 REFITS = 2  # of the best of these
 LEAST_IMPORTANCE = 1e-3  # of the mean: no input is for nothing
@@ -46,6 +49,23 @@ def round_to_q4_1(weight: Tensor, importance: Tensor | None = None) -> BlockWeig
         line = _best_line(blocks, shares)
         parts.append(pack_blocks("Q4_1", line.codes(blocks), line.scale[..., 0], line.offset[..., 0]).data)
     return BlockWeight(format="Q4_1", shape=_shape(weight), data=torch.cat(parts))
+
+
+def round_to_q4_0(weight: Tensor, importance: Tensor | None = None) -> BlockWeight:
+    """Round a weight [outputs, inputs] to scale * code, with codes from -8 to 7 and 32 inputs to a block.
+
+    Each block's scale, of either sign, is searched for like scale and offset of `round_to_q4_1`, which has the arguments.
+
+    Raises:
+        ModelError: a weight is no number, or too large for fp16.
+    """
+    shares = shares_of(importance, weight.shape[1]).view(1, -1, BLOCK)
+    parts = []
+    for rows in parts_to_round(weight):
+        blocks = rows.view(len(rows), -1, BLOCK)
+        scale = _best_scale(blocks, shares)
+        parts.append(pack_blocks("Q4_0", _signed_codes(blocks, scale), scale[..., 0]).data)
+    return BlockWeight(format="Q4_0", shape=_shape(weight), data=torch.cat(parts))
 
 
 def round_to_q8_0(weight: Tensor) -> BlockWeight:
@@ -162,6 +182,41 @@ def _fitted(rows: Tensor, shares: Tensor, line: _Line) -> _Line:
     common = _sum(apart * (rows - mean_weight) * shares)
     scale = _as_half(common * _inverse(spread))
     return _Line.of(scale, mean_weight - scale * mean_code)
+
+
+def _best_scale(rows: Tensor, shares: Tensor) -> Tensor:
+    """The scale [outputs, blocks, 1] with the least error that is found."""
+    extreme = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))
+    best = _as_half(extreme / CODE_LIMITS["Q4_0"][0])
+    least = _scale_error(rows, shares, best)
+
+    def keep_better(other: Tensor) -> None:
+        nonlocal best, least
+        error = _scale_error(rows, shares, other)
+        wins = error < least
+        best, least = torch.where(wins, other, best), torch.where(wins, error, least)
+
+    for end in TRIED_ENDS:
+        keep_better(_fitted_scale(rows, shares, extreme / end))
+    for _ in range(REFITS):
+        keep_better(_fitted_scale(rows, shares, best))
+    return best
+
+
+def _signed_codes(rows: Tensor, scale: Tensor) -> Tensor:
+    """The nearest codes of weights [outputs, blocks, 32], as whole fp32 numbers from -8 to 7."""
+    return (rows * _inverse(scale)).round_().clamp_(*CODE_LIMITS["Q4_0"])
+
+
+def _scale_error(rows: Tensor, shares: Tensor, scale: Tensor) -> Tensor:
+    """The weighted squared error of each block."""
+    return _sum(_signed_codes(rows, scale).mul_(scale).sub_(rows).square_().mul_(shares))
+
+
+def _fitted_scale(rows: Tensor, shares: Tensor, scale: Tensor) -> Tensor:
+    """The scale that fits the weights best, given the codes that another gives them."""
+    codes = _signed_codes(rows, scale)
+    return _as_half(_sum(codes * rows * shares) * _inverse(_sum(codes.square() * shares)))
 
 
 def _sum(terms: Tensor) -> Tensor:

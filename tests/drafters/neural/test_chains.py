@@ -342,7 +342,9 @@ def test_int8_is_refused_where_the_target_is_not_in_bf16_on_the_kernels(method, 
 
 @pytest.mark.parametrize("method", [*HEADS, "dflash", "mtp"])
 def test_an_unknown_quantization_is_refused(method):
-    with pytest.raises(ConfigError, match=r"quantization .of the drafter.: got 'int3'; may be int8, int4, or None"):
+    with pytest.raises(
+        ConfigError, match=r"quantization .of the drafter.: got 'int3'; may be int8, int4, int4-symmetric, or None"
+    ):
         tiny_llm(head_config(method, native_target(), quantization="int3"), target=native_target())
 
 

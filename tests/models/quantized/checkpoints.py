@@ -6,8 +6,13 @@ import torch
 OUTPUTS, INPUTS = 32, 192
 
 
-def random_groups(seed, *, group_size, bits=4, outputs=OUTPUTS, inputs=INPUTS, symmetric=False):
-    """Codes [outputs, inputs] from 0, zeros [outputs, groups], and fp16 scales; with their values in float64."""
+def random_groups(
+    seed, *, group_size, bits=4, outputs=OUTPUTS, inputs=INPUTS, symmetric=False, group_of=lambda i, size: i // size
+):
+    """Codes [outputs, inputs] from 0, zeros [outputs, groups], and fp16 scales; with their values in float64.
+
+    `group_of(i, group_size)` is the group of input i.
+    """
     random = np.random.default_rng(seed)
     groups = inputs // group_size
     codes = random.integers(0, 1 << bits, (outputs, inputs))
@@ -18,7 +23,7 @@ def random_groups(seed, *, group_size, bits=4, outputs=OUTPUTS, inputs=INPUTS, s
     values = np.empty((outputs, inputs))
     for output in range(outputs):
         for i in range(inputs):
-            group = i // group_size
+            group = group_of(i, group_size)
             values[output, i] = float(scales[output, group]) * (int(codes[output, i]) - int(zeros[output, group]))
     return codes, zeros, scales, values
 
@@ -34,6 +39,11 @@ def words(codes, bits, order=None):
         source = place if order is None else order[place]
         packed |= padded[:, source::per_word] << np.uint64(bits * place)
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32).copy())
+
+
+def in_order_of_activations(seed, *, group_size, inputs=INPUTS):
+    """The group of each input where act-order has put together inputs from anywhere: [inputs]."""
+    return np.random.default_rng(seed).permutation(np.arange(inputs) // group_size)
 
 
 def gptq_parts(codes, zeros, scales, *, bits=4, group_size, version=1):

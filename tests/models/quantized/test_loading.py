@@ -32,7 +32,18 @@ METHODS = {
 }
 
 
-def quantize(folder, config, write, *, symmetric):
+def every_other(i, group_size):
+    """Two groups, whose inputs take turns: nothing that blocks have scales for."""
+    return i % 2
+
+
+def write_every_other(codes, zeros, scales):
+    """Such a module of GPTQ with act-order."""
+    parts = gptq_parts(codes, zeros, scales, group_size=32)
+    return parts | {"g_idx": torch.arange(codes.shape[1], dtype=torch.int32) % 2}
+
+
+def quantize(folder, config, write, *, symmetric, **groups):
     """Replace the layers' matrices by random quantized ones; return the same tensors with their values instead."""
     tensors = load_file(folder / "model.safetensors")
     values = dict(tensors)
@@ -41,7 +52,7 @@ def quantize(folder, config, write, *, symmetric):
             continue
         outputs, inputs = tensors.pop(name).shape
         codes, zeros, scales, dense = random_groups(
-            number, group_size=32, outputs=outputs, inputs=inputs, symmetric=symmetric
+            number, group_size=32, outputs=outputs, inputs=inputs, symmetric=symmetric, **groups
         )
         tensors |= {name.replace("weight", suffix): part for suffix, part in write(codes, zeros, scales).items()}
         values[name] = torch.from_numpy(dense).float()
@@ -80,6 +91,31 @@ def test_the_kernels_keep_its_blocks(tmp_path, method, blocks):
         projections = [values[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
         assert torch.equal(qkv.unpack(), torch.cat(projections))
         assert torch.equal(down.unpack(), values[f"{prefix}mlp.down_proj.weight"])
+
+
+def test_a_model_with_act_order_has_the_logits_of_its_values(tmp_path):
+    plain = save_tiny_model(tmp_path / "plain", **SIZES)
+    folder = save_tiny_model(tmp_path / "quantized", **SIZES)
+    values = quantize(folder, GPTQ | {"desc_act": True}, write_every_other, symmetric=False, group_of=every_other)
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    found, expected = (
+        PagedRun(load_model(path, dtype=torch.float32, device=torch.device("cpu"))).feed([5, 6, 7]).logits
+        for path in (folder, plain)
+    )
+    assert torch.equal(found, expected)
+
+
+@needs_kernels
+def test_the_kernels_keep_all_values_of_a_model_with_act_order(tmp_path):
+    folder = save_tiny_model(tmp_path, **SIZES)
+    values = quantize(folder, GPTQ | {"desc_act": True}, write_every_other, symmetric=False, group_of=every_other)
+    packing = Packing.choose(next(iter(KERNELS.values())), dtype=torch.bfloat16)
+    model = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing)
+    for index, layer in enumerate(model.layers.layers):
+        prefix = f"model.layers.{index}."
+        projections = [values[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
+        assert torch.equal(layer.weights["qkv"].unpack(), torch.cat(projections))
+        assert torch.equal(layer.weights["down"].unpack(), values[f"{prefix}mlp.down_proj.weight"])
 
 
 def test_a_bias_of_zeros_that_the_model_has_no_place_for_is_left_out(tmp_path):

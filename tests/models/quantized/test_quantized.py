@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from forerun.errors import ModelError
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
-from forerun.models.quantized.packed_codes import block_weight, unpack_words
+from forerun.models.quantized.packed_codes import _say_larger, block_weight, unpack_words
 from tests.models.quantized.checkpoints import (
     awq_parts,
     compressed_parts,
     compressed_settings,
     gptq_parts,
+    in_order_of_activations,
     random_groups,
     words,
 )
@@ -124,15 +125,68 @@ def test_a_part_of_another_shape_is_named(suffix):
         open_module(parts, {"quant_method": "awq", "bits": 4}).load(f"{MODULE}.weight")
 
 
-def test_groups_in_the_order_of_activations_are_refused_by_name():
+@given(st.integers(0, 2**32), st.sampled_from([32, 64, 96]), st.sampled_from([2, 4, 8]))
+@settings(max_examples=20, deadline=None)
+def test_gptq_in_the_order_of_activations_has_its_own_values(seed, group_size, bits):
+    groups = in_order_of_activations(seed, group_size=group_size)
+    drawn = random_groups(seed, group_size=group_size, bits=bits, group_of=lambda i, _: groups[i])
+    codes, zeros, scales, values = drawn
+    parts = gptq_parts(codes, zeros, scales, bits=bits, group_size=group_size)
+    parts["g_idx"] = torch.from_numpy(groups.astype(np.int32))
+    checkpoint = open_module(parts, {"quant_method": "gptq", "bits": bits, "desc_act": True})
+    found = checkpoint.load(f"{MODULE}.weight")
+    assert (found.dtype, tuple(found.shape)) == (torch.float32, checkpoint.shape(f"{MODULE}.weight"))
+    assert np.array_equal(found.double().numpy(), values)
+
+
+@given(st.integers(0, 2**32), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_compressed_tensors_in_the_order_of_activations_has_its_own_values(seed, symmetric):
+    groups = in_order_of_activations(seed, group_size=64)
+    codes, zeros, scales, values = random_groups(
+        seed, group_size=64, symmetric=symmetric, group_of=lambda i, _: groups[i]
+    )
+    parts = compressed_parts(codes, zeros, scales, symmetric=symmetric) | {"weight_g_idx": torch.from_numpy(groups)}
+    found = open_module(parts, compressed_settings(symmetric=symmetric)).load(f"{MODULE}.weight")
+    assert np.array_equal(found.double().numpy(), values)
+
+
+def test_groups_in_another_order_stay_in_blocks_where_blocks_are_of_one_group():
+    shuffled = [3, 0, 5, 1, 2, 4]
+    codes, zeros, scales, values = random_groups(0, group_size=32, group_of=lambda i, _: shuffled[i // 32])
+    parts = gptq_parts(codes, zeros, scales, group_size=32)
+    parts["g_idx"] = torch.tensor(shuffled).repeat_interleave(32)
+    kind, found = values_of(parts, {"quant_method": "gptq", "bits": 4, "desc_act": True})
+    assert kind == "Q5_0"
+    assert np.array_equal(found, values)
+
+
+def test_an_order_of_minus_one_is_that_of_the_inputs():
+    codes, zeros, scales, values = random_groups(0, group_size=32, symmetric=True)
+    parts = compressed_parts(codes, zeros, scales) | {"weight_g_idx": torch.full((192,), -1)}
+    kind, found = values_of(parts, compressed_settings())
+    assert kind == "Q4_0"
+    assert np.array_equal(found, values)
+
+
+def test_weights_that_grow_by_their_order_are_told_of_once(caplog):
+    _say_larger.cache_clear()
     codes, zeros, scales, _ = random_groups(0, group_size=32)
     parts = gptq_parts(codes, zeros, scales, group_size=32)
-    parts["g_idx"] = parts["g_idx"].flip(0)
-    with pytest.raises(ModelError, match=r"up_proj.weight: .*desc_act, act-order"):
-        open_module(parts, {"quant_method": "gptq", "bits": 4, "desc_act": True}).load(f"{MODULE}.weight")
-    ordered = compressed_parts(codes, zeros, scales) | {"weight_g_idx": parts["g_idx"]}
-    with pytest.raises(ModelError, match=r"up_proj.weight: .*actorder 'group'"):
-        open_module(ordered, compressed_settings()).load(f"{MODULE}.weight")
+    parts["g_idx"] = torch.arange(192) % 6
+    for _ in range(2):
+        open_module(parts, {"quant_method": "gptq", "bits": 4}).load(f"{MODULE}.weight")
+    assert [record.message[:60] for record in caplog.records] == [
+        "weights whose groups are in the order of activations (act-or"
+    ]
+
+
+@pytest.mark.parametrize("groups", [torch.arange(191) // 32, torch.arange(192) // 16, torch.full((192,), -1)])
+def test_groups_that_have_no_scales_are_refused(groups):
+    codes, zeros, scales, _ = random_groups(0, group_size=32)
+    parts = gptq_parts(codes, zeros, scales, group_size=32) | {"g_idx": groups}
+    with pytest.raises(ModelError, match=r"up_proj.weight: the groups of its inputs must be 192 numbers from 0 to 5"):
+        open_module(parts, {"quant_method": "gptq", "bits": 4}).load(f"{MODULE}.weight")
 
 
 def test_groups_that_are_no_whole_blocks_are_refused():

@@ -38,7 +38,7 @@ def test_every_level_has_a_format_that_keeps_the_weights_as_they_are(level, dtyp
     assert taken.bytes_per_weight == min(suitable)
 
 
-@pytest.mark.parametrize("name", [None, "int8", "int4"])
+@pytest.mark.parametrize("name", [None, "int8", "int4", "int4-symmetric"])
 def test_weights_may_be_rounded_to_what_the_table_has(name):
     check_quantization(name)
 
@@ -46,6 +46,7 @@ def test_weights_may_be_rounded_to_what_the_table_has(name):
 @pytest.mark.parametrize("name", ["int3", "bf16", "bf16-12bit", "", 8, ["int8"]])
 def test_what_is_no_quantization_is_refused_with_those_there_are(name):
     with pytest.raises(
-        ConfigError, match=r"quantization: got .*; may be int8, int4, or None for the weights as they are"
+        ConfigError,
+        match=r"quantization: got .*; may be int8, int4, int4-symmetric, or None for the weights as they are",
     ):
         check_quantization(name)

@@ -53,6 +53,18 @@ def test_a_file_is_mapped_or_copied_whole(is_copied, size, tmp_path, monkeypatch
     assert found.data_ptr() % 64 == 0
 
 
+@pytest.mark.parametrize(("is_copied", "expected"), [(False, []), (True, ["waited", "copied"])])
+def test_a_copy_alone_waits_for_memory_to_become_free(is_copied, expected, tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(memory, "_gives_huge_pages", lambda: is_copied)
+    monkeypatch.setattr(memory, "_is_in_huge_pages", lambda mapped, address: False)
+    monkeypatch.setattr(memory, "_copy", lambda file, size: done.append("copied"))
+    (tmp_path / "file").write_bytes(bytes(10))
+    with (tmp_path / "file").open("rb") as stream:
+        map_or_read(stream, before_copying=lambda: done.append("waited"))
+    assert done == expected
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says how memory is mapped")
 def test_small_pages_are_told_from_huge_ones(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1000))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.quantized.layout import Parts, QuantizedLayout, Setting, Shapes, expect_shape
-from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words
+from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words, weight_of_groups
 from forerun.ops.block_weight import BlockWeight
 
 METHOD = "compressed-tensors"
@@ -25,7 +25,8 @@ class PackedLayout:
 
     `weight_packed` int32 [outputs, words], the last one filled up, `weight_scale` [outputs, groups], `weight_shape` [2] and,
     where there are zero points, `weight_zero_point` int32 [words of outputs, groups]. Both are stored with
-    half the number of codes added, so that none is negative.
+    half the number of codes added, so that none is negative. `weight_g_idx` [inputs] is the group of each input where groups
+    are in the order of activations (actorder "group"), or -1 where they follow each other.
     """
 
     bits: int
@@ -38,7 +39,7 @@ class PackedLayout:
         outputs, words = shapes["weight_packed"]
         return outputs, words * WORD_BITS // self.bits
 
-    def load(self, name: str, parts: Parts) -> BlockWeight:
+    def load(self, name: str, parts: Parts) -> BlockWeight | Tensor:
         """See `QuantizedLayout`."""
         words, scale = parts["weight_packed"], parts["weight_scale"]
         per_word = WORD_BITS // self.bits
@@ -49,11 +50,6 @@ class PackedLayout:
                 f"{name}: got a weight of shape {parts['weight_shape'].tolist()} in {list(words.shape)} words; "
                 f"inputs must be a multiple of {per_word}"
             )
-        if "weight_g_idx" in parts:
-            raise ModelError(
-                f"{name}: its groups are in the order of activations (actorder 'group'), so that neighbours have "
-                "different scales; that is not supported; use a checkpoint with actorder 'static', or without"
-            )
         codes = unpack_words(words, self.bits)
         if "weight_zero_point" in parts:
             groups = scale.shape[1]
@@ -62,6 +58,9 @@ class PackedLayout:
             zeros = unpack_words(stored.T, self.bits).T[:outputs]
         else:
             zeros = torch.full(scale.shape, 1 << self.bits - 1, dtype=torch.uint8)
+        group_of = parts.get("weight_g_idx")
+        if group_of is not None and not (group_of == -1).any():
+            return weight_of_groups(name, codes, zeros, scale, group_of)
         return block_weight(name, codes, zeros, scale)
 
 

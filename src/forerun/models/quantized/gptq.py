@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from forerun.errors import ModelError
 from forerun.models.quantized.layout import Parts, Setting, Shapes, expect_shape
-from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words
+from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words, weight_of_groups
 from forerun.ops.block_weight import BlockWeight
 
 BITS = (2, 4, 8)  # those that fill words; 3 bits lie across them
@@ -22,7 +20,8 @@ class GPTQLayout:
     """scale * (code - zero), by groups of inputs.
 
     `qweight` int32 [inputs * bits / 32, outputs], `scales` [groups, outputs], `qzeros` int32 [groups, outputs * bits / 32],
-    and `g_idx` [inputs], the group of each input. Zero points are stored less `zero_shift`, which is 1 in the first
+    and `g_idx` [inputs], the group of each input: with act-order (desc_act) in any order, else and without it one after the
+    other. Zero points are stored less `zero_shift`, which is 1 in the first
     version of the format, modulo the number of codes.
     """
 
@@ -37,31 +36,19 @@ class GPTQLayout:
         rows, outputs = shapes["qweight"]
         return outputs, rows * WORD_BITS // self.bits
 
-    def load(self, name: str, parts: Parts) -> BlockWeight:
+    def load(self, name: str, parts: Parts) -> BlockWeight | Tensor:
         """See `QuantizedLayout`."""
         words, scales = parts["qweight"], parts["scales"]
         groups, outputs = scales.shape
         per_word = WORD_BITS // self.bits
-        inputs = len(words) * per_word
         expect_shape(name, "qweight", words, (len(words), outputs))
         expect_shape(name, "qzeros", parts["qzeros"], (groups, outputs // per_word))
-        if "g_idx" in parts:
-            _check_order(name, parts["g_idx"], inputs, groups)
         codes = unpack_words(words.T, self.bits)
         stored = unpack_words(parts["qzeros"], self.bits)
         zeros = (stored + self.zero_shift) & (1 << self.bits) - 1
+        if "g_idx" in parts:
+            return weight_of_groups(name, codes, zeros.T, scales.T, parts["g_idx"])
         return block_weight(name, codes, zeros.T, scales.T)
-
-
-def _check_order(name: str, groups_of: Tensor, inputs: int, groups: int) -> None:
-    """Refuse groups whose inputs do not follow each other: a block's weights share a scale."""
-    expect_shape(name, "g_idx", groups_of, (inputs,))
-    in_order = torch.arange(inputs) // max(1, inputs // groups)
-    if not torch.equal(groups_of.long(), in_order):
-        raise ModelError(
-            f"{name}: its groups are in the order of activations (desc_act, act-order), so that neighbours have "
-            "different scales; that is not supported; use a checkpoint with desc_act=false"
-        )
 
 
 def read_gptq(settings: Mapping[str, Any]) -> GPTQLayout:

@@ -35,7 +35,7 @@ class QuantizedLayout(Protocol):
         """Return a weight's shape from those of its parts."""
         ...
 
-    def load(self, name: str, parts: Parts) -> BlockWeight:
+    def load(self, name: str, parts: Parts) -> BlockWeight | Tensor:
         """Return the weight `name`, with just the values that its parts define.
 
         Raises:

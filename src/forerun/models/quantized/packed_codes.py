@@ -1,6 +1,9 @@
-"""Codes of a few bits that checkpoints pack into int32 words, and block weights that hold just the same values."""
+"""Codes of a few bits that checkpoints pack into int32 words, and weights that hold just the same values."""
 
 from __future__ import annotations
+
+import logging
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -8,6 +11,8 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.ops.block_weight import BlockWeight
 from forerun.ops.block_writing import BLOCK, CODE_LIMITS, pack_blocks
+
+logger = logging.getLogger(__name__)
 
 WORD_BITS = 32
 WITHOUT_OFFSET = ("Q4_0", "Q5_0", "Q8_0")
@@ -22,6 +27,38 @@ def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None)
     places = order or range(WORD_BITS // bits)
     mask = (1 << bits) - 1
     return torch.stack([(words >> bits * place & mask).to(torch.uint8) for place in places], dim=-1).flatten(1)
+
+
+def weight_of_groups(name: str, codes: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor) -> BlockWeight | Tensor:
+    """As `block_weight`, where `group_of` [inputs] says the group of each input.
+
+    Where the inputs of a block are of several groups, as with act-order, no block format has such scales: the values are then
+    written out in fp32, which holds them exactly. That is said once.
+
+    Raises:
+        ModelError: as `block_weight`, or an input's group is not one of those that have scales.
+    """
+    groups = group_of.long()
+    if groups.shape != codes.shape[1:] or not ((groups >= 0) & (groups < scales.shape[1])).all():
+        raise ModelError(
+            f"{name}: the groups of its inputs must be {codes.shape[1]} numbers from 0 to {scales.shape[1] - 1}, as many as "
+            "have scales; download the model again"
+        )
+    if len(groups) % BLOCK == 0:
+        by_block = groups.view(-1, BLOCK)
+        if torch.equal(by_block, by_block[:, :1].expand_as(by_block)):
+            return block_weight(name, codes, zeros[:, by_block[:, 0]], scales[:, by_block[:, 0]])
+    _say_larger()
+    signed = codes.to(torch.int16) - zeros.to(torch.int16)[:, groups]
+    return signed.float() * _as_fp16(name, scales).float()[:, groups]
+
+
+@lru_cache
+def _say_larger() -> None:
+    logger.warning(
+        "weights whose groups are in the order of activations (act-order) take 4 bytes each, exactly as they are, since no "
+        "kernel computes them in few bits; a checkpoint with desc_act=false or actorder 'static' stays small"
+    )
 
 
 def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor) -> BlockWeight:

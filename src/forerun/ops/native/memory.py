@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -63,11 +63,12 @@ def map_file(stream: IO[bytes]) -> Tensor:
     return _read_only(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def map_or_read(stream: IO[bytes]) -> Tensor:
+def map_or_read(stream: IO[bytes], *, before_copying: Callable[[], object] | None = None) -> Tensor:
     """A file's bytes [size] uint8, not to be written to: mapped, or else a copy in huge pages.
 
     A mapped file is there at once, and processes share its memory. But many file systems have small pages only, which
-    cost a pass an eighth of its time (benchmarks/start_times.py); there a copy is the better one.
+    cost a pass an eighth of its time (benchmarks/start_times.py); there a copy is the better one. A copy is in memory at once,
+    beside all that is still being built: what takes memory only for a while, `before_copying` waits for.
 
     Raises:
         OSError: the file cannot be read.
@@ -78,6 +79,8 @@ def map_or_read(stream: IO[bytes]) -> Tensor:
         return whole
     size = len(mapped)
     del whole, mapped  # its pages would count beside the copy's
+    if before_copying is not None:
+        before_copying()
     return _copy(stream.fileno(), size)
 
 

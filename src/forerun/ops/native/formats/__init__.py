@@ -10,7 +10,7 @@ from forerun.ops.block_weight import AnyWeight, BlockWeight
 from forerun.ops.native.formats.base import PackedWeight, StoredFormat, WeightFormat
 from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.formats.coded import BF16_CODED
-from forerun.ops.native.formats.int4 import INT4
+from forerun.ops.native.formats.int4 import INT4, INT4_SYMMETRIC
 from forerun.ops.native.formats.int8 import INT8
 from forerun.ops.native.formats.joined import JOINED
 from forerun.ops.native.formats.plain import BF16, EXACT_FP16, EXACT_FP32, FP16, FP32
@@ -18,7 +18,9 @@ from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.structs import TILE
 
-WEIGHT_FORMATS: dict[str, WeightFormat] = {row.name: row for row in (FP32, BF16_CODED, BF16, INT8, INT4)}
+WEIGHT_FORMATS: dict[str, WeightFormat] = {
+    row.name: row for row in (FP32, BF16_CODED, BF16, INT8, INT4, INT4_SYMMETRIC)
+}
 """Every format by its name; of those that hold the same dtype's weights as they are, the first that suits is taken."""
 
 OTHER_DTYPES: dict[tuple[torch.dtype, torch.dtype], WeightFormat] = {
