@@ -96,6 +96,14 @@ def test_what_the_host_must_know_is_read_first(config, sampling, monkeypatch):
         assert events.index(("begun", number + 1)) > events.index(("read", number))
 
 
+def caller():
+    """The file and the function of forerun's that torch was called by."""
+    frame = sys._getframe(1)
+    while "/src/forerun/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame.f_code.co_filename.rpartition("/src/")[2], frame.f_code.co_name
+
+
 class HostReads(TorchFunctionMode):
     """Notes who takes a value from a tensor."""
 
@@ -107,10 +115,7 @@ class HostReads(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__name__", "") in self.names:
-            frame = sys._getframe(1)
-            while "/src/forerun/" not in frame.f_code.co_filename:
-                frame = frame.f_back
-            self.readers.add((frame.f_code.co_filename.rpartition("/src/")[2], frame.f_code.co_name))
+            self.readers.add(caller())
         return function(*args, **kwargs or {})
 
 
@@ -154,10 +159,7 @@ class HostMade(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
         if name in self.of_numbers or (name in self.of_shapes and "device" not in (kwargs or {})):
-            frame = sys._getframe(1)
-            while "/src/forerun/" not in frame.f_code.co_filename:
-                frame = frame.f_back
-            self.makers.add((frame.f_code.co_filename.rpartition("/src/")[2], frame.f_code.co_name))
+            self.makers.add(caller())
         return function(*args, **kwargs or {})
 
 

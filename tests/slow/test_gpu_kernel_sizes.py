@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.slow.compiled_kernels import compiled_by
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
@@ -22,17 +19,7 @@ def capability(request):
 
 @pytest.fixture(scope="module")
 def compiled(capability, tmp_path_factory):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.slow.compile_other_sizes", str(capability)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    return compiled_by("compile_other_sizes", capability, tmp_path_factory.mktemp("triton"))
 
 
 def test_the_compiler_takes_each_of_them_and_none_is_too_large(compiled, capability):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.slow.compiled_kernels import compiled_by
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
@@ -25,18 +22,7 @@ def capability(request):
 
 @pytest.fixture(scope="module")
 def compiled(capability, tmp_path_factory):
-    """What was compiled: the kernel, instructions that it uses, bytes of shared memory, registers and stack of a thread."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.slow.compile_kernels", str(capability)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    return compiled_by("compile_kernels", capability, tmp_path_factory.mktemp("triton"))
 
 
 def test_products_of_few_and_many_rows_run_on_the_same_instruction(compiled):
