@@ -5,8 +5,8 @@ python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
 FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was, and
 measures runs again that other programs disturbed. The profile takes about four minutes, a round as long. Runs are
-short and come in rounds, each with servers of its own, as the machine's speed drifts. Three of plain decoding with the
-profile's own prompts are no test: what the server takes of the engine's time, for each request, step and chunk, is
+short and come in rounds, each with servers of its own, as the machine's speed drifts. Three of each configuration with the
+profile's own prompts are no test: what its server takes of the engine's time, for each request, step and chunk, is
 fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load comes in clumps.
 Between runs the machine's speed is probed, by prompts and steps of plain decoding in a process of their own, and the
 memory and arithmetic of simulated steps are scaled by it. The report simulates all runs and shows the errors, those of all rounds together.
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -54,7 +55,7 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
 from forerun.plan.profile import Profile, write_json
-from forerun.plan.simulation.profiled import PLAIN, profiled_engine
+from forerun.plan.simulation.profiled import PLAIN, ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
@@ -70,7 +71,7 @@ QUICK_LOADS = ("light", "overload")
 FEWEST, MOST = 5, 36  # requests of a run
 NUM_PROMPT_SETS = 3  # there are no more prompts; rounds after that many begin anew
 CALIBRATIONS = {"calibration-idle": 0.1, "calibration-busy": 0.6, "calibration-overload": 1.5}
-"""Plain decoding with the profile's prompts."""
+"""Loads of the profile's prompts."""
 
 NUM_TEXTS = 40  # of each kind in the profile
 PROFILE_ROUNDS = 4
@@ -216,7 +217,7 @@ def _runs_of_round(number: int, rates: Mapping[str, float], arguments: argparse.
         )
 
     return [
-        *(run(PLAIN, load, share) for load, share in CALIBRATIONS.items()),
+        *(run(config, load, share) for load, share in CALIBRATIONS.items() for config in arguments.configs),
         *(run(config, load, LOADS[load]) for load in loads for config in arguments.configs),
     ]
 
@@ -250,18 +251,23 @@ def _report(arguments: argparse.Namespace) -> int:
     served = [_served(one, tokenizer, profile, arguments.speed) for one in good]
     tests = [run for run in served if run.load not in CALIBRATIONS]
     calibrations = [run for run in served if run.load in CALIBRATIONS]
-    if not tests or {run.load for run in calibrations} != {*CALIBRATIONS}:
+    configs = {run.config for run in tests}
+    if not tests or not {(run.config, run.load) for run in calibrations} >= {*product(configs, CALIBRATIONS)}:
         raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
-    serving = fit_serving([[run for run in calibrations if run.load == load] for load in CALIBRATIONS], profile)
+    serving = {config: _serving(config, calibrations, profile) for config in CONFIGS if config in configs}
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
         groups.setdefault((run.config, run.load), []).append(run)
-    compared = [compare(some, profile, serving, seeds=range(arguments.seeds)) for some in groups.values()]
+    compared = [
+        compare(some, profile, serving[config], seeds=range(arguments.seeds)) for (config, _), some in groups.items()
+    ]
     compared.sort(key=lambda one: ([*CONFIGS].index(one.config), [*LOADS].index(one.load)))
-    print(
-        f"a server takes {1e3 * serving.seconds_per_request:.1f} ms per request, "
-        f"{1e6 * serving.seconds_per_step:.0f} µs per step and {1e6 * serving.seconds_per_chunk:.0f} µs per chunk"
-    )
+    for config, cost in serving.items():
+        print(
+            f"a server with {config} takes {1e3 * cost.seconds_per_request:.1f} ms per request "
+            f"({1e3 * (cost.seconds_per_idle_request or 0):.1f} while nothing is computed), "
+            f"{1e6 * cost.seconds_per_step:.0f} µs per step and {1e6 * cost.seconds_per_chunk:.0f} µs per chunk"
+        )
     drift = _drift(good)
     print(f"from one probe to the next, steps changed by {drift:.1%} on average")
     _show(compared, Console(highlight=False))
@@ -270,7 +276,7 @@ def _report(arguments: argparse.Namespace) -> int:
             "model": profile.model,
             "machine": describe_machine(EngineSettings(model=profile.model).torch_device),
             "goals": GOALS,
-            "serving": asdict(serving),
+            "serving": {config: asdict(cost) for config, cost in serving.items()},
             "speed": arguments.speed,
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
@@ -281,6 +287,12 @@ def _report(arguments: argparse.Namespace) -> int:
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def _serving(config: str, calibrations: Sequence[ServedRun], profile: Profile) -> ServingCost:
+    """What a configuration's server takes."""
+    own = [run for run in calibrations if run.config == config]
+    return fit_serving([[run for run in own if run.load == load] for load in CALIBRATIONS], profile)
 
 
 def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: str) -> ServedRun:

@@ -18,7 +18,16 @@ from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
 NUM_ITERATIONS = 10
-STEPS = (0.0002, 0.0001, 0.002)  # seconds per step, chunk and request; slopes are taken over them
+STEPS = {
+    "seconds_per_step": 0.0004,
+    "seconds_per_chunk": 0.0002,
+    "seconds_per_request": 0.004,
+    "seconds_per_idle_request": 0.004,
+}
+"""Slopes are taken over them."""
+
+SHARES = (1.0, 0.5, 0.25, 0.1)
+"""Of what slopes say is to be changed, tried in turn."""
 LATENCIES = ("ttft", "tpot", "e2el")
 GOALS = {"mean": (0.05, 0.08), "p95": (0.10, 0.15)}
 """The errors that a mean and a 95th percentile should stay within, and must."""
@@ -109,35 +118,37 @@ def _errors(simulated: Mapping[str, float], real: Mapping[str, float]) -> dict[s
 
 
 def fit_serving(calibrations: Sequence[Sequence[ServedRun]], profile: Profile) -> ServingCost:
-    """What the server takes for each request, step and chunk.
+    """What the server takes for each request, step and chunk with one configuration.
 
     With it the simulated mean times to the first token and per token come as close as they can to those of all
     loads, in least squares of relative errors by Gauss and Newton's method: with one request at a time a step
     writes one chunk, under load many.
 
     Args:
-        calibrations: the runs of each load, of plain decoding with the profile's prompts.
+        calibrations: the runs of each load, with the profile's prompts.
         profile: made before.
     """
-    wanted = [(place, figure) for place in range(len(calibrations)) for figure in ("mean_ttft", "mean_tpot")]
+    figures = [(place, figure) for place in range(len(calibrations)) for figure in ("mean_ttft", "mean_tpot")]
     real = [_real_figures(runs) for runs in calibrations]
 
     def errors(seconds: Floats) -> Floats:
-        cost = ServingCost(seconds_per_step=seconds[0], seconds_per_chunk=seconds[1], seconds_per_request=seconds[2])
+        cost = ServingCost(**dict(zip(STEPS, seconds.tolist(), strict=True)))
         found = [_simulated_figures([_simulate(run, profile, cost, seed=0) for run in runs]) for runs in calibrations]
-        return np.array([math.log(found[place][figure] / real[place][figure]) for place, figure in wanted])
+        return np.array([math.log(found[place][figure] / real[place][figure]) for place, figure in figures])
 
-    seconds = best = np.zeros(len(STEPS))
-    least = math.inf
+    seconds = np.zeros(len(STEPS))
+    now = errors(seconds)
     for _ in range(NUM_ITERATIONS):
-        now = errors(seconds)
-        size = float(np.square(now).sum())
-        if size < least:  # which step an arrival falls into changes by jumps: not every iteration is better
-            least, best = size, seconds
-        slopes = np.stack([(errors(seconds + step) - now) / step.sum() for step in np.diag(STEPS)], axis=1)
-        seconds = np.maximum(seconds - np.linalg.lstsq(slopes, now, rcond=None)[0], 0.0)
-    per_step, per_chunk, per_request = best.tolist()
-    return ServingCost(seconds_per_step=per_step, seconds_per_chunk=per_chunk, seconds_per_request=per_request)
+        slopes = np.stack([(errors(seconds + step) - now) / step.sum() for step in np.diag([*STEPS.values()])], axis=1)
+        change = np.linalg.lstsq(slopes, now, rcond=None)[0]
+        # Which step an arrival falls into, and what an adaptive length drafts, changes by jumps: slopes promise too much.
+        tried = (np.maximum(seconds - share * change, 0.0) for share in SHARES)
+        better = ((one, found) for one in tried if np.square(found := errors(one)).sum() < np.square(now).sum())
+        following = next(better, None)
+        if following is None:
+            break
+        seconds, now = following
+    return ServingCost(**dict(zip(STEPS, seconds.tolist(), strict=True)))
 
 
 def _simulate(run: ServedRun, profile: Profile, serving: ServingCost, *, seed: int) -> SimulationResult:

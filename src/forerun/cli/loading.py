@@ -128,5 +128,8 @@ class _BarPerStage:
         if self._current not in (None, task):
             self._bars.stop_task(self._current)
         self._current = task
-        size = f"{progress.done / 1e6:.1f}/{progress.total / 1e6:.1f} MB" if progress.total else ""
+        size = ""
+        if progress.total:
+            scale, unit = (1e6, "MB") if progress.total >= 1e5 else (1e3, "kB")
+            size = f"{progress.done / scale:.1f}/{progress.total / scale:.1f} {unit}"
         self._bars.update(task, completed=progress.done, total=progress.total, size=size)

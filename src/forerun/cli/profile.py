@@ -331,11 +331,12 @@ def _announce(line: str) -> None:
 def _show(found: Profile, folder: Path, console: Console) -> None:
     """Print what matters most, and where the rest is."""
     times = found.step_times
-    plain = {"step, ms": (times, 0)} if found.has_plain_steps else {}
+    plain = {"plain": (times, 0)} if found.has_plain_steps else {}
     lengths = {f"K = {k}": (times, k) for k in (1, 3, 5)}
     served = {name: (one, found.acceptance[name].num_places) for name, one in found.served_steps.items()}
     measured = plain | (served if found.kernels == SERVERS_KERNELS else lengths)
-    table = Table(title=f"{found.model} on {found.machine}")
+    fitted = "ms of a step, each sequence after 512 tokens, by the model that is fitted to what was measured"
+    table = Table(title=f"{found.model} on {found.machine}", caption=fitted)
     for name in ("sequences", *measured):
         table.add_column(name, justify="right")
     for count in (1, 4, 16):

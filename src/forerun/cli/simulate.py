@@ -160,6 +160,8 @@ class FleetOptions:
     """The most tokens of a step; by default as profiled."""
     seconds_per_request: float = 0.0
     """What a server takes of the engine's time for a request: parsing, tokenising."""
+    seconds_per_idle_request: float | None = None
+    """What it takes for a request that comes while nothing is computed; by default as for any other."""
     seconds_per_step: float = 0.0
     """What it takes for each step that streams anything."""
     seconds_per_chunk: float = 0.0
@@ -261,6 +263,7 @@ def simulate(
         gigabytes_per_second=fleet.gigabytes_per_second,
         serving=ServingCost(
             seconds_per_request=fleet.seconds_per_request,
+            seconds_per_idle_request=fleet.seconds_per_idle_request,
             seconds_per_step=fleet.seconds_per_step,
             seconds_per_chunk=fleet.seconds_per_chunk,
         ),

@@ -60,6 +60,26 @@ def test_a_server_takes_its_time_for_each_request_each_step_that_writes_and_each
     assert served.e2el - alone.e2el == pytest.approx(0.5 + 30 * 0.25)
 
 
+def test_a_request_that_comes_while_nothing_is_computed_takes_a_server_less(profile):
+    serving = ServingCost(seconds_per_request=0.5, seconds_per_idle_request=0.125)
+    first = SimulatedRequest(arrival=0, num_prompt_tokens=30, num_output_tokens=100)
+    second = replace(first, arrival=0.001)  # while the first one's prompt is read
+    alone, served = (
+        profiled_engine(profile, serving=one).simulate([first, second]).requests for one in (ServingCost(), serving)
+    )
+    assert served[0].ttft - alone[0].ttft == pytest.approx(0.125)
+    assert served[1].ttft - alone[1].ttft == pytest.approx(0.125 + 0.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["seconds_per_request", "seconds_per_step", "seconds_per_chunk", "seconds_per_idle_request"]
+)
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_server_takes_no_time_that_is_not_a_number(name, seconds):
+    with pytest.raises(ConfigError, match=f"{name}: got"):
+        ServingCost(**{name: seconds})
+
+
 def test_a_request_that_repeats_a_recorded_text_takes_just_the_steps_that_its_drafts_leave(profile):
     engine = profiled_engine(profile, "suffix")
     trace = engine.trace

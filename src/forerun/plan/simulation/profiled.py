@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from forerun.core.random_bits import key_of
@@ -35,7 +35,8 @@ class ServingCost:
     """What a server around the engine takes of its time: for each new request, each step that writes, and each chunk of it.
 
     A server that shares its processor with the engine makes its steps longer; a profile that was made in one
-    process knows nothing of that.
+    process knows nothing of that. Reading a request takes longer while the engine computes, as both want the same cores:
+    `seconds_per_idle_request` is for those that come while it computes nothing; None: they take as long as any other.
 
     Raises:
         ConfigError: one is negative or not finite.
@@ -44,11 +45,20 @@ class ServingCost:
     seconds_per_request: float = 0.0
     seconds_per_step: float = 0.0
     seconds_per_chunk: float = 0.0
+    seconds_per_idle_request: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seconds_per_request", "seconds_per_step", "seconds_per_chunk"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}: got {getattr(self, name):g}; must be a number, at least 0")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise ConfigError(f"{one.name}: got {value:g}; must be a number, at least 0")
+
+    def of_requests(self, num_new: int, num_sequences: int) -> float:
+        """Seconds that a step of so many sequences takes longer which so many of them are new in: where all are, nothing was computed."""
+        per_request = self.seconds_per_request
+        if num_new == num_sequences and self.seconds_per_idle_request is not None:
+            per_request = self.seconds_per_idle_request
+        return per_request * num_new
 
     def of_step(self, num_chunks: int) -> float:
         """Seconds that a step takes longer which streams so many chunks."""
@@ -233,8 +243,7 @@ def step_seconds(step_times: StepTimeModel, serving: ServingCost, largest: Large
         if serving == NOT_SERVED:
             return computed
         num_chunks = sum([one.reaches_end for one in plan.sequences])
-        beside = serving.of_step(num_chunks) + serving.seconds_per_request * len(plan.new)
-        return computed + beside
+        return computed + serving.of_step(num_chunks) + serving.of_requests(len(plan.new), len(plan.sequences))
 
     return seconds
 

@@ -243,6 +243,7 @@ def attend(
             HAS_WINDOW=window is not None,
             SOFT_CAP=soft_cap or 0.0,
             num_warps=8 if is_wide and query.itemsize == 2 else 4,  # else it does not fit into the registers
+            maxnreg=255,  # the most there are: left to choose, the assembler spills for the sake of another block
             **shape,
         )
         _join_chunks[(num_rows, num_heads)](
