@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.engine.adaptive import AdaptiveLength
+from forerun.engine.speculation import SpeculationReport
 from forerun.server.page import PAGE, policy_of
 from tests.server.served import CHAT, PROMPT, chat_llm, served
 
@@ -181,6 +183,24 @@ def test_each_drafter_has_its_share_of_the_text():
     assert line.endswith("5 of 11 drafted tokens accepted (prediction 5 of 9, ngram 0 of 2)")
     assert legend == ": accepted, 56 % of the last answer"
     assert evaluate("return meaning('ngram', new Tally())") == ": accepted, 0 % of the last answer"
+
+
+def test_what_drafts_were_worth_is_read_from_the_servers_metrics(monkeypatch):
+    report = SpeculationReport(
+        tokens_per_second=182.34, plain_tokens_per_second=90.0, best_static_length=3, regret=0.021
+    )
+    llm = chat_llm({"method": "ngram", "num_speculative_tokens": 2, "enable_adaptive_verification": True})
+    with served(llm) as server:
+        monkeypatch.setattr(AdaptiveLength, "report", lambda _: report)
+        metrics = server.send("GET", "/metrics")[2]
+    assert evaluate("return worth(data)", metrics) == (
+        "All answers so far: 182.3 tokens/s with drafts, an estimated 90.0 without (2.03 times); "
+        "the best fixed length would be 2 % faster"
+    )
+
+
+def test_without_a_choice_of_lengths_nothing_is_said_of_its_worth(plain):
+    assert evaluate("return worth(data)", plain.send("GET", "/metrics")[2]) == ""
 
 
 def test_nothing_is_divided_by_zero():
