@@ -15,7 +15,11 @@ from tests.native import every_format, every_level, generator, threads
 from tests.ops.native.passes import deal_blocks, make_batch, source, tree_mask
 
 LENGTH = 310  # more than one tile of 256 keys
-FEATURES = {"windows, caps, sandwich norms": "Gemma2ForCausalLM", "biases, projection norms": "Olmo2 llama3"}
+FEATURES = {
+    "windows, caps, sandwich norms": "Gemma2ForCausalLM",
+    "biases, projection norms": "Olmo2 llama3",
+    "heads that fill matrix registers": "Llama head_dim 32",
+}
 every_variant = pytest.mark.parametrize("variant", FEATURES.values(), ids=FEATURES)
 
 

@@ -48,6 +48,7 @@ VARIANTS = {
     ),
     "Llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "Llama own head_dim": ("LlamaForCausalLM", {"head_dim": 20}),
+    "Llama head_dim 32": ("LlamaForCausalLM", {"head_dim": 32}),
     "Llama MHA": ("LlamaForCausalLM", {"num_key_value_heads": 6}),
     "Llama gelu": ("LlamaForCausalLM", {"hidden_act": "gelu"}),
     "Mistral without window": ("MistralForCausalLM", {"sliding_window": None}),

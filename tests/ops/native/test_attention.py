@@ -37,7 +37,7 @@ LENGTHS = st.lists(
     max_size=4,
 )
 DIMS = st.one_of(
-    st.sampled_from([(8, 8), (16, 16), (64, 64), (80, 80), (96, 96), (128, 128)]),
+    st.sampled_from([(8, 8), (16, 16), (32, 96), (64, 64), (80, 80), (96, 32), (128, 128), (256, 256)]),
     st.tuples(st.integers(1, 40).map(lambda n: 2 * n), st.integers(1, 70)),
 )
 
@@ -99,27 +99,35 @@ def test_attention_agrees_with_the_oracle(
 @every_level
 @every_stored_dtype
 @settings(max_examples=20)
-@given(lengths=LENGTHS, seed=st.integers(0, 2**20), block_size=st.sampled_from([1, 3, 16]))
-def test_a_mask_over_earlier_levels_and_hidden_places_agree_with_the_oracle(kernels, dtype, lengths, seed, block_size):
+@given(
+    lengths=LENGTHS,
+    seed=st.integers(0, 2**20),
+    dims=st.sampled_from([(16, 16), (32, 64)]),
+    block_size=st.sampled_from([1, 3, 16]),
+)
+def test_a_mask_over_earlier_levels_and_hidden_places_agree_with_the_oracle(
+    kernels, dtype, lengths, seed, dims, block_size
+):
     batch, num_blocks = levels_batch(source(seed), lengths, block_size=block_size)
-    results = attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=(16, 16), dtype=dtype, seed=seed)
+    results = attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=dims, dtype=dtype, seed=seed)
     assert_agree(results, dtype=dtype)
 
 
 @every_level
 @every_stored_dtype
+@pytest.mark.parametrize("dims", [(16, 16), (64, 64)], ids=str)
 @pytest.mark.parametrize("context", [255, 256, 511, 512])
-def test_contexts_at_the_edges_of_tiles_agree(kernels, dtype, context):
+def test_contexts_at_the_edges_of_tiles_agree(kernels, dtype, dims, context):
     batch, num_blocks = random_batch(source(0), [(context, 1), (context, 4)], block_size=16)
-    assert_agree(attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=(16, 16), dtype=dtype, seed=0), dtype=dtype)
+    assert_agree(attend_both(kernels, batch, num_blocks, heads=(4, 2), dims=dims, dtype=dtype, seed=0), dtype=dtype)
 
 
 @every_level
+@every_stored_dtype
 @pytest.mark.parametrize("heads", [(32, 1), (33, 1), (71, 1), (96, 2)])
-def test_more_query_heads_than_one_item_holds_agree(kernels, heads):
+def test_more_query_heads_than_one_item_holds_agree(kernels, dtype, heads):
     batch, num_blocks = random_batch(source(0), [(20, 3), (5, 1)], block_size=4)
-    results = attend_both(kernels, batch, num_blocks, heads=heads, dims=(8, 8), dtype=torch.float32, seed=0)
-    assert_agree(results, dtype=torch.float32)
+    assert_agree(attend_both(kernels, batch, num_blocks, heads=heads, dims=(32, 32), dtype=dtype, seed=0), dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +138,12 @@ def test_sizes_that_the_kernels_do_not_have_are_told(key_dims, can):
 
 
 @every_level
-def test_the_widest_keys_agree(kernels):
+@every_stored_dtype
+@pytest.mark.parametrize("value_dim", [6, MOST_KEY_DIM, MOST_KEY_DIM + 32])
+def test_the_widest_keys_agree(kernels, dtype, value_dim):
     batch, num_blocks = random_batch(source(0), [(20, 3)], block_size=4)
-    results = attend_both(kernels, batch, num_blocks, heads=(2, 1), dims=(MOST_KEY_DIM, 6), dtype=torch.float32, seed=0)
-    assert_agree(results, dtype=torch.float32)
+    dims = MOST_KEY_DIM, value_dim
+    assert_agree(attend_both(kernels, batch, num_blocks, heads=(2, 1), dims=dims, dtype=dtype, seed=0), dtype=dtype)
 
 
 @every_level
@@ -151,20 +161,22 @@ def test_query_key_and_value_may_be_views(kernels):
 
 
 @every_level
+@every_stored_dtype
+@pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}, {"window": 6}])
-def test_nan_in_foreign_or_stale_slots_reaches_no_output(kernels, options):
-    batch, num_blocks = random_batch(source(2), [(5, 1), (14, 3), (8, 2)], block_size=4)
+def test_nan_in_foreign_or_stale_slots_reaches_no_output(kernels, dtype, block_size, options):
+    batch, num_blocks = random_batch(source(2), [(5, 1), (14, 3), (8, 2)], block_size=block_size)
     own = [
         slot
         for rows in batch.sequences
-        for slot in slots_of(rows.block_ids, range(rows.num_context + rows.num_rows), block_size=4)
+        for slot in slots_of(rows.block_ids, range(rows.num_context + rows.num_rows), block_size=block_size)
     ]
-    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=8)
-    cache = KVCache([spec], num_blocks=num_blocks, block_size=4, dtype=torch.float32, device=CPU)
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=32, value_dim=32)
+    cache = KVCache([spec], num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU)
     for tensor in (cache.layers[0].key, cache.layers[0].value):
         tensor.fill_(float("nan"))
         tensor[own] = 1.0
-    query, key = torch.randn(6, 4, 8), torch.randn(6, 2, 8)
+    query, key = torch.randn(6, 4, 32).to(dtype), torch.randn(6, 2, 32).to(dtype)
     assert NativeAttention(kernels).begin(batch, cache)(0, query, key, key, scale=1.0, **options).isfinite().all()
 
 
@@ -172,20 +184,25 @@ def test_nan_in_foreign_or_stale_slots_reaches_no_output(kernels, options):
 
 LENGTH = 530  # of the text whose attention is compared; two tiles of 256 keys and a bit
 FIRST = 220
-HEADS, DIM = (6, 2), 20
+HEADS = 6, 2
 RULES = {"plain": {}, "window": {"window": 37}, "wide window": {"window": 300}, "cap": {"soft_cap": 2.0}}
 every_rule = pytest.mark.parametrize("options", RULES.values(), ids=RULES)
+every_kind = pytest.mark.parametrize(  # where matrices compute attention, they do with dimensions of whole registers
+    ("dtype", "dim"),
+    [(torch.float32, 20), (torch.bfloat16, 20), (torch.bfloat16, 96)],
+    ids=["fp32", "bf16", "bf16 of whole registers"],
+)
 
 
 class Text:
     """Random queries, keys and values of one text, attended in whatever passes a test likes."""
 
-    def __init__(self, dtype, seed=0):
+    def __init__(self, dtype, dim, seed=0):
         random = generator(seed)
         self.rows = [
-            torch.randn(LENGTH, heads, DIM, generator=random).to(dtype) for heads in (HEADS[0], *HEADS[1:] * 2)
+            torch.randn(LENGTH, heads, dim, generator=random).to(dtype) for heads in (HEADS[0], *HEADS[1:] * 2)
         ]
-        self.dtype = dtype
+        self.dtype, self.dim = dtype, dim
 
     def attend(self, kernels, bounds, *, block_size=16, seed=0, first=0, **options):
         """Outputs of places `first` and up, computed in passes that end at `bounds`; those before are in the cache."""
@@ -200,7 +217,7 @@ class Text:
 
     def cache(self, num_blocks, block_size, blocks, length):
         """A cache that holds the first `length` places in `blocks`."""
-        spec = LayerKVSpec(num_kv_heads=HEADS[1], key_dim=DIM, value_dim=DIM)
+        spec = LayerKVSpec(num_kv_heads=HEADS[1], key_dim=self.dim, value_dim=self.dim)
         cache = filled_cache([spec], num_blocks=num_blocks, block_size=block_size, dtype=self.dtype)
         slots = slots_of(blocks, range(length), block_size=block_size)
         cache.layers[0].key[slots], cache.layers[0].value[slots] = (x[:length] for x in self.rows[1:])
@@ -208,10 +225,10 @@ class Text:
 
 
 @every_level
-@every_stored_dtype
+@every_kind
 @every_rule
-def test_chunking_changes_no_bit(kernels, dtype, options):
-    text = Text(dtype)
+def test_chunking_changes_no_bit(kernels, dtype, dim, options):
+    text = Text(dtype, dim)
     expected = text.attend(kernels, range(FIRST + 1, LENGTH + 1), first=FIRST, **options)
     for size in (2, 5, 8, 16, 300):
         bounds = [*range(FIRST + size, LENGTH, size), LENGTH]
@@ -219,10 +236,10 @@ def test_chunking_changes_no_bit(kernels, dtype, options):
 
 
 @every_level
-@every_stored_dtype
+@every_kind
 @every_rule
-def test_block_layout_and_size_change_no_bit(kernels, dtype, options):
-    text = Text(dtype)
+def test_block_layout_and_size_change_no_bit(kernels, dtype, dim, options):
+    text = Text(dtype, dim)
     expected = text.attend(kernels, [LENGTH], first=400, **options)
     for block_size, seed in ((16, 1), (1, 2), (7, 3), (64, 4)):
         found = text.attend(kernels, [LENGTH], first=400, block_size=block_size, seed=seed, **options)
@@ -230,11 +247,11 @@ def test_block_layout_and_size_change_no_bit(kernels, dtype, options):
 
 
 @every_level
-@every_stored_dtype
+@every_kind
 @every_rule
-@pytest.mark.parametrize("first", [3, 250, 509])
-def test_a_path_of_a_tree_has_the_bits_of_the_same_text_as_a_chain(kernels, dtype, options, first):
-    text = Text(dtype)
+@pytest.mark.parametrize("first", [3, 47, 48, 250, 509])
+def test_a_path_of_a_tree_has_the_bits_of_the_same_text_as_a_chain(kernels, dtype, dim, options, first):
+    text = Text(dtype, dim)
     parents = [-1, 0, 0, 1, 2, 4, 4, 6, 7, 7]
     chain = [0, 2, 4, 6, 7, 9]  # these nodes are places first .. first + 5 of the text
     mask = tree_mask(parents)
@@ -251,11 +268,11 @@ def test_a_path_of_a_tree_has_the_bits_of_the_same_text_as_a_chain(kernels, dtyp
 
 
 @every_level
-@every_stored_dtype
+@every_kind
 @every_rule
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_other_sequences_and_threads_change_no_bit(kernels, dtype, options, num_threads):
-    text, other = Text(dtype), Text(dtype, seed=1)
+def test_other_sequences_and_threads_change_no_bit(kernels, dtype, dim, options, num_threads):
+    text, other = Text(dtype, dim), Text(dtype, dim, seed=1)
     expected = text.attend(kernels, [300], first=290, **options)
     (own, theirs), num_blocks = deal_blocks(source(6), [LENGTH, LENGTH], block_size=4)
     cache = text.cache(num_blocks, 4, own, 290)
@@ -273,10 +290,10 @@ def test_other_sequences_and_threads_change_no_bit(kernels, dtype, options, num_
 
 
 @every_level
-@every_stored_dtype
+@every_kind
 @pytest.mark.parametrize("place", [0, 17, 255, 256, 299])
-def test_a_key_of_nan_makes_the_rows_that_see_it_nan_and_changes_no_bit_of_the_others(kernels, dtype, place):
-    healthy, ill = Text(dtype), Text(dtype)
+def test_a_key_of_nan_makes_the_rows_that_see_it_nan_and_changes_no_bit_of_the_others(kernels, dtype, dim, place):
+    healthy, ill = Text(dtype, dim), Text(dtype, dim)
     ill.rows[1][place, 0, 3] = float("nan")
     found, expected = (text.attend(kernels, [200, 300]) for text in (ill, healthy))
     heads = slice(0, found.shape[1] // ill.rows[1].shape[1])  # those that read the first key head
@@ -288,7 +305,7 @@ def test_a_key_of_nan_makes_the_rows_that_see_it_nan_and_changes_no_bit_of_the_o
 @every_level
 def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
     """A tile of keys whose scores are all -inf, then one of others: the row is of the others alone."""
-    text = Text(torch.float32)
+    text = Text(torch.float32, 20)
     text.rows[0][:], text.rows[1][:256], text.rows[1][256:] = 1e30, -1e30, 0.0
     found = text.attend(kernels, [300])[-1]
     group = len(found) // text.rows[2].shape[1]

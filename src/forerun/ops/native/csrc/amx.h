@@ -1,4 +1,5 @@
 // Products of bf16 rows with a tile of weights by AMX, the matrix registers of Intel's servers from Sapphire Rapids on.
+// (matrix_attention.h multiplies other things by them.)
 //
 // A register holds sixteen rows of 64 bytes. One instruction multiplies up to sixteen rows of 32 inputs with sixteen outputs:
 // the products of even inputs are summed up in order from zero, those of odd inputs beside them, and the sum of both is added to
@@ -108,12 +109,93 @@ class Matrices {
         keep_order();
     }
 
+    // For attention, in registers that all hold sixteen rows of 64 bytes: the first `count` of four sums, in registers 0 to 3.
+    template <int count>
+    static void begin_few() {
+        _tile_zero(0);
+        if constexpr (count > 1) _tile_zero(1);
+        if constexpr (count > 2) _tile_zero(2);
+        if constexpr (count > 3) _tile_zero(3);
+    }
+    template <int count>
+    static void store_few(float* const (&sums)[4], int64_t row_bytes) {
+        _tile_stored(0, sums[0], row_bytes);
+        if constexpr (count > 1) _tile_stored(1, sums[1], row_bytes);
+        if constexpr (count > 2) _tile_stored(2, sums[2], row_bytes);
+        if constexpr (count > 3) _tile_stored(3, sums[3], row_bytes);
+        keep_order();
+    }
+
+    // Adds to each sum its own rows times the same steps.
+    template <int count>
+    static void add_rows(const bf16* const (&rows)[4], int64_t row_bytes, const bf16* steps, int64_t step_bytes) {
+        keep_order();
+        _tile_loadd(6, steps, step_bytes);
+        _tile_loadd(4, rows[0], row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (count > 1) {
+            _tile_loadd(5, rows[1], row_bytes);
+            _tile_dpbf16ps(1, 5, 6);
+        }
+        if constexpr (count > 2) {
+            _tile_loadd(4, rows[2], row_bytes);
+            _tile_dpbf16ps(2, 4, 6);
+        }
+        if constexpr (count > 3) {
+            _tile_loadd(5, rows[3], row_bytes);
+            _tile_dpbf16ps(3, 5, 6);
+        }
+    }
+
+    // The same for even sums, 0 and 1, and odd sums, 2 and 3, of 16 outputs, or of twice as many, each.
+    template <bool has_both>
+    static void load_four(float* const (&sums)[4], int64_t row_bytes) {
+        keep_order();
+        _tile_loadd(0, sums[0], row_bytes);
+        if (has_both) _tile_loadd(1, sums[1], row_bytes);
+        _tile_loadd(2, sums[2], row_bytes);
+        if (has_both) _tile_loadd(3, sums[3], row_bytes);
+    }
+    template <bool has_both>
+    static void store_four(float* const (&sums)[4], int64_t row_bytes) {
+        _tile_stored(0, sums[0], row_bytes);
+        if (has_both) _tile_stored(1, sums[1], row_bytes);
+        _tile_stored(2, sums[2], row_bytes);
+        if (has_both) _tile_stored(3, sums[3], row_bytes);
+        keep_order();
+    }
+    template <bool has_both>
+    static void add_both(const bf16* even, const bf16* odd, int64_t row_bytes, const bf16* steps, int64_t step_bytes) {
+        keep_order();
+        _tile_loadd(4, even, row_bytes);
+        _tile_loadd(6, steps, step_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if (has_both) {
+            _tile_loadd(7, steps + kMatrixInputs, step_bytes);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_loadd(5, odd, row_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        if (has_both) _tile_dpbf16ps(3, 5, 7);
+    }
+
   private:
     // What is written before this is in memory; GCC does not know that the instructions read and write it.
     static void keep_order() { asm volatile("" : : : "memory"); }
 
     static inline thread_local int64_t rows_ = 0, steps_ = 0;
 };
+
+// Calls visit(count), a constant of 1 to 4.
+template <class Visit>
+void with_few(int count, const Visit& visit) {
+    switch (count) {
+        case 1: visit(std::integral_constant<int, 1>{}); break;
+        case 2: visit(std::integral_constant<int, 2>{}); break;
+        case 3: visit(std::integral_constant<int, 3>{}); break;
+        default: visit(std::integral_constant<int, 4>{});
+    }
+}
 
 // Calls visit(has_more) with what `Matrices` is to know of the rows.
 template <class Visit>

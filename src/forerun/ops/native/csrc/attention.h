@@ -3,15 +3,16 @@
 // A row's visible keys are taken in the order of their place in its text, in tiles of 256 places that begin
 // at multiples of 256; softmax runs over the tiles one after the other (as in FlashAttention, arXiv
 // 2205.14135), and all sums run in that order. Where the cache is bf16 the weights of values are rounded to it, too, and
-// the values of places 2i and 2i + 1 enter a sum together. Where the keys lie in memory, which rows share a tile, and
-// how the text was cut into passes changes nothing: a node of a tree gets the bits that the same text gets
-// as a chain, or token by token.
+// the values of places 2i and 2i + 1 enter a sum together (by AMX sixteen of them, see matrix_attention.h). Where the keys
+// lie in memory, which rows share a tile, and how the text was cut into passes changes nothing: a node of a tree gets the
+// bits that the same text gets as a chain, or token by token.
 #pragma once
 
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "amx.h"
 #include "functions.h"
 
 namespace forerun {
@@ -100,20 +101,43 @@ inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, cons
 // Dimensions of a value in whole vectors.
 inline int64_t padded_dim(int64_t value_dim) { return (value_dim + kLanes - 1) / kLanes * kLanes; }
 
+#if defined(__AMX_BF16__)
+
+constexpr int kMostPlacesTogether = kMatrixRows;  // that enter a sum of values at once
+constexpr int kMembersTogether = kMatrixRows;     // whose weights fill a register
+
+// What attention by AMX (matrix_attention.h) needs beside.
+struct MatrixScratch {
+    alignas(64) uint32_t queries[kMaxMembers * kMaxKeyDim / 2];  // [sixteens of members, pairs of dimensions, 16 members]
+    alignas(64) uint32_t weights[kLanes + kMembersTogether * kTileKeys];  // [members, places]
+    alignas(64) float products[2][4][kMatrixRows * kLanes];
+    alignas(64) bf16 rows[2][kMatrixRows * kMaxKeyDim];  // copies of keys or values that lie apart
+};
+
+#else
+
+constexpr int kMostPlacesTogether = 2, kMembersTogether = 1;
+
+#endif
+
 struct AttentionScratch {
+#if defined(__AMX_BF16__)
+    MatrixScratch matrices;
+#endif
     alignas(64) float keys[kKeyGroups * kLanes * kMaxKeyDim];  // groups of sixteen keys, transposed
     alignas(64) float scores[kMaxMembers * kTileKeys];           // then weights, as numbers of the cache's kind
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
-    std::vector<float> outputs;      // [members, padded value_dim]
+    F16 factors[kMaxMembers];        // of what was summed up before the tile
+    std::vector<float> outputs;      // [members, padded value_dim]; by AMX even dimensions first
     std::vector<int64_t> own_slots;  // of the keys that a tree's rows do not share, one row's after the other's
     int64_t first_own[kMaxMembers + 1];  // where each row's begin
 
     // Takes all the memory that items of a pass need, so that none is taken, and refused, while they are computed.
     void reserve(int64_t value_dim, int64_t mask_width) {
         outputs.reserve(kMaxMembers * padded_dim(value_dim));
-        own_slots.reserve(kMaxMembers * (mask_width + 1));
+        own_slots.reserve(kMaxMembers * (mask_width + kMostPlacesTogether - 1));
     }
 };
 
@@ -143,35 +167,46 @@ inline void plan_attention(const Pass& pass, const AttentionShape& shape, const 
     for (AttentionScratch& scratch : members) scratch.reserve(shape.value_dim, mask_width);
 }
 
+#if defined(__AVX512F__)
+
+// Sixteen rows of sixteen words in place.
+[[gnu::always_inline]] inline void transpose_words(__m512i (&a)[kLanes]) {
+    __m512i b[kLanes];
+    for (int i = 0; i < kLanes; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < kLanes; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
+        b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+        b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88);
+        a[i + 8] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd);
+        a[i + 4] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88);
+        a[i + 12] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd);
+    }
+}
+
+#endif
+
 // out[i][lane] = word i of key `lane`; absent keys are zero.
 inline void transpose_keys(const uint32_t* const (&keys)[kLanes], int num_keys, int num_words, uint32_t* out) {
     int word = 0;
 #if defined(__AVX512F__)
     for (; word + kLanes <= num_words; word += kLanes) {
-        __m512i a[kLanes], b[kLanes];
+        __m512i a[kLanes];
         for (int i = 0; i < kLanes; ++i) a[i] = i < num_keys ? _mm512_loadu_si512(keys[i] + word) : _mm512_setzero_si512();
-        for (int i = 0; i < kLanes; i += 2) {
-            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-        }
-        for (int i = 0; i < kLanes; i += 4) {
-            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-        }
-        for (int i = 0; i < 4; ++i) {
-            b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-            b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-            b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-            b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-        }
-        for (int i = 0; i < 4; ++i) {
-            _mm512_store_si512(out + (word + i) * kLanes, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
-            _mm512_store_si512(out + (word + i + 8) * kLanes, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
-            _mm512_store_si512(out + (word + i + 4) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
-            _mm512_store_si512(out + (word + i + 12) * kLanes, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
-        }
+        transpose_words(a);
+        for (int i = 0; i < kLanes; ++i) _mm512_store_si512(out + (word + i) * kLanes, a[i]);
     }
 #elif defined(FORERUN_NEON)
     for (; word + 4 <= num_words; word += 4) {
@@ -206,38 +241,60 @@ class AttentionBlock {
     // chain share all keys up to the last row's, and each ignores those behind its own place. The nodes of a tree share what
     // lies before the tree; then come each one's ancestors and itself.
     void attend(const AttentionItem& item, Stored* out) {
+        const TextPart part = begin(item, 2);
+        for (int64_t start = part.first; start < part.end; start += kTileKeys) {
+            const int count = num_shared_from(start);
+            find_slots(start, count);
+            for (int i = 0; i < places_ahead_; ++i) fetch_place(i, count);
+            score_keys({0, num_members_, scratch_.slots, 0, count, count});
+            for (int row = 0; row < num_own_; ++row) score_keys(own_keys(row, start, count));
+            for (int member = 0; member < num_members_; ++member) find_highest(member, seen_by(member, start, count));
+            for (int member = 0; member < num_members_; ++member) {
+                // A member's weights lie where its scores did, of which none is read after the weight that takes its place
+                // is written.
+                Stored* weights = weights_of(member);
+                weigh_keys(member, seen_by(member, start, count), [&](int place, F16 weight) { store(weights + place, weight); });
+            }
+            add_values({0, num_members_, scratch_.slots, 0, count, count});
+            for (int row = 0; row < num_own_; ++row) add_values(own_keys(row, start, count));
+        }
+        for (int member = 0; member < num_members_; ++member) finish(member, out);
+    }
+
+  protected:
+    static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits, places that are added together
+    static constexpr int kWeightsApart = kTileKeys * kWordDims;    // of two members
+    static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
+
+    // Places of the text, from the beginning of a tile on.
+    struct TextPart {
+        int64_t first, end;
+    };
+
+    // Begins an item: the places that its rows see. No `places_together` places that enter a sum of values at once are shared by
+    // half.
+    TextPart begin(const AttentionItem& item, int places_together) {
         item_ = item;
         const Sequence& sequence = *item.sequence;
         const int num_rows = static_cast<int>(item.last_row - item.first_row);
         num_members_ = num_rows * item.num_heads;
-        // No pair of places is shared by half.
-        num_shared_ = sequence.tree_mask ? sequence.num_unmasked() / 2 * 2 : sequence.num_context + item.last_row;
+        num_own_ = sequence.tree_mask ? num_rows : 0;
+        num_shared_ = sequence.tree_mask ? sequence.num_unmasked() / places_together * places_together
+                                         : sequence.num_context + item.last_row;
         if (sequence.tree_mask) list_own_slots(num_rows);
         int64_t first_key = first_of(0), num_keys = num_shared_;
         for (int row = 0; row < num_rows; ++row) {
             first_key = std::min(first_key, first_of(row * item.num_heads));
             num_keys = std::max(num_keys, end_of(row * item.num_heads));
         }
-        begin();
-        for (int64_t start = first_key / kTileKeys * kTileKeys; start < num_keys; start += kTileKeys) {
-            const int count = static_cast<int>(std::clamp<int64_t>(num_shared_ - start, 0, kTileKeys));
-            find_slots(start, count);
-            for (int i = 0; i < places_ahead_; ++i) fetch_place(i, count);
-            score_keys({0, num_members_, scratch_.slots, 0, count, count});
-            if (sequence.tree_mask)
-                for (int row = 0; row < num_rows; ++row) score_keys(own_keys(row, start, count));
-            for (int member = 0; member < num_members_; ++member) weigh_keys(member, start, count);
-            add_values({0, num_members_, scratch_.slots, 0, count, count});
-            if (sequence.tree_mask)
-                for (int row = 0; row < num_rows; ++row) add_values(own_keys(row, start, count));
-        }
-        for (int member = 0; member < num_members_; ++member) finish(member, out);
+        begin_sums();
+        return {first_key / kTileKeys * kTileKeys, num_keys};
     }
 
-  private:
-    static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits, places that are added together
-    static constexpr int kWeightsApart = kTileKeys * kWordDims;    // of two members
-    static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
+    // How many keys of the tile that begins at `start` are shared.
+    int num_shared_from(int64_t start) const {
+        return static_cast<int>(std::clamp<int64_t>(num_shared_ - start, 0, kTileKeys));
+    }
 
     // Keys of a tile that some members read together.
     struct Keys {
@@ -291,8 +348,9 @@ class AttentionBlock {
         return {row * item_.num_heads, item_.num_heads, scratch_.own_slots.data() + first, num_shared, count, 0};
     }
 
-    void begin() {
-        scratch_.outputs.assign(static_cast<size_t>(num_members_) * width_, 0.0f);
+    void begin_sums() {
+        const int padded = (num_members_ + kMembersTogether - 1) / kMembersTogether * kMembersTogether;
+        scratch_.outputs.assign(static_cast<size_t>(padded) * width_, 0.0f);
         for (int member = 0; member < num_members_; ++member) {
             scratch_.highest[member] = -std::numeric_limits<float>::infinity();
             scratch_.sums[member] = zero();
@@ -389,43 +447,64 @@ class AttentionBlock {
                             soft_cap(sums[m][g] * splat(shape_.scale), shape_.soft_cap), lanes);
     }
 
-    // Turns a member's scores into weights relative to the highest score so far; `count` keys of the tile are shared.
-    void weigh_keys(int member, int64_t start, int num_shared) {
-        float* scores = scratch_.scores + member * kTileKeys;
+    // Which of a tile's places a member sees.
+    struct Seen {
+        int first, end;
+        int padded;  // places that have a score, in whole vectors
+
+        F16 keep(F16 x, int i, F16 other) const {
+            return first <= i && i + kLanes <= end ? x : keep_first(other, first - i, keep_first(x, end - i, other));
+        }
+    };
+
+    // `num_shared` keys of the tile are shared.
+    Seen seen_by(int member, int64_t start, int num_shared) const {
         const int end = static_cast<int>(std::clamp<int64_t>(end_of(member) - start, 0, kTileKeys));
         const int count = std::max(end, num_shared);
-        const int64_t hidden = first_of(member) - start;
-        const int first = static_cast<int>(std::clamp<int64_t>(hidden, 0, count));
-        const F16 nothing = splat(-std::numeric_limits<float>::infinity());
-        const int padded = (count + kLanes - 1) / kLanes * kLanes;
-        F16 best = nothing;
-        for (int i = 0; i < padded; i += kLanes)
-            best = max(best, keep_first(nothing, first - i, keep_first(load(scores + i), end - i, nothing)));
-        const float before = scratch_.highest[member], highest = std::max(before, max_lanes(best));
-        if (end <= first) {
-            std::fill(scores, scores + padded, 0.0f);
-            return;
-        }
-        if (highest != before) {
-            scratch_.highest[member] = highest;
-            const bool none_before = before == -std::numeric_limits<float>::infinity();
-            const F16 factor = none_before ? zero() : exp(splat(before) - splat(highest));
-            scratch_.sums[member] = scratch_.sums[member] * factor;
-            float* outputs = scratch_.outputs.data() + member * width_;
-            for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
-        }
-        // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
-        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
-        Stored* weights = weights_of(member);
-        for (int i = 0; i < padded; i += kLanes) {
-            const F16 below = exp(load(scores + i) - reference);
-            const F16 seen = keep_first(zero(), first - i, keep_first(below, end - i, zero()));
-            scratch_.sums[member] = scratch_.sums[member] + seen;
-            store(weights + i, seen);
-        }
+        const int first = static_cast<int>(std::clamp<int64_t>(first_of(member) - start, 0, count));
+        return {first, end, (count + kLanes - 1) / kLanes * kLanes};
     }
 
-    // A member's weights lie where its scores did, of which none is read after the weight that takes its place is written.
+    // Finds a member's highest score so far, and the factor, 1 if it was the highest before, that makes what was summed up relative
+    // to it. (Apart from weights and without a branch on what is higher, so that the processor looks through several members'
+    // scores at once.)
+    void find_highest(int member, const Seen& seen) {
+        const float* scores = scratch_.scores + member * kTileKeys;
+        const F16 nothing = splat(-std::numeric_limits<float>::infinity());
+        F16 best[4] = {nothing, nothing, nothing, nothing};
+        for (int i = 0; i < seen.padded; i += 4 * kLanes)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) best[j] = max(best[j], seen.keep(load(scores + i + j * kLanes), i + j * kLanes, nothing));
+        const F16 best_of_all = max(max(best[0], best[1]), max(best[2], best[3]));
+        const float before = scratch_.highest[member], highest = std::max(before, max_lanes(best_of_all));
+        scratch_.highest[member] = highest;
+        const bool none_before = before == -std::numeric_limits<float>::infinity();
+        scratch_.factors[member] = none_before ? splat(highest == before ? 1.0f : 0.0f) : exp(splat(before) - splat(highest));
+    }
+
+    // Turns a member's scores into weights relative to the highest score so far, sixteen of them at once: write(place, weights).
+    template <class Write>
+    void weigh_keys(int member, const Seen& seen, const Write& write) {
+        if (seen.end <= seen.first) {
+            for (int i = 0; i < seen.padded; i += kLanes) write(i, zero());
+            return;
+        }
+        const float* scores = scratch_.scores + member * kTileKeys;
+        const float highest = scratch_.highest[member];
+        // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
+        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
+        const F16 factor = scratch_.factors[member];
+        float* outputs = scratch_.outputs.data() + member * width_;
+        for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
+        F16 sum = scratch_.sums[member] * factor;
+        for (int i = 0; i < seen.padded; i += kLanes) {
+            const F16 weights = seen.keep(exp(load(scores + i) - reference), i, zero());
+            sum = sum + weights;
+            write(i, weights);
+        }
+        scratch_.sums[member] = sum;
+    }
+
     Stored* weights_of(int member) { return reinterpret_cast<Stored*>(scratch_.scores + member * kTileKeys); }
 
     void add_values(const Keys& keys) {
@@ -501,6 +580,7 @@ class AttentionBlock {
     const int places_ahead_;
     AttentionItem item_{};
     int num_members_ = 0;
+    int num_own_ = 0;         // rows that have keys of their own: a tree's
     int64_t num_shared_ = 0;  // keys that all rows of the item see, or that end with the last row's
 };
 

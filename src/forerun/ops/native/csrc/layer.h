@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "candidates.h"
 #include "matmul.h"
+#include "matrix_attention.h"
 #include "team.h"
 
 namespace forerun {
@@ -117,8 +118,15 @@ template <class Stored>
 void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
                   const Stored* value, const std::vector<AttentionItem>& items, std::atomic<size_t>& next,
                   AttentionScratch& scratch, Stored* out, int64_t out_width) {
-    AttentionBlock<Stored> block(pass, shape, query, key, value, scratch, out_width);
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) block.attend(items[i], out);
+    const auto attend_by = [&](auto block) {
+        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) block.attend(items[i], out);
+    };
+#if defined(__AMX_BF16__)
+    const Matrices until_all_are_done;
+    if constexpr (std::is_same_v<Stored, bf16>)
+        if (MatrixAttention::fits(shape)) return attend_by(MatrixAttention(pass, shape, query, key, value, scratch, out_width));
+#endif
+    attend_by(AttentionBlock<Stored>(pass, shape, query, key, value, scratch, out_width));
 }
 
 template <class Stored>

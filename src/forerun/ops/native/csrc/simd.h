@@ -79,10 +79,7 @@ inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for whole n in [-126, 127]
-inline F16 scale_by_power(F16 a, F16 n) {
-    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(power))};
-}
+inline F16 scale_by_power(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline F16 load(const bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -482,11 +479,15 @@ inline float sum_lanes(F16 x) {
 }
 
 inline float max_lanes(F16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(x.v);
+#else
     float lanes[kLanes];
     store(lanes, x);
     for (int half = kLanes / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
     return lanes[0];
+#endif
 }
 
 // A prefix of sixteen values; the other lanes are zero.
