@@ -29,6 +29,9 @@ from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
 
+GIVEN_BACK_EVERY = 8
+"""Steps: texts of many lengths leave gaps that the next ones do not fit, and what is given back must be had again, zeroed."""
+
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What the optimiser knows of each tensor; `step` counts the steps that had a gradient of it."""
 
@@ -163,7 +166,8 @@ class HeadTrainer:
             loss = self._loss(self._observer.observe(part), of_part, of_masks, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            give_back_freed_memory()  # texts of many lengths leave gaps that the next ones do not fit
+        if self.step % GIVEN_BACK_EVERY == 0:
+            give_back_freed_memory()
         clip_grad_norm_(self._trained, settings.most_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.rate(self.step)
