@@ -1,8 +1,8 @@
 """Makes the head that comes with forerun for its default model, from nothing but that model: `make head`.
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
-on them; at last the head is trained once more on the last round's texts, at a third of the rate. A round takes some two
-hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was
+on them; at last, at a third of the rate, the head is trained once more on the last round's texts, and on those of one round
+more. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was
 made before is not repeated.
 """
 
@@ -25,7 +25,7 @@ from forerun.models.store import KNOWN_MODELS, resolve_model
 MODEL = "smollm2-135m"
 NUM_ROUNDS = 4
 CONVERSATIONS, EPOCHS = 5000, 1
-LAST_RATE = 0.001
+LAST_RATE, LAST_CONVERSATIONS = 0.001, 3000
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 
@@ -36,9 +36,9 @@ def train_round(number: int, folder: Path, before: Path | None, exclude: list[st
     train(folder, options, exclude)
 
 
-def train_once_more(folder: Path, last: Path, exclude: list[str]) -> None:
-    """Train the last round's head on its texts again, in small steps."""
-    train(folder, ["--texts", str(last), "--begin-with", str(last), "--learning-rate", str(LAST_RATE)], exclude)
+def train_in_small_steps(folder: Path, before: Path, texts: list[str], exclude: list[str]) -> None:
+    """Train a head further on the texts that these options name."""
+    train(folder, [*texts, "--begin-with", str(before), "--learning-rate", str(LAST_RATE)], exclude)
 
 
 def train(folder: Path, options: list[str], exclude: list[str]) -> None:
@@ -78,9 +78,11 @@ def main() -> None:
         train_round(number, folder, before, given.exclude)
         before = folder
     if before is not None:
-        head = given.folder / "last"
-        train_once_more(head, before, given.exclude)
-        ship(head)
+        again, last = given.folder / "again", given.folder / "last"
+        train_in_small_steps(again, before, ["--texts", str(before)], given.exclude)
+        new_texts = ["--magpie", str(LAST_CONVERSATIONS), "--seed", str(given.rounds)]
+        train_in_small_steps(last, again, new_texts, given.exclude)
+        ship(last)
 
 
 if __name__ == "__main__":
