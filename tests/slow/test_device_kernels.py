@@ -46,7 +46,7 @@ def kernels(monkeypatch):
         functions = DeviceFunctions.of(edits=edits, ngram=ngram, sampling=sampling, steps=steps)
         monkeypatch.setattr(DeviceFunctions, "choose", lambda device: functions)
         of_layers = LayerFunctions.of(attention=attention, layers=layers, matmul=matmul, are_kernels=True)
-        monkeypatch.setattr(LayerFunctions, "choose", lambda device, *, matmul: of_layers)
+        monkeypatch.setattr(LayerFunctions, "choose", lambda device, matmul="kernels": of_layers)
         of_chains = ChainFunctions.of(chains)
         monkeypatch.setattr(ChainFunctions, "choose", lambda device: of_chains)
         of_trees = TreeFunctions.of(trees=trees, sampling=sampling)
