@@ -2,8 +2,8 @@
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
 on them; at last, at a third of the rate, the head is trained once more on the last round's texts, and on those of one round
-more. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was
-made before is not repeated.
+more. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of
+them, and a round that was made before is not repeated.
 """
 
 from __future__ import annotations
