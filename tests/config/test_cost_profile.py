@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
-from forerun.engine.costs import PRIOR, StepCosts
+from forerun.engine.costs import MATRIX_PRIOR, PRIOR, StepCosts
 
 HERE = {"dtype": "bfloat16", "weight_bytes": 1000, "device": "some processor", "kernels": "avx2", "threads": 2}
 LEARNT = StepCosts([1.0, *PRIOR[1:]])
@@ -21,6 +21,12 @@ def profile(folder, **identity):
 def test_what_one_engine_learnt_the_next_begins_with(tmp_path):
     profile(tmp_path / "costs").save(LEARNT)
     assert profile(tmp_path / "costs").load().weights == LEARNT.weights
+
+
+def test_without_a_file_the_costs_are_those_of_such_kernels(tmp_path):
+    assert profile(tmp_path, kernels="amx").load().weights == MATRIX_PRIOR
+    profile(tmp_path).save(LEARNT)
+    assert profile(tmp_path, kernels="amx").load().weights == MATRIX_PRIOR
 
 
 def test_a_folder_that_may_not_be_looked_into_keeps_nothing(tmp_path):
@@ -46,7 +52,7 @@ def test_a_profile_of_another_machine_is_noticed_and_not_used(what, tmp_path, ca
     assert name in caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"version": 1}', "null", "\x00\x01"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"version": 2}', "null", "\x00\x01"])
 def test_a_damaged_profile_is_named_and_costs_nothing_else(content, tmp_path, caplog):
     file = profile(tmp_path)
     file.path.write_text(content)

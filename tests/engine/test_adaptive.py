@@ -14,7 +14,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
 from forerun.core.step import StepRecord
 from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength
-from forerun.engine.costs import StepCosts
+from forerun.engine.costs import JUMPS, KINKS, PRIOR, StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
 from tests.executor.simulations import run, simulated_engine
@@ -75,20 +75,43 @@ def test_it_keeps_up_with_the_best_fixed_length(rates, batch_size, row_seconds):
     assert simulate(AdaptiveLength(8), **load) >= 0.97 * best
 
 
+def straight(of_step, of_row, **jumps):
+    """Costs without kinks; `at_16` and `at_32` is what the row behind these takes besides."""
+    weights = [of_step, of_row, *[0.0] * (len(PRIOR) - 2)]
+    for jump, weight in jumps.items():
+        weights[2 + len(KINKS) + JUMPS.index(int(jump.removeprefix("at_")))] = weight
+    return StepCosts(weights)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_a_row_behind_a_jump_is_verified_where_those_behind_it_pay_for_it(num_sequences):
+    def chosen(chance):
+        control = AdaptiveLength(40, costs=straight(1.0, 0.05, at_16=1.0))
+        drafts = [draft_of([chance] * (36 // num_sequences))] * num_sequences
+        lengths = control.choose(drafts, num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=0)
+        return num_sequences + sum(lengths), control
+
+    rows, control = chosen(0.15)
+    assert rows == 16
+    control.draft_limit(num_sequences)
+    assert control.min_survival < 0.15  # such nodes are drafted again, though the next row is dear
+    assert chosen(0.9)[0] == num_sequences + 36
+
+
 def test_no_drafter_is_asked_where_another_row_costs_as_much_as_it_can_bring():
-    steep = StepCosts((0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    steep = straight(0.0, 1.0)
     assert AdaptiveLength(8, costs=steep).draft_limit(4) == 0
     assert AdaptiveLength(8).draft_limit(4) == 8
 
 
 def test_rare_chances_are_not_drafted_where_rows_are_dear():
-    control = AdaptiveLength(8, costs=StepCosts((1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    control = AdaptiveLength(8, costs=straight(1.0, 0.25))
     control.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)
     assert control.draft_limit(8) == 8
     assert control.min_survival > 0.2
     assert control.draft_limit(1) == 8
     assert control.min_survival < 0.2  # though no draft came that could have been chosen from
-    free = AdaptiveLength(8, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    free = AdaptiveLength(8, costs=straight(1.0, 0.0))
     free.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)
     assert free.draft_limit(8) == 8
     assert free.min_survival < 0.05

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from forerun.engine.costs import PRIOR, StepCosts
+from forerun.engine.costs import MATRIX_PRIOR, PRIOR, StepCosts
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 FLAT = (1.0, 1.01, 1.04, 1.14, 1.28, 1.5, 2.15, 2.9, 5.6, 11.0)
@@ -42,6 +42,22 @@ def test_the_costs_of_a_machine_are_found_in_a_few_hundred_noisy_steps(curve):
     expected = [(np.interp(n, ROWS, curve) + 0.04) / 1.04 for n in (4, 8, 16)]
     assert ratios(costs) == pytest.approx(expected, rel=0.1)
     assert costs.unit * (costs.of_rows(1) + costs.beside_rows(1, 200)) == pytest.approx(0.0052, rel=0.15)
+
+
+def test_the_jump_of_matrix_registers_is_found_where_both_sides_of_it_are_seen():
+    costs, rng = StepCosts(MATRIX_PRIOR), random.Random(0)
+    for _ in range(400):
+        num_rows = rng.choice([1, 4, 9, 14, 16, 17, 18, 24])
+        cost = 1 + 0.01 * num_rows + 0.2 * (num_rows > 16)
+        costs.observe(
+            num_rows=num_rows,
+            num_sequences=1,
+            num_context_tokens=200,
+            seconds=0.01 * cost * rng.lognormvariate(0, 0.05),
+        )
+    jump, before, after = (costs.of_rows(n + 1) - costs.of_rows(n) for n in (16, 15, 17))
+    assert jump == pytest.approx(0.2, abs=0.06)
+    assert max(before, after) < 0.05
 
 
 def test_a_change_of_the_machines_speed_changes_the_unit_and_not_the_curve():

@@ -12,7 +12,7 @@ from forerun.plan.draft_trace import NOTHING, DraftTrace, TracedDraft, TracedTex
 from forerun.plan.profile import TRACES_FOLDER, Profile
 from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
 
-WEIGHTS = (0.004, 0.00004, 0.00006, 0.00008, 0.00002, 0.0, 0.0, 0.00005, 1e-8, 1e-5, 3e-9)
+WEIGHTS = (0.004, 0.00004, 0.00006, 0.00008, 0.00002, 0.0, 0.0, 0.0, 0.0, 0.00005, 1e-8, 1e-5, 3e-9)
 """Seconds: about a small model on two cores."""
 
 SHAPES = [

@@ -75,6 +75,28 @@ def test_a_head_begins_as_a_copy_of_the_last_block():
     assert tensors["lm_head.weight"].shape == (len(DRAFT_IDS), width)
 
 
+def gradients_of_a_step(own, monkeypatch):
+    """The head's gradients, one after the other, and what the step reports."""
+    found = []
+    monkeypatch.setattr(
+        head_trainer, "clip_grad_norm_", lambda tensors, _: found.extend(t.grad.clone() for t in tensors)
+    )
+    report = own.run_step()
+    return torch.cat([gradient.flatten() for gradient in found]), report
+
+
+@needs_kernels
+@pytest.mark.parametrize("hybrid_share", [0.0, 1.0])
+def test_a_step_on_the_kernels_has_the_gradients_of_one_in_torch(hybrid_share, monkeypatch):
+    assert chat_model().kernels is not None
+    settings = {"hybrid_share": hybrid_share, "adds_heads": True, "masked_every": 1}
+    found, report = gradients_of_a_step(trainer(**settings), monkeypatch)
+    expected, expected_report = gradients_of_a_step(trainer(torch_target(), **settings), monkeypatch)
+    assert (found - expected).norm() < 0.05 * expected.norm()  # products are of bf16 in both
+    assert report.loss == pytest.approx(expected_report.loss, rel=0.01)
+    assert report.acceptance == pytest.approx(expected_report.acceptance, rel=0.02)
+
+
 def test_a_model_without_files_is_refused():
     with pytest.raises(ConfigError, match="was made in memory"):
         begin_from_block(tiny_target(), torch.arange(40), seed=0)
@@ -215,7 +237,7 @@ def test_attention_for_other_devices_gives_the_same_gradients(monkeypatch):
     found = []
     for attention in (FlashUnrolledAttention, UnrolledAttention):
         monkeypatch.setattr(
-            head_trainer, "unrolled_attention", lambda num_texts, device, kind=attention: kind(num_texts)
+            head_trainer, "unrolled_attention", lambda num_texts, device, kernels, kind=attention: kind(num_texts)
         )
         training = trainer(torch_target(), adds_heads=True)
         loss = training._loss(training.observe(learned(4)), [0.1, 0.08, 0.06], [0.1, 0.1, 0.1], None)
@@ -228,7 +250,7 @@ def test_attention_for_other_devices_gives_the_same_gradients(monkeypatch):
 
 @pytest.mark.parametrize("attention", [FlashUnrolledAttention, UnrolledAttention])
 def test_a_step_makes_all_tensors_on_the_targets_device(monkeypatch, attention):
-    monkeypatch.setattr(head_trainer, "unrolled_attention", lambda num_texts, device: attention(num_texts))
+    monkeypatch.setattr(head_trainer, "unrolled_attention", lambda num_texts, device, kernels: attention(num_texts))
     training = trainer(torch_target(), adds_heads=True, masked_every=1)
     training.run_step()  # plans the batches, which is done on the CPU
     heads = [training._head() for _ in range(10)]  # whose tables of rotations are made there, too, and then moved

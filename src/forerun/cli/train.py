@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.options import JsonFlag
+from forerun.train.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:
     from forerun.train.estimates import Estimate
@@ -113,6 +114,7 @@ def train(
         forerun train smollm2-135m --output head --magpie 20000 --epochs 3 --exclude mt_bench.jsonl
         forerun generate smollm2-135m "Hello" --speculative-config.method eagle3 --speculative-config.model head
     """
+    set_torch_environment()
     loading.pull_if_needed(model)
     from forerun.train.run import TrainingRun  # torch: only when it is needed
     from forerun.train.run_settings import RunSettings

@@ -11,11 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from forerun.engine.costs import StepCosts
+from forerun.engine.costs import PRIOR, PRIORS, StepCosts
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever the meaning of `StepCosts.weights` changes."""
 
 
@@ -43,9 +43,9 @@ class CostProfile:
 
     def load(self) -> StepCosts:
         """The costs to begin with: the file's, or where there is none for this machine those of a typical one."""
-        path = self.path
+        path, typical = self.path, PRIORS.get(str(self.identity.get("kernels")), PRIOR)
         if path is None or not os.path.isfile(path):  # nor in a folder that may not be searched
-            return StepCosts()
+            return StepCosts(typical)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             other = self._difference(found)
@@ -53,9 +53,9 @@ class CostProfile:
                 return StepCosts([float(weight) for weight in found["weights"]])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("%s is damaged (%s); step costs are learnt anew", path, error)
-            return StepCosts()
+            return StepCosts(typical)
         logger.info("%s was measured with another %s; step costs are learnt anew", path, other)
-        return StepCosts()
+        return StepCosts(typical)
 
     def _difference(self, found: Any) -> str | None:
         """What of the identity differs in a file, with both values; None if nothing does."""

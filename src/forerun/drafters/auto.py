@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 0.1
 """Extra memory, as a share of the target's weights."""
 
-MOST_DRAFTED = 16
-"""Nodes of a draft: more gain nothing, by replay, not even where the text is an edited copy."""
+MOST_DRAFTED = 24
+"""Nodes of a draft: more gain nothing, not even where the text is an edited copy and matrix registers make rows cheap."""
 
 MOST_PASSES = 5
 """The deepest draft of a model."""

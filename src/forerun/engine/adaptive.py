@@ -207,7 +207,8 @@ class AdaptiveLength:
         best = most + 1 if rates[most] * costs[0] > num_sequences else 0
         gained = float(tokens[best - 1]) if best else float(num_sequences)
         cost = float(costs[best])
-        self._last_price = gained / cost * (float(costs[best + 1]) - cost)
+        next_cost, last_cost = float(costs[best + 1]) - cost, cost - float(costs[max(0, best - 1)])
+        self._last_price = gained / cost * (min(next_cost, last_cost) if best else next_cost)
         best = self._to_try(best, len(flat), step)
         owners = np.repeat(np.arange(len(chances)), each)
         lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
@@ -225,7 +226,10 @@ class AdaptiveLength:
             rate = tokens / (of_rows(num_rows + number) + beside)
             if rate > best_rate:
                 best, best_rate = number, rate
-        self._last_price = best_rate * (of_rows(num_rows + best + 1) - of_rows(num_rows + best))
+        last_row = num_rows + best
+        next_cost, last_cost = of_rows(last_row + 1) - of_rows(last_row), of_rows(last_row) - of_rows(last_row - 1)
+        # before a jump the next row is dear, and the ones that were taken are not
+        self._last_price = best_rate * (min(next_cost, last_cost) if best else next_cost)
         best = self._to_try(best, len(chances), step)
         self._note_choice([chances], [best], step)
         return best

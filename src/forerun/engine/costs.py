@@ -13,13 +13,25 @@ import numpy.typing as npt
 KINKS = (8, 12, 24, 48, 96)
 """Rows from which on another row may cost more: register tiles fill up, then arithmetic takes over from memory."""
 
-PRIOR = (0.95, 0.012, 0.02, 0.02, 0.03, 0.0, 0.0, 0.01, 0.0001)
-"""Cost of a step in steps of one row: at all, per row, per row from each kink on, per sequence, per token of context.
+JUMPS = (16, 32)
+"""Rows that fill registers of sixteen rows: the next one takes as many registers again, however few of their rows it uses."""
+
+PRIOR = (0.95, 0.012, 0.02, 0.02, 0.03, 0.0, 0.0, 0.0, 0.0, 0.01, 0.0001)
+"""Cost of a step in steps of one row: at all, per row, per row from each kink on, at each jump, per sequence, per token of context.
 
 What a processor with wide registers shows; the first hundred steps of an engine weigh more."""
 
-PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.03, 0.0002)
+MATRIX_PRIOR = (0.95, 0.012, 0.003, 0.0, 0.0, 0.01, 0.01, 0.1, 0.25, 0.01, 0.0001)
+"""What one with matrix registers shows."""
+
+PRIORS = {"amx": MATRIX_PRIOR}
+"""By the level of the kernels; other levels have `PRIOR`."""
+
+PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.05, 0.1, 0.03, 0.0002)
 """How far each of these may be off."""
+
+LEAST_JUMP_DEVIATION = 0.005
+"""While an engine runs: one that sees few numbers of rows would take the noise of their times for jumps that its kernels have not."""
 
 NOISE = 0.1
 """Relative deviation of a step's time from what it costs: other programs, interrupts."""
@@ -45,7 +57,7 @@ class _Bin:
 
 
 class StepCosts:
-    """The cost of a step, in steps of one row; straight lines over its rows, with kinks.
+    """The cost of a step, in steps of one row; straight lines over its rows, with kinks and jumps.
 
     Steps with prompts teach nothing: their rows have no logits. Time is measured against the running
     speed of the machine, so that a change of it, for other programs or for heat, is not taken for a
@@ -63,6 +75,9 @@ class StepCosts:
         if len(weights) != len(PRIOR) or not all(map(math.isfinite, weights)):
             raise ValueError(f"got weights {list(weights)!r:.200}; must be {len(PRIOR)} finite numbers")
         self._prior = np.array(weights, dtype=np.float64)
+        self._deviation = np.array(PRIOR_DEVIATION)
+        jumps = slice(2 + len(KINKS), 2 + len(KINKS) + len(JUMPS))
+        self._deviation[jumps] = np.maximum(LEAST_JUMP_DEVIATION, 0.5 * np.abs(self._prior[jumps]))
         self._bins: dict[tuple[int, int], _Bin] = {}
         self._first: list[float] = []  # of the first steps, seconds over predicted cost
         self._unit = 0.0  # seconds of a step of cost 1, as the machine runs now; 0: not known yet
@@ -138,7 +153,7 @@ class StepCosts:
         features = np.array([step_features(one.rows, one.sequences, one.context) for one in bins])
         costs = np.array([one.cost for one in bins])
         precision = np.array([min(one.num_steps, MOST_BIN_WEIGHT) for one in bins]) / (NOISE * costs) ** 2
-        deviation = 1.0 / np.square(PRIOR_DEVIATION)
+        deviation = 1.0 / np.square(self._deviation)
         left = (features.T * precision) @ features + np.diag(deviation)
         right = (features.T * precision) @ costs + deviation * self._prior
         self._use(np.linalg.solve(left, right))
@@ -161,13 +176,16 @@ def row_curve(weights: npt.NDArray[np.float64], *, least: float) -> npt.NDArray[
     curve = weights[0] + weights[1] * rows
     for kink, weight in zip(KINKS, weights[2:], strict=False):
         curve += weight * np.maximum(rows - kink, 0.0)
+    for jump, weight in zip(JUMPS, weights[2 + len(KINKS) :], strict=False):
+        curve += weight * (rows > jump)
     rising: npt.NDArray[np.float64] = np.maximum.accumulate(np.maximum(curve, least))
     return rising
 
 
 def step_features(rows: float, sequences: float, context: float) -> list[float]:
     """What the weights of a step's cost belong to, in the order of `PRIOR`."""
-    return [1.0, rows, *(max(0.0, rows - kink) for kink in KINKS), sequences, context]
+    by_rows = (*(max(0.0, rows - kink) for kink in KINKS), *(float(rows > jump) for jump in JUMPS))
+    return [1.0, rows, *by_rows, sequences, context]
 
 
 def _bucket(count: int) -> int:

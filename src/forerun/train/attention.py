@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from forerun.kv.cache import LayerKV
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.training import attention_gradients, can_compute_gradients
 
 
 class UnrolledAttention:
@@ -77,10 +79,13 @@ class UnrolledAttention:
 
 
 class FlashUnrolledAttention:
-    """`UnrolledAttention` without its matrices of scores, for texts in CPU memory; windows and caps are not covered."""
+    """`UnrolledAttention` without its matrices of scores, for texts in CPU memory; windows and caps are not covered.
 
-    def __init__(self, num_texts: int) -> None:
-        self._num_texts = num_texts
+    Gradients come from the kernels where there are any.
+    """
+
+    def __init__(self, num_texts: int, kernels: Kernels | None = None) -> None:
+        self._num_texts, self._kernels = num_texts, kernels
         self._first_queries: dict[int, Tensor] = {}  # by layer; [B, num_heads, R, dim]
         self._keys: dict[int, list[Tensor]] = {}  # by layer; of each pass [B, num_heads, R, dim]
         self._values: dict[int, list[Tensor]] = {}
@@ -108,7 +113,9 @@ class FlashUnrolledAttention:
         num_rows = query.shape[2]
         text = [part[0][:, :, :num_rows] for part in (keys, values)]
         own = [torch.stack([later[:, :, :num_rows] for later in part[1:]]) for part in (keys, values) if part[1:]]
-        attended: Tensor = _MergedAttention.apply(query, *text, *(own or (None, None)), scale)  # type: ignore[no-untyped-call]
+        attended: Tensor = _MergedAttention.apply(  # type: ignore[no-untyped-call]
+            query, *text, *(own or (None, None)), scale, self._kernels
+        )
         return attended.transpose(1, 2).reshape(self._num_texts * num_rows, num_heads, -1)
 
     def first_pass(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -117,7 +124,7 @@ class FlashUnrolledAttention:
 
     def after_first_pass(self) -> FlashUnrolledAttention:
         """As it was after the first pass, for later ones of another kind."""
-        again = FlashUnrolledAttention(self._num_texts)
+        again = FlashUnrolledAttention(self._num_texts, self._kernels)
         again._keys = {layer: keys[:1] for layer, keys in self._keys.items()}
         again._values = {layer: values[:1] for layer, values in self._values.items()}
         return again
@@ -144,6 +151,7 @@ class _MergedAttention(torch.autograd.Function):
         own_key: Tensor | None,
         own_value: Tensor | None,
         scale: float,
+        kernels: Kernels | None,
     ) -> Tensor:
         merged, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, True, scale=scale
@@ -156,26 +164,31 @@ class _MergedAttention(torch.autograd.Function):
             merged = (wide + ((scores - total).exp()[..., None] * own_value).sum(0)).to(query.dtype)
             log_sum = total.view_as(log_sum)
         ctx.save_for_backward(query, key, value, own_key, own_value, merged, log_sum)
-        ctx.scale = scale
+        ctx.scale, ctx.kernels = scale, kernels
         result: Tensor = merged
         return result
 
     @staticmethod
     def backward(ctx: Any, of_merged: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, own_key, own_value, merged, log_sum = ctx.saved_tensors
-        scale = ctx.scale
-        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            of_merged.contiguous(), query, key, value, merged, log_sum, 0.0, True, scale=scale
-        )
+        scale, kernels = ctx.scale, ctx.kernels
+        if kernels is not None and can_compute_gradients(query):
+            of_query, of_key, of_value = attention_gradients(
+                kernels, of_merged, query, key, value, merged, log_sum, scale=scale
+            )
+        else:
+            of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                of_merged.contiguous(), query, key, value, merged, log_sum, 0.0, True, scale=scale
+            )
         if own_key is None:
-            return of_query, of_key, of_value, None, None, None
+            return of_query, of_key, of_value, None, None, None, None
         weights = ((query * own_key).sum(-1, dtype=torch.float32) * scale - log_sum.view(query.shape[:-1])).exp()
         mean = (of_merged * merged).sum(-1, dtype=torch.float32)
         of_scores = weights * ((of_merged * own_value).sum(-1, dtype=torch.float32) - mean) * scale
         of_scores = of_scores[..., None].to(query.dtype)
         of_query = of_query + (of_scores * own_key).sum(0)
         of_own_value = weights[..., None].to(query.dtype) * of_merged
-        return of_query, of_key, of_value, of_scores * query, of_own_value, None
+        return of_query, of_key, of_value, of_scores * query, of_own_value, None, None
 
 
 class BlockAttention:
@@ -219,9 +232,11 @@ class BlockAttention:
         return attended.flatten(3, 4).flatten(0, 2)
 
 
-def unrolled_attention(num_texts: int, device: torch.device) -> UnrolledAttention | FlashUnrolledAttention:
+def unrolled_attention(
+    num_texts: int, device: torch.device, kernels: Kernels | None = None
+) -> UnrolledAttention | FlashUnrolledAttention:
     """Return the attention of a head in training whose layers have no windows and caps: the fused one is of CPUs alone."""
-    return FlashUnrolledAttention(num_texts) if device.type == "cpu" else UnrolledAttention(num_texts)
+    return FlashUnrolledAttention(num_texts, kernels) if device.type == "cpu" else UnrolledAttention(num_texts)
 
 
 def _visible(num_rows: int, num_keys: int, num_later: int, window: int | None, *, device: torch.device) -> Tensor:

@@ -1,4 +1,7 @@
-"""The loss of drafted logits, with its gradient in the same sweep: no tensor of all rows and all tokens is kept in fp32."""
+"""The loss of drafted logits, with its gradient in the same sweep: no tensor of all rows and all tokens is kept in fp32.
+
+The kernels compute the loss of a row, and the target's probabilities, where there are any; what is written here is their twin.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from forerun.ops.native.library import Kernels
+from forerun.ops.native.training import draft_loss_in_place
 
 CHUNK_ROWS = 128  # of logits in fp32 at a time
 HYBRID_DECAY = 3.0  # of the divergence's share as acceptance rises
@@ -16,31 +22,38 @@ class _DraftLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, normed: Tensor, weight: Tensor, wanted: Tensor, is_hybrid: bool, measured: Tensor | None
+        ctx: Any,
+        normed: Tensor,
+        weight: Tensor,
+        wanted: Tensor,
+        is_hybrid: bool,
+        measured: Tensor | None,
+        kernels: Kernels | None,
     ) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=normed.device)
-        gradients = torch.empty(wanted.shape, dtype=normed.dtype, device=normed.device)
-        for first in range(0, len(normed), CHUNK_ROWS):
-            rows = slice(first, first + CHUNK_ROWS)
-            logits = (normed[rows] @ weight.T).float()
-            if measured is not None:
-                measured += measure(logits, wanted[rows])
-            losses, gradient = loss_and_gradient(logits, wanted[rows].float(), is_hybrid=is_hybrid)
-            total += losses.sum()
-            gradients[rows] = gradient
+        gradients = normed @ weight.T  # the logits, until their gradients take their place
+        if kernels is None:
+            losses = loss_in_place(gradients, wanted, is_hybrid=is_hybrid, measured=measured)
+        else:
+            losses = draft_loss_in_place(kernels, gradients, wanted, is_hybrid=is_hybrid, measured=measured)
         of_weight = gradients.T @ normed if ctx.needs_input_grad[1] else normed.new_empty(0)
         ctx.save_for_backward(gradients @ weight, of_weight)
-        return total.float()
+        return losses.sum(dtype=torch.float64).float()
 
     @staticmethod
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         of_normed, of_weight = ctx.saved_tensors
         scaled = of_weight * of_loss.to(of_weight.dtype) if ctx.needs_input_grad[1] else None
-        return of_normed * of_loss.to(of_normed.dtype), scaled, None, None, None
+        return of_normed * of_loss.to(of_normed.dtype), scaled, None, None, None, None
 
 
 def draft_loss(
-    normed: Tensor, weight: Tensor, wanted: Tensor, *, is_hybrid: bool, measured: Tensor | None = None
+    normed: Tensor,
+    weight: Tensor,
+    wanted: Tensor,
+    *,
+    is_hybrid: bool,
+    measured: Tensor | None = None,
+    kernels: Kernels | None = None,
 ) -> Tensor:
     """Compute the loss of a head's rows, summed over them.
 
@@ -50,9 +63,23 @@ def draft_loss(
         wanted: the target's probabilities of the tokens that can be drafted, [R, V], not renormalised over them.
         is_hybrid: whether the loss is the acceptance-directed hybrid.
         measured: [2] float64, to which `measure` of all rows is added; None measures nothing.
+        kernels: compute losses and gradients; None: torch does.
     """
-    loss: Tensor = _DraftLoss.apply(normed, weight, wanted, is_hybrid, measured)  # type: ignore[no-untyped-call]
+    loss: Tensor = _DraftLoss.apply(normed, weight, wanted, is_hybrid, measured, kernels)  # type: ignore[no-untyped-call]
     return loss
+
+
+def loss_in_place(logits: Tensor, wanted: Tensor, *, is_hybrid: bool, measured: Tensor | None) -> Tensor:
+    """Turn logits [R, V] into the gradient of the loss by them and return the rows' losses [R], the twin of `draft_loss_in_place`."""
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    for first in range(0, len(logits), CHUNK_ROWS):
+        rows = slice(first, first + CHUNK_ROWS)
+        wide = logits[rows].float()
+        if measured is not None:
+            measured += measure(wide, wanted[rows])
+        losses[rows], gradient = loss_and_gradient(wide, wanted[rows].float(), is_hybrid=is_hybrid)
+        logits[rows] = gradient
+    return losses
 
 
 def loss_and_gradient(logits: Tensor, wanted: Tensor, *, is_hybrid: bool) -> tuple[Tensor, Tensor]:
@@ -84,3 +111,9 @@ def measure(logits: Tensor, wanted: Tensor) -> Tensor:
     accepted = torch.minimum(wanted, logits.softmax(-1)).sum()
     equal = (logits.argmax(-1) == wanted.argmax(-1)).sum()
     return torch.stack([accepted, equal]).double()
+
+
+def drafted_probs(logits: Tensor, draft_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute of the softmax of logits [R, vocab_size] fp32 the probabilities of some tokens [V]: [R, V] in `dtype`."""
+    odds = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    return (odds.index_select(1, draft_ids) / odds.sum(-1, keepdim=True)).to(dtype)

@@ -110,7 +110,7 @@ class HeadTrainer:
         self.step = 0
         self.num_tokens = 0  # trained on so far, each time they were
         # on the kernels its products would have no gradients; the target itself stays on them
-        self._target = replace(target, kernels=None)
+        self._target, self._kernels = replace(target, kernels=None), target.kernels
         self._batches = Batches(
             texts, batch_tokens=settings.batch_tokens, pass_tokens=settings.pass_tokens, seed=settings.seed
         )
@@ -143,7 +143,7 @@ class HeadTrainer:
         num_texts, length = observed.token_ids.shape
         features = [observed.features[name][:, :-1].flatten(0, 1) for name in head.needs]
         positions = torch.arange(length - 1, device=self._device).repeat(num_texts)
-        attend = unrolled_attention(num_texts, self._device)
+        attend = unrolled_attention(num_texts, self._device, self._kernels)
         outputs = head.forward(observed.token_ids[:, 1:].flatten(), head.fuse(features), positions, attend)
         return head.logits(outputs[observed.rows * (length - 1) + observed.places - 1]).float()
 
@@ -231,7 +231,7 @@ class HeadTrainer:
         """
         head, settings = self._head(), self.settings
         num_texts, length = observed.token_ids.shape
-        attend = unrolled_attention(num_texts, self._device)
+        attend = unrolled_attention(num_texts, self._device, self._kernels)
         weight = self._masters["lm_head.weight"].to(self._target.model.dtype)
         states = head.fuse([observed.features[name].flatten(0, 1) for name in head.needs]).view(num_texts, length, -1)
         loss = torch.zeros((), device=self._device)
@@ -243,7 +243,8 @@ class HeadTrainer:
             rows = (observed.rows * num_rows + observed.places - 1 - index)[is_reached]
             wanted = observed.wanted if bool(is_reached.all()) else observed.wanted[is_reached]
             is_hybrid = settings.is_hybrid(self.step)
-            return draft_loss(head.normed(outputs[rows]), weight, wanted, is_hybrid=is_hybrid, measured=measured)
+            normed = head.normed(outputs[rows])
+            return draft_loss(normed, weight, wanted, is_hybrid=is_hybrid, measured=measured, kernels=self._kernels)
 
         def positions(index: int) -> Tensor:
             return torch.arange(index, length - 1, device=self._device).repeat(num_texts)

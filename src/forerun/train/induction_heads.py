@@ -100,16 +100,19 @@ def attention_loss(query: Tensor, key: Tensor, token_ids: Tensor, rows: Tensor, 
     text, row = (is_asked & copied.any(-1)).nonzero(as_tuple=True)
     if not len(text):
         return query.new_zeros((), dtype=torch.float32)
-    # [N, key heads, heads of each, dim]
-    asking = query[text, :, row].float().view(len(text), key.shape[1], -1, query.shape[-1])
-    scores = torch.einsum("nkhd,nkcd->nkhc", asking, key[text].float()) * query.shape[-1] ** -0.5
-    num_keys = key.shape[2]
-    is_later = torch.arange(num_keys, device=row.device) > row[:, None]
-    wanted = F.pad(copied[text, row], (1, num_keys - num_rows - 1))
-    of_all = scores.masked_fill(is_later[:, None, None], float("-inf")).logsumexp(-1)
-    of_wanted = scores.masked_fill(~wanted[:, None, None], float("-inf")).logsumexp(-1)
-    loss: Tensor = (of_all - of_wanted).mean()
-    return loss
+    losses = []
+    num_keys, scale = key.shape[2], query.shape[-1] ** -0.5
+    places_of_keys = torch.arange(num_keys, device=row.device)
+    for one in sorted(set(text.tolist())):  # its keys are read where they are
+        own = row[text == one]
+        # [key heads, heads of each, N of this text, dim]
+        asking = query[one, :, own].float().view(key.shape[1], -1, len(own), query.shape[-1])
+        scores = asking @ (key[one].float() * scale).transpose(1, 2)[:, None]
+        wanted = F.pad(copied[one, own], (1, num_keys - num_rows - 1))
+        of_all = scores.masked_fill(places_of_keys > own[:, None], float("-inf")).logsumexp(-1)
+        of_wanted = scores.masked_fill(~wanted, float("-inf")).logsumexp(-1)
+        losses.append((of_all - of_wanted).flatten())
+    return torch.cat(losses).mean()
 
 
 def _canonical_directions(left: Tensor, right: Tensor, *, count: int) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
 from forerun.ops.attention import Attend
+from forerun.ops.native import training as native
+from forerun.train.draft_loss import drafted_probs
 from forerun.train.kept_features import KeptFeatures
 from forerun.train.selection import LearnedText
 from forerun.train.target import BLOCK_SIZE
@@ -138,11 +140,13 @@ class Observer:
 
     def _wanted(self, last_hidden: Tensor) -> Tensor:
         """Compute the probabilities of the tokens that can be drafted, [N, V], from hidden states [N, width]."""
-        model = self._target.model
+        model, kernels = self._target.model, self._target.kernels
         wanted = last_hidden.new_empty(len(last_hidden), len(self._draft_ids))
         for first in range(0, len(last_hidden), LOGITS_ROWS):
             rows = slice(first, first + LOGITS_ROWS)
             logits = model.logits(last_hidden[rows])
-            odds = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-            wanted[rows] = odds.index_select(1, self._draft_ids) / odds.sum(-1, keepdim=True)
+            if kernels is None:
+                wanted[rows] = drafted_probs(logits, self._draft_ids, wanted.dtype)
+            else:
+                native.drafted_probs(kernels, logits, self._draft_ids, out=wanted[rows])
         return wanted

@@ -81,6 +81,9 @@ PROTOTYPES: dict[str, list[type]] = {
         *(c_int32, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
     ],
     "sample": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    "draft_loss": [c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p],
+    "drafted_probs": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int32, c_void_p],
+    "attention_gradients": [*[c_void_p] * 6, c_int64, c_int64, c_int64, c_float, *[c_void_p] * 3],
     "read": [c_void_p, c_int64, POINTER(c_uint64)],
     "find_merges": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p],
     "extend_text": [POINTER(TextIndexStruct), c_void_p, c_int64],
@@ -125,6 +128,9 @@ class Kernels:
         self.decode = functions["decode"]
         self.move_slots = functions["move_slots"]
         self.sample = functions["sample"]
+        self.draft_loss = functions["draft_loss"]
+        self.drafted_probs = functions["drafted_probs"]
+        self.attention_gradients = functions["attention_gradients"]
         self.find_merges = functions["find_merges"]
         self.extend_text = functions["extend_text"]
         self.settle_text = functions["settle_text"]

@@ -109,6 +109,33 @@ class Matrices {
         keep_order();
     }
 
+    // For gradients, in registers that all hold sixteen rows of 64 bytes: sums [32, 32] = rows [32, depth] times pairs
+    // [depth / 2, 32, 2], or that added to them. Lengths are from a row to the next.
+    template <bool is_added>
+    static void multiply_block(const bf16* rows, int64_t row_length, const bf16* pairs, int64_t pair_length, int64_t depth,
+                               float* sums, int64_t sum_length) {
+        const int64_t row_bytes = row_length * sizeof(bf16), pair_bytes = pair_length * sizeof(bf16);
+        const int64_t sum_bytes = sum_length * sizeof(float);
+        float* const four[4] = {sums, sums + kLanes, sums + kMatrixRows * sum_length, sums + kMatrixRows * sum_length + kLanes};
+        if constexpr (is_added)
+            load_four<true>(four, sum_bytes);
+        else
+            begin_sums<true>();
+        for (int64_t i = 0; i < depth; i += kMatrixInputs) {
+            const bf16* steps = pairs + i / 2 * pair_length;
+            keep_order();
+            _tile_loadd(4, rows + i, row_bytes);
+            _tile_loadd(6, steps, pair_bytes);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, steps + 2 * kLanes, pair_bytes);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, rows + kMatrixRows * row_length + i, row_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        store_few<4>(four, sum_bytes);
+    }
+
     // For attention, in registers that all hold sixteen rows of 64 bytes: the first `count` of four sums, in registers 0 to 3.
     template <int count>
     static void begin_few() {

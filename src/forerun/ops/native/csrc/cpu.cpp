@@ -8,7 +8,9 @@
 #include <numeric>
 #include <system_error>
 
+#include "attention_gradients.h"
 #include "checks.h"
+#include "draft_loss.h"
 #include "level.h"
 #include "lookup.h"
 #include "merges.h"
@@ -25,7 +27,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 13;
+constexpr int32_t kInterfaceVersion = 14;
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
@@ -72,6 +74,8 @@ struct Process {
     DecoderSpace decoder;
     ChainSpace chains;
     std::vector<SamplingScratch> sampling;  // of each member of the team
+    std::vector<LossScratch> losses;        // likewise
+    std::vector<CausalGradients> gradients;
     std::mutex mutex;  // calls of several threads take turns: they would share the workspace
     std::atomic<int> num_threads{1};
 
@@ -81,6 +85,8 @@ struct Process {
         auto next = std::make_unique<Team>(count, std::move(cpus));
         space.begin_for(count);
         sampling.resize(count);
+        losses.resize(count);
+        gradients.resize(count);
         team = std::move(next);
         num_threads = count;
     }
@@ -548,6 +554,78 @@ EXPORT int32_t forerun_sample(const float* logits, int64_t num_rows, int64_t voc
         };
         if (num_draws == 1) return draw_rows(0);
         process->team->run(draw_rows);
+    });
+}
+
+// Turns logits [num_rows, count] into the gradient of a head's loss by them. wanted: the target's probabilities, [num_rows, count];
+// losses [num_rows]; measured: [num_rows, 2], or null: the chance that a row's draft is accepted, and 1 where both first choices
+// are the same. logits and wanted hold `storage`.
+EXPORT int32_t forerun_draft_loss(void* logits, const void* wanted, int64_t num_rows, int64_t count, int32_t storage,
+                                  int32_t is_hybrid, float* losses, float* measured) {
+    return guarded([&] {
+        check_storage(storage);
+        check_rows(num_rows, count);
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        for (LossScratch& scratch : process->losses) scratch.grow(count);
+        with_stored(storage, [&]<class Stored>(Stored) {
+            std::atomic<int64_t> next{0};
+            process->team->run([&](int member) {
+                for (int64_t row = next++; row < num_rows; row = next++) {
+                    const Drafted drafted =
+                        loss_row(static_cast<Stored*>(logits) + row * count, static_cast<const Stored*>(wanted) + row * count,
+                                 count, is_hybrid != 0, measured != nullptr, process->losses[member]);
+                    losses[row] = drafted.loss;
+                    if (!measured) continue;
+                    measured[2 * row] = drafted.accepted;
+                    measured[2 * row + 1] = drafted.is_equal;
+                }
+            });
+        });
+    });
+}
+
+// probs [num_rows, num_ids] in `storage`: of the softmax of logits [num_rows, count] fp32 the values at `ids`.
+EXPORT int32_t forerun_drafted_probs(const float* logits, int64_t num_rows, int64_t count, const int64_t* ids, int64_t num_ids,
+                                     int32_t storage, void* probs) {
+    return guarded([&] {
+        check_storage(storage);
+        check_rows(num_rows, count);
+        check_rows(num_rows, num_ids);
+        require(std::all_of(ids, ids + num_ids, [&](int64_t id) { return id >= 0 && id < count; }), "an id is no place of the rows");
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        with_stored(storage, [&]<class Stored>(Stored) {
+            std::atomic<int64_t> next{0};
+            process->team->run([&](int) {
+                for (int64_t row = next++; row < num_rows; row = next++)
+                    drafted_probs_row(logits + row * count, count, ids, num_ids, static_cast<Stored*>(probs) + row * num_ids);
+            });
+        });
+    });
+}
+
+// Gradients of causal attention: all [num_heads, num_rows, dim] bf16, but log_sums [num_heads, num_rows]; see CausalHead.
+EXPORT int32_t forerun_attention_gradients(const bf16* query, const bf16* key, const bf16* value, const bf16* out,
+                                           const float* log_sums, const bf16* of_out, int64_t num_heads, int64_t num_rows,
+                                           int64_t dim, float scale, bf16* of_query, bf16* of_key, bf16* of_value) {
+    return guarded([&] {
+        check_rows(num_heads, num_rows);
+        check_rows(num_heads * num_rows, dim);
+        require(dim > 0 && dim % kSide == 0, "the dimensions of a head are not whole blocks");
+        const std::lock_guard<std::mutex> lock(process->mutex);
+        std::atomic<int64_t> next{0};
+        process->team->run([&](int member) {
+#if defined(__AMX_BF16__)
+            const Matrices matrices;
+            Matrices::shape(kRowsOfMatrices, kMatrixSteps);
+#endif
+            for (int64_t i = next++; i < num_heads; i = next++) {
+                const int64_t first = i * num_rows * dim;
+                const CausalHead head{query + first, key + first,     value + first,
+                                      out + first,   of_out + first,  log_sums + i * num_rows,
+                                      of_query + first, of_key + first, of_value + first};
+                process->gradients[member].compute(head, num_rows, dim, scale);
+            }
+        });
     });
 }
 

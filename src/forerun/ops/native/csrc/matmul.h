@@ -200,6 +200,7 @@ PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
 // For which reading a tile once or twice costs less than widening it.
 constexpr int64_t kFewRows = kRowsAtOnce<bf16> > 2 * kMaxRows ? kRowsAtOnce<bf16> : 2 * kMaxRows;
+constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 constexpr int64_t kCacheLine = 64;
 
 // Bytes that `multiply` needs for each thread that calls it, aligned to a cache line.
@@ -230,6 +231,32 @@ void multiply_exactly(const Weight& weight, const bf16* rows, int64_t num_rows, 
             const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
             multiply_all(weight, PlainTile<Stored, float>(data), tile, wide, count, next,
                          [&](int64_t row, int64_t output, F16 first, F16 second) { finish(begin + row, output, first, second); });
+        }
+    }
+}
+
+// Rows of which each tile finds all in the cache, times tiles [first_tile, last_tile) of what is neither joined nor in blocks, and
+// takes rows as they are.
+template <class Finish>
+void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
+                    uint8_t* scratch, const Finish& finish) {
+    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+        const char* data = weight.tile_data(tile);
+        const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
+        const auto multiply_by = [&](auto source, const auto* values) {
+            multiply_all(weight, source, tile, values, num_rows, next, finish);
+        };
+        const auto multiply_narrow = [&](auto source) {
+            const auto* values = static_cast<const bf16*>(rows);
+            if (num_rows <= kFewRows) return multiply_by(source, values);
+            multiply_by(widened(source, weight.inputs, reinterpret_cast<bf16*>(scratch)), values);
+        };
+        switch (weight.storage) {
+            case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
+            case kFloat16: multiply_by(PlainTile<fp16, float>(data), static_cast<const float*>(rows)); break;
+            case kBFloat16: multiply_by(PlainTile<bf16, bf16>(data), static_cast<const bf16*>(rows)); break;
+            case kInt8: multiply_narrow(PlainTile<int8_t, bf16>(data)); break;
+            default: multiply_narrow(weight.coded_tile(tile));
         }
     }
 }
@@ -278,24 +305,16 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;
 #endif
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-        const char* data = weight.tile_data(tile);
-        const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
-        const auto multiply_by = [&](auto source, const auto* values) {
-            multiply_all(weight, source, tile, values, num_rows, next, finish_own);
-        };
-        const auto multiply_narrow = [&](auto source) {
-            const auto* values = static_cast<const bf16*>(rows);
-            if (num_rows <= kFewRows) return multiply_by(source, values);
-            multiply_by(widened(source, weight.inputs, reinterpret_cast<bf16*>(scratch)), values);
-        };
-        switch (weight.storage) {
-            case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
-            case kFloat16: multiply_by(PlainTile<fp16, float>(data), static_cast<const float*>(rows)); break;
-            case kBFloat16: multiply_by(PlainTile<bf16, bf16>(data), static_cast<const bf16*>(rows)); break;
-            case kInt8: multiply_narrow(PlainTile<int8_t, bf16>(data)); break;
-            default: multiply_narrow(weight.coded_tile(tile));
-        }
+    const int64_t row_bytes = weight.inputs * (weight.narrow_inputs() ? 2 : 4);
+    const int64_t at_once = std::max<int64_t>(kFewRows, kRowBytesAtOnce / row_bytes);
+    const int64_t parts = (num_rows + at_once - 1) / at_once;
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t begin = num_rows * part / parts, count = num_rows * (part + 1) / parts - begin;
+        const auto* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
+        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch,
+                       [&](int64_t row, int64_t output, F16 first, F16 second) {
+                           finish(begin + row, first_output + output, first, second);
+                       });
     }
 }
 

@@ -76,6 +76,11 @@ inline uint32_t bits_of_lanes(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4
 inline uint32_t lanes_above(F16 x, F16 y) {
     return bits_of_lanes(vcleq_f32(x.a, y.a), vcleq_f32(x.b, y.b), vcleq_f32(x.c, y.c), vcleq_f32(x.d, y.d)) ^ 0xffff;
 }
+// Where lane i of `x` is below that of `y`, it; elsewhere 0.
+inline F16 where_below(F16 x, F16 y) {
+    const auto part = [](float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, vdupq_n_f32(0.0f)); };
+    return {part(x.a, y.a), part(x.b, y.b), part(x.c, y.c), part(x.d, y.d)};
+}
 // Lanes below `count` of `x`, `other` elsewhere.
 inline F16 keep_first(F16 x, int count, F16 other) {
     constexpr int32_t first_lanes[] = {0, 1, 2, 3};

@@ -95,6 +95,8 @@ inline F16 load_nibbles(const uint8_t* p, int high) {
 }
 // Bit i: lane i of `a` is above that of `b`, or either is NaN.
 inline uint32_t lanes_above(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ); }
+// Where lane i of `a` is below that of `b`, it; elsewhere 0.
+inline F16 where_below(F16 a, F16 b) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), a.v)}; }
 // Lanes below `count` of `a`, `other` elsewhere.
 inline F16 keep_first(F16 a, int count, F16 other) {
     const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
@@ -234,6 +236,9 @@ inline uint32_t lanes_above(F16 x, F16 y) {
     const int first = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLE_UQ));
     const int second = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLE_UQ));
     return static_cast<uint32_t>(first | second << 8);
+}
+inline F16 where_below(F16 x, F16 y) {
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
 }
 inline F16 keep_first(F16 x, int count, F16 other) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -377,6 +382,9 @@ inline uint32_t lanes_above(F16 a, F16 b) {
     uint32_t above = 0;
     for (int i = 0; i < kLanes; ++i) above |= static_cast<uint32_t>(!(a.v[i / 4][i % 4] <= b.v[i / 4][i % 4])) << i;
     return above;
+}
+inline F16 where_below(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : Four{}; });
 }
 inline F16 keep_first(F16 a, int count, F16 other) {
     return each([&](int i) { return FourWhole{0, 1, 2, 3} + 4 * i < count ? a.v[i] : other.v[i]; });
