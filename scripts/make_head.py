@@ -1,7 +1,7 @@
 """Makes the head that comes with forerun for its default model, from nothing but that model: `make head`.
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
-on them; at last, at a third of the rate, the head is trained once more on the last round's texts, and on those of one round
+on them; at last, at a third of the rate, the head is trained once more on the last round's texts, and on those of two rounds
 more. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of
 them, and a round that was made before is not repeated.
 """
@@ -25,7 +25,7 @@ from forerun.models.store import KNOWN_MODELS, resolve_model
 MODEL = "smollm2-135m"
 NUM_ROUNDS = 4
 CONVERSATIONS, EPOCHS = 5000, 1
-LAST_RATE, LAST_CONVERSATIONS = 0.001, 3000
+LAST_RATE, LAST_CONVERSATIONS, NUM_LAST_SETS = 0.001, 3000, 2
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 
@@ -78,11 +78,13 @@ def main() -> None:
         train_round(number, folder, before, given.exclude)
         before = folder
     if before is not None:
-        again, last = given.folder / "again", given.folder / "last"
-        train_in_small_steps(again, before, ["--texts", str(before)], given.exclude)
-        new_texts = ["--magpie", str(LAST_CONVERSATIONS), "--seed", str(given.rounds)]
-        train_in_small_steps(last, again, new_texts, given.exclude)
-        ship(last)
+        head = given.folder / "again"
+        train_in_small_steps(head, before, ["--texts", str(before)], given.exclude)
+        for number in range(NUM_LAST_SETS):
+            before, head = head, given.folder / f"last-{number}"
+            new_texts = ["--magpie", str(LAST_CONVERSATIONS), "--seed", str(given.rounds + number)]
+            train_in_small_steps(head, before, new_texts, given.exclude)
+        ship(head)
 
 
 if __name__ == "__main__":
