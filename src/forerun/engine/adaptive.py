@@ -206,9 +206,7 @@ class AdaptiveLength:
         most = int(rates.argmax())
         best = most + 1 if rates[most] * costs[0] > num_sequences else 0
         gained = float(tokens[best - 1]) if best else float(num_sequences)
-        cost = float(costs[best])
-        next_cost, last_cost = float(costs[best + 1]) - cost, cost - float(costs[max(0, best - 1)])
-        self._last_price = gained / cost * (min(next_cost, last_cost) if best else next_cost)
+        self._last_price = self._row_price(gained / float(costs[best]), step.num_rows + best, num_drafted=best)
         best = self._to_try(best, len(flat), step)
         owners = np.repeat(np.arange(len(chances)), each)
         lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
@@ -226,13 +224,16 @@ class AdaptiveLength:
             rate = tokens / (of_rows(num_rows + number) + beside)
             if rate > best_rate:
                 best, best_rate = number, rate
-        last_row = num_rows + best
-        next_cost, last_cost = of_rows(last_row + 1) - of_rows(last_row), of_rows(last_row) - of_rows(last_row - 1)
-        # before a jump the next row is dear, and the ones that were taken are not
-        self._last_price = best_rate * (min(next_cost, last_cost) if best else next_cost)
+        self._last_price = self._row_price(best_rate, num_rows + best, num_drafted=best)
         best = self._to_try(best, len(chances), step)
         self._note_choice([chances], [best], step)
         return best
+
+    def _row_price(self, rate: float, num_rows: int, *, num_drafted: int) -> float:
+        """The tokens that one more row has to bring: before a jump of the costs that of the last row, as the next one alone is dear."""
+        of_rows = self.costs.of_rows
+        next_cost = of_rows(num_rows + 1) - of_rows(num_rows)
+        return rate * (min(next_cost, of_rows(num_rows) - of_rows(num_rows - 1)) if num_drafted else next_cost)
 
     def _survival(self, draft: Draft) -> tuple[float, ...]:
         if draft.survival is not None or not draft.token_ids:

@@ -101,7 +101,7 @@ class CausalGradients {
         const int64_t count = std::min(kSide, rows_ - first);
         for (auto* packed : {&queries_, &of_outs_, &joined_queries_, &joined_of_outs_}) packed->assign(kSide * dim_, 0);
         of_queries_.assign(kSide * dim_, 0.0f);
-        std::fill_n(log_sums_, kSide, -kFarBelow);
+        std::fill_n(log_sums_, kSide, 1e30f);  // they weigh no key
         std::fill_n(means_, kSide, 0.0f);
         for (int64_t r = 0; r < count; ++r) {
             const bf16 *query = head.query + (first + r) * dim_, *of_out = head.of_out + (first + r) * dim_;
@@ -134,8 +134,6 @@ class CausalGradients {
                 store_pairs(joined_of_scores_ + key * kSide + 2 * row, join(both, both + kSide));
             }
     }
-
-    static constexpr float kFarBelow = -1e30f;
 
     int64_t rows_ = 0, dim_ = 0, padded_ = 0;
     std::vector<bf16> keys_, values_;                  // [padded rows, dim]

@@ -313,7 +313,7 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
         const auto* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
         multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch,
                        [&](int64_t row, int64_t output, F16 first, F16 second) {
-                           finish(begin + row, first_output + output, first, second);
+                           finish_own(begin + row, output, first, second);
                        });
     }
 }
